@@ -1,0 +1,46 @@
+"""bertscope: everything about a BERT before you run it, and the proof.
+
+Names load on first use, so that `import bertscope` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BertConfig": "bertscope.config",
+    "BertscopeError": "bertscope.errors",
+    "load": "bertscope.sources",
+    "build": "bertscope.model",
+    "count": "bertscope.analyses.count",
+    "tree": "bertscope.analyses.tree",
+    "check": "bertscope.analyses.check",
+    **dict.fromkeys(
+        (
+            "BertModel",
+            "BertForPreTraining",
+            "BertForMaskedLM",
+            "BertLMHeadModel",
+            "BertForNextSentencePrediction",
+            "BertForSequenceClassification",
+            "BertForMultipleChoice",
+            "BertForTokenClassification",
+            "BertForQuestionAnswering",
+        ),
+        "bertscope.model",
+    ),
+}
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,89 @@
+"""The command line: the Typer app, and how an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from bertscope import __version__
+from bertscope.commands import check, count, presets, print_model, tree
+from bertscope.errors import BertscopeError
+
+app = typer.Typer(
+    name="bertscope",
+    help="Everything about a BERT before you run it: parameters, tree, print, and expected counts checked.",
+    epilog="Run 'bertscope COMMAND --help' for examples of each command.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+app.command(epilog=count.EPILOG)(count.count)
+app.command(epilog=tree.EPILOG)(tree.tree)
+app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
+app.command(epilog=presets.EPILOG)(presets.presets)
+app.command(epilog=check.EPILOG)(check.check)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"bertscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of bertscope itself."""
+
+
+def main() -> None:
+    """Run the command line; every expected error is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '×'
+    gc.disable()  # a short process over the million objects of torch: collecting them only costs time
+    code = _run()
+    gc.freeze()  # nor at exit
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        return app(prog_name="bertscope", standalone_mode=False) or 0
+    except BertscopeError as error:
+        return _complain(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader has gone (`| head`); what Python flushes at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as the shell reports SIGPIPE
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        # Typer's own usage errors; their class lives in a private module, their two attributes do not.
+        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+            raise
+        return _usage(error)
+
+
+def _usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+        return 2
+    command = context.command_path if context is not None else "bertscope"
+    message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+    return _complain(f"{message}; see '{command} --help'", error.exit_code)  # type: ignore[attr-defined]
+
+
+def _complain(message: str, code: int) -> int:
+    print("error: " + " ".join(message.splitlines()), file=sys.stderr)
+    return code

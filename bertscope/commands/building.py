@@ -1,0 +1,31 @@
+"""From the options of a command to a model on the meta device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bertscope.commands.output import note
+from bertscope.sources import Source, load
+
+if TYPE_CHECKING:
+    from bertscope.model import BertPreTrainedModel
+
+
+def build_model(
+    model: str,
+    architecture: str | None,
+    attention: str | None,
+    pooler: bool | None,
+    freeze_patterns: list[str] | None = None,
+) -> tuple[Source, BertPreTrainedModel]:
+    """The source that MODEL names and its model on meta, with what the options change."""
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    if source.config.ignored:
+        ignored = source.config.ignored
+        note(f"{len(ignored)} fields that do not shape a BERT are ignored: {', '.join(ignored)}")
+    from bertscope.analyses.count import freeze  # torch is imported from here on
+    from bertscope.model import build
+
+    built = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    freeze(built, freeze_patterns or ())
+    return source, built

@@ -1,0 +1,78 @@
+"""`bertscope check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.output import write, write_file
+from bertscope.errors import SourceError
+from bertscope.presets import read_preset
+from bertscope.reading import read_text
+from bertscope.render import check as renderer
+from bertscope.reports import CheckReport, to_json_data
+
+EPILOG = """\b
+examples:
+  bertscope check
+  bertscope check presets/bert-large-zh.yaml my-bert.yaml
+  bertscope check --format github
+  bertscope check --write my-bert.yaml
+exit codes: 0 all hold, 1 a count differs, 2 a file cannot be checked
+"""
+
+
+def check(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILES]...", help="Preset files or names; all presets without one.", autocompletion=options.complete_model),
+    ] = None,
+    write_to: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Record today's counts into a preset file that has none."),
+    ] = None,
+    fmt: Annotated[Literal["text", "json", "github", "junit"], typer.Option("--format", "-f", help="How to show it.")] = "text",
+    output: options.Output = None,
+) -> None:
+    """Verify the expected counts that preset files carry: total, distinct, per group, per layer.
+
+    A failure names expected, got, the difference, and the file and line of the expectation.
+    """
+    if write_to is not None:
+        if files:
+            raise SourceError("--write takes one FILE and no other files; run 'bertscope check' on them apart")
+        _record(write_to)
+        return
+    from bertscope.analyses.check import check as analyse
+
+    report = analyse(files or ())
+    render = {"text": renderer.text, "json": _json, "github": renderer.github, "junit": renderer.junit}[fmt]
+    write(render(report), output)
+    if report.having("error"):
+        raise typer.Exit(2)
+    if report.having("failed"):
+        raise typer.Exit(1)
+
+
+def _json(report: CheckReport) -> str:
+    return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
+
+
+def _record(path: Path) -> None:
+    """Append today's counts to the file; everything that stands in it stays as it is."""
+    source = read_preset(path)
+    if source.expected:
+        raise SourceError(
+            f"expects {len(source.expected)} counts already; remove 'expected' to record anew",
+            where=f"{path}:{source.expected[0].line}",
+        )
+    from bertscope.analyses.check import expected_block
+
+    text = read_text(path)
+    write_file(path, text + ("" if text.endswith("\n") else "\n") + expected_block(source))
+    print(f"recorded today's counts in {path}", file=sys.stderr)

@@ -1,0 +1,64 @@
+"""The arguments and options that commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import typer
+
+from bertscope.presets import preset_paths
+from bertscope.sources import DEFAULT_MODEL, Source, load
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Preset names that begin with what is typed."""
+    return [name for name in preset_paths() if name.startswith(incomplete)]
+
+
+# The shell completes file names by itself where no preset fits.
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, or a folder with one.",
+        autocompletion=complete_model,
+    ),
+]
+ArchitectureName = Literal[
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertLMHeadModel",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+]
+Architecture = Annotated[
+    ArchitectureName | None,
+    typer.Option(
+        "--architecture",
+        "-a",
+        metavar="CLASS",
+        help=f"The class to build instead of the model's own: {', '.join(get_args(ArchitectureName))}.",
+    ),
+]
+Attention = Annotated[
+    Literal["eager", "sdpa"] | None, typer.Option(help="The attention kernel instead of the model's own.")
+]
+Pooler = Annotated[bool | None, typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.")]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0'). Repeatable.",
+    ),
+]
+Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout.")
+]
+
+__all__ = ["DEFAULT_MODEL", "Architecture", "Attention", "Format", "Freeze", "Model", "Output", "Pooler", "Source", "load"]

@@ -1,0 +1,69 @@
+"""One way out: a report becomes text in the format asked for, on stdout or in a file, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bertscope.errors import SourceError
+from bertscope.render.console import Target, stdout_target
+from bertscope.reports import to_json_data
+
+
+def show(report: Any, renderer: ModuleType, fmt: str, output: Path | None) -> None:
+    """Write the report by `renderer.table`, `.csv`, `.markdown` ..., or as JSON."""
+    write(_text(report, renderer, fmt, Target() if output else stdout_target()), output)
+
+
+def _text(report: Any, renderer: ModuleType, fmt: str, target: Target) -> str:
+    if fmt == "json":
+        return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
+    if fmt == "table":
+        return renderer.table(report, target)
+    render: Callable[[Any], str] = getattr(renderer, fmt)
+    return render(report)
+
+
+def write(text: str, output: Path | None) -> None:
+    """The text to stdout, or to a file that is replaced whole."""
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    write_file(output, text)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all; raises SourceError where that cannot be done."""
+    if path.is_dir():
+        raise SourceError(f"{path} is a folder; name a file to write")
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        handle, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, mode)
+            os.replace(temporary, path.resolve())
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def note(text: str) -> None:
+    """A line for the person, on stderr."""
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,33 @@
+"""`bertscope presets`."""
+
+from __future__ import annotations
+
+from bertscope.commands import options
+from bertscope.commands.output import show
+from bertscope.presets import Source, preset_paths, read_preset
+from bertscope.render import presets as renderer
+from bertscope.reports import PresetRow, PresetsReport
+
+EPILOG = """\b
+examples:
+  bertscope presets
+  bertscope presets --format json
+"""
+
+
+def presets(fmt: options.Format = "table", output: options.Output = None) -> None:
+    """List the presets with their counts, without importing torch."""
+    rows = tuple(_row(read_preset(path)) for path in preset_paths().values())
+    show(PresetsReport(rows=rows), renderer, fmt, output)
+
+
+def _row(source: Source) -> PresetRow:
+    return PresetRow(
+        name=source.name,
+        architecture=source.architecture,
+        distinct_params=source.expected_params("distinct_params"),
+        layer_params=source.expected_params("layer_params"),
+        description=source.description,
+        hub_names=source.hub_names,
+        path=str(source.path),
+    )

@@ -1,0 +1,43 @@
+"""`bertscope tree`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.building import build_model
+from bertscope.commands.output import show
+from bertscope.render import tree as renderer
+
+EPILOG = """\b
+examples:
+  bertscope tree --depth 3
+  bertscope tree bert-large-zh --depth 4
+  bertscope tree bert-base-uncased --unfold --format csv
+"""
+
+
+def tree(
+    model: options.Model = options.DEFAULT_MODEL,
+    depth: Annotated[
+        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep to go; everything without it.")
+    ] = None,
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    pooler: options.Pooler = None,
+    freeze: options.Freeze = None,
+    unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Show the module tree with parameters and shares.
+
+    Every row sums what is at and below its module, so the totals are the same at every depth. Numbers
+    such as 3-6 are torchinfo's: the sixth module at depth 3.
+    """
+    source, built = build_model(model, architecture, attention, pooler, freeze)
+    from bertscope.analyses.tree import tree as analyse
+
+    show(analyse(built, depth=depth, name=source.name, folded=not unfold), renderer, fmt, output)

@@ -1,0 +1,256 @@
+"""BertConfig: the configuration of a BERT, flat, frozen and validated once.
+
+Field names and defaults are those of Hugging Face's `config.json` (transformers 4.43.4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertscope.errors import ConfigError, suggestion
+
+# Larger than any BERT, small enough that no product of two of them overflows torch's 64-bit sizes.
+MAX_SIZE = 2**24
+MAX_LAYERS = 1000  # every layer costs real modules, even on the meta device: 20,000 take 20 s
+MAX_LABELS = 100_000
+
+ACTIVATIONS = (
+    "gelu",
+    "relu",
+    "silu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_python",
+    "gelu_pytorch_tanh",
+    "quick_gelu",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "relu6",
+    "sigmoid",
+    "swish",
+    "tanh",
+)
+POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
+ATTENTION_KERNELS = ("eager", "sdpa")
+ARCHITECTURES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertLMHeadModel",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one field accepts."""
+
+    kind: type
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf  # an open lower bound
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    def allowed(self) -> str:
+        """The accepted values in words."""
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        elif self.kind in (int, float):
+            words = "an integer" if self.kind is int else "a number"
+            if self.above > -math.inf:
+                words += f" above {self.above:g}"
+            elif self.least > -math.inf:
+                words += f" of at least {self.least:g}"
+            if self.most < math.inf:
+                words += f" and at most {int(self.most):,}" if self.kind is int else f" and at most {self.most:g}"
+        else:
+            words = {bool: "true or false", str: "text", tuple: "a list of names"}[self.kind]
+        return words + (", or null" if self.optional else "")
+
+    def accepts(self, value: Any) -> bool:
+        """Whether `value` is of the right type and in range; True is no integer, 'gelu' no list."""
+        if value is None:
+            return self.optional
+        if self.kind in (int, float):
+            is_number = isinstance(value, int if self.kind is int else (int, float)) and not isinstance(value, bool)
+            return is_number and self.least <= value <= self.most and value > self.above and abs(value) < math.inf
+        if self.kind is tuple:
+            return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        return isinstance(value, self.kind) and (not self.choices or value in self.choices)
+
+
+def _rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(kind or type(default), **bounds)})
+
+
+def _size(default: int) -> Any:
+    return _rule(default, least=1, most=MAX_SIZE)
+
+
+def _probability(default: float | None, *, optional: bool = False) -> Any:
+    return _rule(default, kind=float, least=0, most=1, optional=optional)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig:
+    """What shapes and switches a BERT; raises ConfigError for a value that no BERT can have.
+
+    Source: transformers 4.43.4, `configuration_bert.py`, and google-research/bert, `modeling.py`.
+    """
+
+    vocab_size: int = _size(30522)
+    hidden_size: int = _size(768)
+    num_hidden_layers: int = _rule(12, least=0, most=MAX_LAYERS)
+    num_attention_heads: int = _size(12)
+    intermediate_size: int = _size(3072)
+    hidden_act: str | Callable[..., Any] = _rule("gelu", choices=ACTIVATIONS)
+    hidden_dropout_prob: float = _probability(0.1)
+    attention_probs_dropout_prob: float = _probability(0.1)
+    max_position_embeddings: int = _size(512)
+    type_vocab_size: int = _size(2)
+    initializer_range: float = _rule(0.02, least=0, most=1000)
+    layer_norm_eps: float = _rule(1e-12, least=0, most=1)
+    pad_token_id: int | None = _rule(0, least=0, most=MAX_SIZE, optional=True)
+    position_embedding_type: str = _rule("absolute", choices=POSITION_EMBEDDING_TYPES)
+    is_decoder: bool = _rule(False)
+    add_cross_attention: bool = _rule(False)
+    use_cache: bool = _rule(True)
+    classifier_dropout: float | None = _probability(None, optional=True)
+    num_labels: int = _rule(2, least=1, most=MAX_LABELS)
+    problem_type: str | None = _rule(None, kind=str, choices=PROBLEM_TYPES, optional=True)
+    tie_word_embeddings: bool = _rule(True)
+    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_SIZE)
+    gradient_checkpointing: bool = _rule(False)
+    output_attentions: bool = _rule(False)
+    output_hidden_states: bool = _rule(False)
+    return_dict: bool = _rule(True)
+    # Which attention kernel runs; transformers keeps it beside the configuration, not in config.json.
+    attn_implementation: str = _rule("sdpa", choices=ATTENTION_KERNELS)
+    # Recorded by the file, of no effect on the model.
+    architectures: tuple[str, ...] | None = _rule(None, kind=tuple, optional=True)
+    model_type: str = _rule("bert", choices=("bert",))
+    transformers_version: str | None = _rule(None, kind=str, optional=True)
+    # Fields of the dictionary that `from_dict` was given and that do not shape a BERT.
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            value = getattr(self, name)
+            if name == "hidden_act" and callable(value):
+                continue
+            if not rule.accepts(value):
+                raise ConfigError(f"{name} must be {rule.allowed()}; got {_shown(value)}", field=name)
+            if rule.kind is float and isinstance(value, int) and value is not None:
+                object.__setattr__(self, name, float(value))
+            elif rule.kind is tuple and value is not None:
+                object.__setattr__(self, name, tuple(value))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
+            near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_SIZE]
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
+                f"{self.num_attention_heads}; the nearest are {' and '.join(near)}",
+                field="hidden_size",
+            )
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise ConfigError(
+                f"pad_token_id {self.pad_token_id} is outside the vocabulary; it must be below "
+                f"vocab_size {self.vocab_size}, or null for none",
+                field="pad_token_id",
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data; a callable `hidden_act` by its name."""
+        values = {name: getattr(self, name) for name in RULES}
+        if callable(self.hidden_act):
+            values["hidden_act"] = getattr(self.hidden_act, "__name__", type(self.hidden_act).__name__)
+        if self.architectures is not None:
+            values["architectures"] = list(self.architectures)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
+        """A configuration from a Hugging Face `config.json` dictionary.
+
+        Fields that do not shape a BERT are accepted, and listed in `ignored`. Raises ConfigError for a
+        wrong value, another `model_type`, heads already pruned, or a likely misspelling.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a configuration is a dictionary of fields; got {_shown(values)}")
+        _refuse_other_models(values)
+        own = {name: value for name, value in values.items() if name in RULES}
+        ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
+        for name in ignored:
+            _refuse_misspelling(name, own)
+        if values.get("id2label") is not None:
+            own["num_labels"] = _label_count(values["id2label"])
+        return cls(**own, ignored=tuple(ignored))
+
+
+RULES: dict[str, Rule] = {
+    item.name: item.metadata["rule"] for item in dataclasses.fields(BertConfig) if "rule" in item.metadata
+}
+
+
+def unknown_field(name: str) -> ConfigError:
+    """The error for a key that is no field of BertConfig."""
+    return ConfigError(f"unknown key {name!r} in config; {suggestion(name, RULES)}", field=name)
+
+
+def _refuse_other_models(values: Mapping[str, Any]) -> None:
+    model_type = values.get("model_type", "bert")
+    if model_type != "bert":
+        raise ConfigError(
+            f"model_type is {_shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
+            field="model_type",
+        )
+    if values.get("pruned_heads"):
+        raise ConfigError(
+            "pruned_heads is not empty, and this configuration alone does not build a pruned model; "
+            "remove the field and prune the built model instead",
+            field="pruned_heads",
+        )
+
+
+def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
+    absent = [known for known in RULES if known not in own]
+    near = difflib.get_close_matches(name, absent, n=1, cutoff=0.9)
+    if near:
+        raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
+
+
+def _label_count(id2label: Any) -> int:
+    if not isinstance(id2label, Mapping) or not id2label:
+        raise ConfigError(f"id2label must map numbers to label names; got {_shown(id2label)}", field="id2label")
+    return len(id2label)
+
+
+def _shown(value: Any) -> str:
+    """A value and its type in the user's words: `true (a boolean)`, `'lots' (text)`."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", str: "text", int: "an integer", float: "a number", list: "a list", tuple: "a list"}
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    text = text if len(text) <= 40 else text[:37] + "..."
+    kind = "a mapping" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)
+    return f"{text} ({kind})"

@@ -1,0 +1,71 @@
+"""The family of errors, and the exit code that each one means.
+
+BertscopeError            the question was wrong (exit code 2)
+├── ConfigError           a value in a configuration
+├── SourceError           a model, preset or file that cannot be found or read
+├── SelectionError        a path, pattern or name that matches nothing in the model
+└── MeasurementError      a measurement could not be made (exit code 3)
+
+Every message is one line: what was given, what is allowed, what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BertscopeError(Exception):
+    """Something the user can put right; shown as one line on stderr, never as a traceback."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        self.message = message
+        self.where = where  # "file:line", when there is one
+        super().__init__(f"{where}: {message}" if where else message)
+
+    def at(self, where: str) -> BertscopeError:
+        """The same error with a place in front, unless it already has one."""
+        return self if self.where else self._with_place(where)
+
+    def _with_place(self, where: str) -> BertscopeError:
+        return type(self)(self.message, where=where)
+
+
+class ConfigError(BertscopeError, ValueError):
+    """A configuration value that no BERT can have; `field` names it."""
+
+    def __init__(self, message: str, *, where: str = "", field: str = "") -> None:
+        self.field = field
+        super().__init__(message, where=where)
+
+    def _with_place(self, where: str) -> ConfigError:
+        return ConfigError(self.message, where=where, field=self.field)
+
+
+class SourceError(BertscopeError):
+    """A model, preset or file that cannot be found or read."""
+
+
+class SelectionError(BertscopeError, ValueError):
+    """A path, pattern or name that matches nothing in this model."""
+
+
+class MeasurementError(BertscopeError):
+    """A measurement that could not be made."""
+
+    exit_code = 3
+
+
+class BertscopeWarning(UserWarning):
+    """A setting that has no effect, or a fallback that changes what is run."""
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """`did you mean 'x' or 'y'?` for the names nearest to `given`, or the whole list."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
+    return "known: " + ", ".join(names)

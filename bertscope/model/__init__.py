@@ -1,0 +1,76 @@
+"""BERT as torch modules, from small to large: attention, encoder, bert, heads.
+
+Attribute names equal the published checkpoints' keys, so `load_state_dict` needs no mapping.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bertscope.config import ARCHITECTURES, BertConfig
+from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
+from bertscope.model.bert import BertModel, BertPreTrainedModel
+from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
+from bertscope.model.heads import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
+)
+from bertscope.presets import unknown_architecture
+
+CLASSES: dict[str, type[BertPreTrainedModel]] = {
+    cls.__name__: cls
+    for cls in (
+        BertModel,
+        BertForPreTraining,
+        BertForMaskedLM,
+        BertLMHeadModel,
+        BertForNextSentencePrediction,
+        BertForSequenceClassification,
+        BertForMultipleChoice,
+        BertForTokenClassification,
+        BertForQuestionAnswering,
+    )
+}
+
+__all__ = [
+    "ARCHITECTURES",
+    "CLASSES",
+    "BertAttention",
+    "BertEmbeddings",
+    "BertEncoder",
+    "BertIntermediate",
+    "BertLayer",
+    "BertOutput",
+    "BertPooler",
+    "BertPreTrainedModel",
+    "BertSdpaSelfAttention",
+    "BertSelfAttention",
+    "BertSelfOutput",
+    "build",
+    *CLASSES,
+]
+
+
+def build(
+    config: BertConfig,
+    architecture: str = "BertModel",
+    *,
+    add_pooling_layer: bool = True,
+    device: str | torch.device = "meta",
+) -> BertPreTrainedModel:
+    """The model of `architecture` on `device`; on meta at once and without memory.
+
+    `add_pooling_layer` concerns BertModel alone. Raises ConfigError for an unknown architecture.
+    """
+    if architecture not in CLASSES:
+        raise unknown_architecture(architecture)
+    with torch.device(device):
+        if architecture == "BertModel":
+            return BertModel(config, add_pooling_layer=add_pooling_layer)
+        return CLASSES[architecture](config)

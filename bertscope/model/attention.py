@@ -1,0 +1,218 @@
+"""Attention: the projections, two kernels (eager and sdpa), and the block with its output layer.
+
+Letters in the shapes: B batch, S query length, T key length, N heads, D head size, H hidden = N * D.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertscope._torch import Embedding
+from bertscope.config import BertConfig
+from bertscope.errors import BertscopeWarning
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+class BertSelfAttention(nn.Module):
+    """Multi-head attention of queries over keys and values, each step a tensor of its own.
+
+    Source: Vaswani et al. 2017; relative positions: Shaw et al. 2018 (`relative_key`) and Huang et al.
+    2020, method 4 (`relative_key_query`).
+    """
+
+    def __init__(self, config: BertConfig, position_embedding_type: str | None = None) -> None:
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_head_size = config.head_size
+        self.all_head_size = self.num_attention_heads * self.attention_head_size
+
+        self.query = nn.Linear(config.hidden_size, self.all_head_size)
+        self.key = nn.Linear(config.hidden_size, self.all_head_size)
+        self.value = nn.Linear(config.hidden_size, self.all_head_size)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+
+        self.position_embedding_type = position_embedding_type or config.position_embedding_type
+        if self.position_embedding_type != "absolute":
+            self.max_position_embeddings = config.max_position_embeddings
+            # One vector for each distance from -(max - 1) to max - 1.
+            self.distance_embedding = Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
+        self.is_decoder = config.is_decoder
+
+    def split_heads(self, projected: Tensor) -> Tensor:
+        """(B, S, H) -> (B, N, S, D)."""
+        batch, length, _ = projected.shape
+        return projected.view(batch, length, self.num_attention_heads, self.attention_head_size).transpose(1, 2)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_value: KeyValue | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor | KeyValue, ...]:
+        """(B, S, H) -> (B, S, H); then the probabilities (B, N, S, T) if asked, then, in a decoder, the cache.
+
+        Masks are additive and broadcast to (B, N, S, T): 0 to attend, a large negative number not to.
+        """
+        query = self.split_heads(self.query(hidden_states))  # (B, N, S, D)
+        key, value = self._key_value(hidden_states, encoder_hidden_states, past_key_value)  # (B, N, T, D)
+        if encoder_hidden_states is not None:
+            attention_mask = encoder_attention_mask
+
+        is_causal = self.is_decoder and encoder_hidden_states is None
+        context, probabilities = self.attend(query, key, value, attention_mask, head_mask, is_causal, output_attentions)
+        context = context.transpose(1, 2).reshape(*hidden_states.shape[:2], self.all_head_size)  # (B, S, H)
+
+        outputs: tuple[Tensor | KeyValue, ...] = (context,)
+        if output_attentions and probabilities is not None:
+            outputs += (probabilities,)
+        return (*outputs, (key, value)) if self.is_decoder else outputs
+
+    def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
+        """The four cases of the cache: cross-attention or not, with a cache or without."""
+        if encoder_hidden is not None and past is not None:
+            return past
+        source = hidden if encoder_hidden is None else encoder_hidden
+        key, value = self.split_heads(self.key(source)), self.split_heads(self.value(source))
+        if encoder_hidden is None and past is not None:
+            return torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+        return key, value
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        head_mask: Tensor | None,
+        is_causal: bool,
+        output_attentions: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Context (B, N, S, D) and probabilities (B, N, S, T); `mask` holds the causal part already."""
+        scores = query @ key.transpose(-1, -2)  # (B, N, S, T)
+        if self.position_embedding_type != "absolute":
+            scores = scores + self._relative_scores(query, key)  # added before the scaling, as the reference does
+        scores = scores / math.sqrt(self.attention_head_size)
+        if mask is not None:
+            scores = scores + mask
+        # Dropping a probability drops a whole token to attend to, as in the original Transformer.
+        probabilities = self.dropout(functional.softmax(scores, dim=-1))
+        if head_mask is not None:
+            probabilities = probabilities * head_mask
+        return probabilities @ value, probabilities
+
+    def _relative_scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Scores (B, N, S, T) of queries, and for `relative_key_query` of keys, with the distance vectors."""
+        query_length, key_length = query.shape[2], key.shape[2]
+        keys = torch.arange(key_length, device=query.device)
+        # With a cache the queries are the last of the keys; without one S = T and this is the same.
+        queries = torch.arange(key_length - query_length, key_length, device=query.device)
+        distance = queries[:, None] - keys[None, :]  # (S, T)
+        vectors = self.distance_embedding(distance + self.max_position_embeddings - 1).to(query.dtype)  # (S, T, D)
+        scores = torch.einsum("bnsd,std->bnst", query, vectors)
+        if self.position_embedding_type == "relative_key_query":
+            scores = scores + torch.einsum("bntd,std->bnst", key, vectors)
+        return scores
+
+
+class BertSdpaSelfAttention(BertSelfAttention):
+    """The same attention in torch's fused kernel, which keeps no (B, N, S, T) tensor where it can."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        head_mask: Tensor | None,
+        is_causal: bool,
+        output_attentions: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Context (B, N, S, D) and no probabilities; falls back to eager where the kernel cannot serve."""
+        obstacle = self._obstacle(head_mask, output_attentions)
+        if obstacle:
+            _say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
+            return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
+        context = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=self.dropout.p if self.training else 0.0,
+            is_causal=is_causal and mask is None and query.shape[2] > 1,
+        )
+        return context, None
+
+    def _obstacle(self, head_mask: Tensor | None, output_attentions: bool) -> str:
+        if self.position_embedding_type != "absolute":
+            return f"position_embedding_type {self.position_embedding_type}"
+        if head_mask is not None:
+            return "a head mask"
+        return "output_attentions" if output_attentions else ""
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, BertscopeWarning, stacklevel=2)
+
+
+KERNELS = {"eager": BertSelfAttention, "sdpa": BertSdpaSelfAttention}
+
+
+class BertSelfOutput(nn.Module):
+    """Attention's output layer: dense, dropout, residual, LayerNorm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """(B, S, H) and the residual (B, S, H) -> (B, S, H)."""
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+
+
+class BertAttention(nn.Module):
+    """Self- or cross-attention with its output layer."""
+
+    def __init__(self, config: BertConfig, position_embedding_type: str | None = None) -> None:
+        super().__init__()
+        self.self = KERNELS[config.attn_implementation](config, position_embedding_type)
+        self.output = BertSelfOutput(config)
+        self.pruned_heads: set[int] = set()
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_value: KeyValue | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor | KeyValue, ...]:
+        """(B, S, H) -> (B, S, H), then what BertSelfAttention returns after its first output."""
+        context, *others = self.self(
+            hidden_states,
+            attention_mask,
+            head_mask,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            past_key_value,
+            output_attentions,
+        )
+        return (self.output(context, hidden_states), *others)

@@ -1,0 +1,215 @@
+"""Embeddings, the transformer layer, the stack of layers, and the pooler.
+
+Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bertscope._torch import Embedding, index_row
+from bertscope.config import BertConfig
+from bertscope.model.activations import activation
+from bertscope.model.attention import BertAttention, KeyValue
+from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
+
+
+class BertEmbeddings(nn.Module):
+    """The sum of token, position and token type vectors, normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
+        # In capitals because the TensorFlow variable is named so, and the checkpoints' keys with it.
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.position_embedding_type = config.position_embedding_type
+        positions = config.max_position_embeddings
+        self.register_buffer("position_ids", index_row(positions, counting=True), persistent=False)
+        self.register_buffer("token_type_ids", index_row(positions, counting=False), persistent=False)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values_length: int = 0,
+    ) -> Tensor:
+        """Ids (B, S) or embeddings (B, S, H) -> (B, S, H); a missing token type is all zeros: one sentence."""
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        batch, length = inputs_embeds.shape[:2]
+        if token_type_ids is None:
+            token_type_ids = self.token_type_ids[:, :length].expand(batch, length)
+        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
+        if self.position_embedding_type == "absolute":
+            if position_ids is None:
+                position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
+            embeddings = embeddings + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(embeddings))
+
+
+class BertIntermediate(nn.Module):
+    """The first half of the feed-forward: wider, then the activation."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.intermediate_act_fn = activation(config.hidden_act)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, S, H) -> (B, S, I)."""
+        return self.intermediate_act_fn(self.dense(hidden_states))
+
+
+class BertOutput(nn.Module):
+    """The second half of the feed-forward: back to the hidden size, dropout, residual, LayerNorm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """(B, S, I) and the residual (B, S, H) -> (B, S, H)."""
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+
+
+class BertLayer(nn.Module):
+    """One transformer layer: attention, in a decoder cross-attention, and the feed-forward."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.chunk_size_feed_forward = config.chunk_size_feed_forward
+        self.seq_len_dim = 1
+        self.attention = BertAttention(config)
+        self.is_decoder = config.is_decoder
+        self.add_cross_attention = config.add_cross_attention
+        if self.add_cross_attention:
+            self.crossattention = BertAttention(config, position_embedding_type="absolute")
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_value: tuple[Tensor, ...] | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """(B, S, H) -> (B, S, H), then self- and cross-attention probabilities if asked, then the cache.
+
+        The cache is (key, value), followed by (key, value) of the cross-attention where there is one.
+        """
+        past_self = past_key_value[:2] if past_key_value is not None else None
+        hidden, *others = self.attention(
+            hidden_states, attention_mask, head_mask, past_key_value=past_self, output_attentions=output_attentions
+        )
+        cache: tuple[Tensor, ...] = others.pop() if self.is_decoder else ()
+        if self.is_decoder and encoder_hidden_states is not None:
+            past_cross: KeyValue | None = past_key_value[-2:] if past_key_value is not None else None  # type: ignore[assignment]
+            hidden, *cross = self.crossattention(
+                hidden,
+                attention_mask,
+                head_mask,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_cross,
+                output_attentions,
+            )
+            cache += cross.pop()
+            others += cross
+        hidden = self._feed_forward_in_chunks(hidden)
+        return (hidden, *others, cache) if self.is_decoder else (hidden, *others)
+
+    def _feed_forward_in_chunks(self, hidden: Tensor) -> Tensor:
+        """The feed-forward over pieces of the sequence: the same numbers, a lower peak of memory."""
+        chunk = self.chunk_size_feed_forward
+        if chunk == 0:
+            return self.feed_forward_chunk(hidden)
+        length = hidden.shape[self.seq_len_dim]
+        if length % chunk:
+            raise ValueError(f"the sequence length {length} is not divisible by chunk_size_feed_forward {chunk}")
+        pieces = hidden.split(chunk, dim=self.seq_len_dim)
+        return torch.cat([self.feed_forward_chunk(piece) for piece in pieces], dim=self.seq_len_dim)
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        return self.output(self.intermediate(attention_output), attention_output)
+
+
+class BertEncoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = nn.ModuleList([BertLayer(config) for _ in range(config.num_hidden_layers)])
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> BaseModelOutputWithPastAndCrossAttentions | tuple:
+        """(B, S, H) -> (B, S, H) after the last layer, and what else was asked for.
+
+        Masks are additive, as in BertSelfAttention; `head_mask` is (layers, 1, N, 1, 1).
+        """
+        hidden_of_layers, caches = [hidden_states], []
+        attentions, cross_attentions = [], []
+        for index, layer in enumerate(self.layer):
+            hidden_states, *others = layer(
+                hidden_states,
+                attention_mask,
+                head_mask[index] if head_mask is not None else None,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values[index] if past_key_values is not None else None,
+                output_attentions,
+            )
+            if output_hidden_states:
+                hidden_of_layers.append(hidden_states)
+            if use_cache:
+                caches.append(others[-1])
+            if output_attentions:
+                attentions.append(others[0])
+                if encoder_hidden_states is not None and self.config.add_cross_attention:
+                    cross_attentions.append(others[1])
+        output = BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states,
+            past_key_values=tuple(caches) if use_cache else None,
+            hidden_states=tuple(hidden_of_layers) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+            cross_attentions=tuple(cross_attentions) if output_attentions and self.config.add_cross_attention else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+
+class BertPooler(nn.Module):
+    """The vector of the first token, through a dense layer and tanh: the sentence in one vector."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = nn.Tanh()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, S, H) -> (B, H)."""
+        return self.activation(self.dense(hidden_states[:, 0]))

@@ -1,0 +1,173 @@
+"""Presets: one YAML file each, complete in itself, with its expected counts.
+
+    description: BERT-base, cased English
+    hub_names: [google-bert/bert-base-cased]
+    architecture: BertForMaskedLM
+    add_pooling_layer: false        # BertModel only
+    config: {vocab_size: 28996, ...}
+    expected:
+      distinct_params: 108340804
+      layer_params: 130609732
+      groups: {embeddings: 22665216, ...}
+      layers: {token: 22268928, ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_field
+from bertscope.errors import ConfigError, suggestion
+from bertscope.reading import Entry, Mapping, read_mapping
+
+_KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "expected")
+TOTAL_KEYS = ("distinct_params", "layer_params")
+TABLE_KEYS = ("groups", "layers")
+MAX_PARAMS = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """One expected count: `key` is `distinct_params`, `groups.embeddings`, `layers.token` ..."""
+
+    key: str
+    params: int
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model as its file describes it: configuration, class, and what the file expects of it."""
+
+    name: str
+    config: BertConfig
+    architecture: str
+    path: Path | None = None
+    add_pooling_layer: bool = True
+    description: str = ""
+    hub_names: tuple[str, ...] = ()
+    expected: tuple[Expectation, ...] = ()
+    config_lines: dict[str, int] = field(default_factory=dict, compare=False)
+
+    def expected_params(self, key: str) -> int | None:
+        """The expected count under `key`, or None."""
+        return next((item.params for item in self.expected if item.key == key), None)
+
+
+def preset_dir() -> Path:
+    """Where presets lie: inside an installed wheel, or at the top of a checkout."""
+    inside = Path(str(files("bertscope") / "_presets"))
+    return inside if inside.is_dir() else Path(__file__).resolve().parent.parent / "presets"
+
+
+def preset_paths() -> dict[str, Path]:
+    """Preset names and their files, in the order of their names."""
+    return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
+
+
+def read_preset(path: Path) -> Source:
+    """The preset in a YAML file; raises ConfigError or SourceError with file and line."""
+    entries = read_mapping(path)
+    _check_keys(entries, _KEYS, path, "the preset")
+    for needed in ("architecture", "config"):
+        if needed not in entries:
+            raise ConfigError(f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1")
+    config, lines = _config(entries["config"], path)
+    return Source(
+        name=path.stem,
+        path=path,
+        config=config,
+        config_lines=lines,
+        architecture=_choice(entries["architecture"], path),
+        add_pooling_layer=_boolean(entries.get("add_pooling_layer"), path),
+        description=_text(entries.get("description"), path),
+        hub_names=_names(entries.get("hub_names"), path),
+        expected=tuple(_expectations(entries.get("expected"), path)),
+    )
+
+
+def _config(entry: Entry, path: Path) -> tuple[BertConfig, dict[str, int]]:
+    found = _mapping(entry, path, "config")
+    lines = {name: item.line for name, item in found.items()}
+    for name, item in found.items():
+        if name not in RULES:
+            raise unknown_field(name).at(f"{path}:{item.line}")
+        if isinstance(item.value, Mapping):
+            raise ConfigError(f"{name} must be {RULES[name].allowed()}; got a mapping", where=f"{path}:{item.line}")
+    try:
+        return BertConfig(**found.plain()), lines
+    except ConfigError as error:
+        raise error.at(f"{path}:{lines.get(error.field, entry.line)}") from None
+
+
+def _expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
+    if entry is None or entry.value is None:
+        return
+    found = _mapping(entry, path, "expected")
+    _check_keys(found, TOTAL_KEYS + TABLE_KEYS, path, "expected")
+    for key, item in found.items():
+        if key in TOTAL_KEYS:
+            yield _expectation(key, item, path)
+        else:
+            for name, inner in _mapping(item, path, f"expected.{key}").items():
+                yield _expectation(f"{key}.{name}", inner, path)
+
+
+def _expectation(key: str, entry: Entry, path: Path) -> Expectation:
+    value = entry.value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_PARAMS:
+        raise ConfigError(f"expected {key} must be a count of parameters, an integer of at least 0", where=f"{path}:{entry.line}")
+    return Expectation(key=key, params=value, line=entry.line)
+
+
+def _check_keys(entries: Mapping, known: tuple[str, ...], path: Path, place: str) -> None:
+    for key, entry in entries.items():
+        if key not in known:
+            hint = suggestion(key, known)
+            raise ConfigError(f"unknown key {key!r} in {place}; {hint}", where=f"{path}:{entry.line}", field=key)
+
+
+def _mapping(entry: Entry, path: Path, name: str) -> Mapping:
+    if not isinstance(entry.value, Mapping):
+        raise ConfigError(f"{name} must hold 'key: value' lines", where=f"{path}:{entry.line}", field=name)
+    return entry.value
+
+
+def _choice(entry: Entry, path: Path) -> str:
+    if not isinstance(entry.value, str) or entry.value not in ARCHITECTURES:
+        raise unknown_architecture(entry.value).at(f"{path}:{entry.line}")
+    return entry.value
+
+
+def unknown_architecture(name: Any) -> ConfigError:
+    """The error for a class name that is not built here."""
+    return ConfigError(f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture")
+
+
+def _boolean(entry: Entry | None, path: Path) -> bool:
+    if entry is None:
+        return True
+    if not isinstance(entry.value, bool):
+        raise ConfigError("add_pooling_layer must be true or false", where=f"{path}:{entry.line}")
+    return entry.value
+
+
+def _text(entry: Entry | None, path: Path) -> str:
+    if entry is None:
+        return ""
+    if not isinstance(entry.value, str):
+        raise ConfigError("description must be text; put it in quotes", where=f"{path}:{entry.line}")
+    return entry.value
+
+
+def _names(entry: Entry | None, path: Path) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    value = entry.value
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError("hub_names must be a list of names such as google-bert/bert-base-cased", where=f"{path}:{entry.line}")
+    return tuple(value)

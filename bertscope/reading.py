@@ -1,0 +1,221 @@
+"""Text on disk -> values that remember their line.
+
+YAML is read with the scalar rules of YAML 1.2: PyYAML's own are those of 1.1, where `1e-12` is a
+word, `no` is False, `010` is 8 and `12:30` is 750. JSON is read by the standard library, member by
+member at the top level, so that both formats can say `file:line`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bertscope.errors import SourceError
+
+MAX_FILE_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of a mapping and the line of its key; `value` is a scalar, a list or a Mapping."""
+
+    value: Any
+    line: int
+
+
+class Mapping(dict[str, Entry]):
+    """Keys to entries; `line` is where the mapping itself begins."""
+
+    line: int = 1
+
+    def plain(self) -> dict[str, Any]:
+        """The same without lines."""
+        return {key: _plain(entry.value) for key, entry in self.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.plain()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def read_mapping(path: Path) -> Mapping:
+    """The mapping in a YAML or JSON file (by its ending); raises SourceError with file and line."""
+    text = read_text(path)
+    if not text.strip():
+        raise SourceError("the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1")
+    return read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular UTF-8 file of at most 1 MiB."""
+    if path.is_dir():
+        raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
+    try:
+        if not path.is_file() and path.exists():
+            raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise SourceError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; that is no configuration of a BERT")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise SourceError("not UTF-8 text; a binary file is no configuration", where=f"{path}:{line}") from None
+
+
+# ---- YAML ---------------------------------------------------------------------------------------
+
+_TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*)?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*\.?(?:[eE][-+]?[0-9]+)|[-+]?[0-9]+\.|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_SCALARS = (
+    ("null", re.compile(r"~|null|Null|NULL|")),
+    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE")),
+    ("int", _INT),
+    ("float", _FLOAT),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with no resolvers of its own: tags are decided here, and aliases are refused."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed; write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str, path: Path) -> Mapping:
+    """The top-level mapping of a YAML document."""
+    try:
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise SourceError(f"not valid YAML: {error.problem or error.context}", where=f"{path}:{line}") from None
+    except yaml.YAMLError as error:
+        line = text[: getattr(error, "position", 0)].count("\n") + 1
+        reason = getattr(error, "reason", None) or "unreadable"
+        raise SourceError(f"not valid YAML: {reason}", where=f"{path}:{line}") from None
+    except RecursionError:
+        raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
+    if not isinstance(root, yaml.MappingNode):
+        kind = "nothing" if root is None else f"a {root.id}"
+        raise SourceError(f"the file holds {kind}, and 'key: value' lines are needed", where=f"{path}:1")
+    return _mapping(root, path)
+
+
+def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
+    found = Mapping()
+    found.line = node.start_mark.line + 1
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise SourceError("a key must be one plain word", where=f"{path}:{line}")
+        key = key_node.value
+        if key in found:
+            raise SourceError(f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}")
+        found[key] = Entry(_value(value_node, path), line)
+    return found
+
+
+def _value(node: yaml.Node, path: Path) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, path) for item in node.value]
+    return _scalar(node, path)
+
+
+def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
+    text, where = node.value, f"{path}:{node.start_mark.line + 1}"
+    tag = node.tag.removeprefix(_TAG)
+    if tag == "str" and node.style is None and node.tag.startswith(_TAG):
+        tag = next((name for name, pattern in _SCALARS if pattern.fullmatch(text)), "str")
+    elif node.style is None or tag != "str":
+        raise SourceError(f"the tag {node.tag!r} is not allowed; write the plain value", where=where)
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return text.lower() == "true"
+    if tag == "str":
+        return text
+    if len(text) > 40:
+        raise SourceError(f"a number of {len(text)} characters is unreasonable; shorten it", where=where)
+    digits = text.replace("_", "").lower()
+    return int(digits) if tag == "int" else float(digits.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def read_json(text: str, path: Path) -> Mapping:
+    """The top-level object of a JSON document."""
+    try:
+        return _json_members(text, path)
+    except json.JSONDecodeError as error:
+        raise SourceError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    except RecursionError:
+        raise SourceError("nested too deeply; a config.json has two levels", where=f"{path}:1") from None
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise SourceError(f"not valid JSON: {error}", where=f"{path}:1") from None
+
+
+def _json_members(text: str, path: Path) -> Mapping:
+    decoder, found = json.JSONDecoder(), Mapping()
+    position = _expect(text, _skip(text, 0), "{", "an object '{...}' was expected")
+    position = _skip(text, position)
+    found.line = 1
+    while text[position : position + 1] != "}":
+        line = text.count("\n", 0, position) + 1
+        position = _expect(text, position, '"', "a key in double quotes was expected")
+        key, position = scanstring(text, position, True)
+        position = _expect(text, _skip(text, position), ":", "':' was expected")
+        value, position = decoder.raw_decode(text, _skip(text, position))
+        if key in found:
+            raise SourceError(f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}")
+        found[key] = Entry(value, line)
+        position = _skip(text, position)
+        if text[position : position + 1] == ",":
+            position = _skip(text, position + 1)
+            if text[position : position + 1] == "}":
+                raise json.JSONDecodeError("a comma stands before the closing '}'", text, position)
+        elif text[position : position + 1] != "}":
+            raise json.JSONDecodeError("',' or '}' was expected", text, position)
+    if _skip(text, position + 1) != len(text):
+        raise json.JSONDecodeError("text stands after the closing '}'", text, _skip(text, position + 1))
+    return found
+
+
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _expect(text: str, position: int, character: str, message: str) -> int:
+    if text[position : position + 1] != character:
+        raise json.JSONDecodeError(message, text, position)
+    return position + 1

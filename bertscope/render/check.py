@@ -1,0 +1,65 @@
+"""The check report for people, for GitHub's annotations, and as JUnit."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape, quoteattr
+
+from bertscope.reports import CheckReport, Finding
+
+
+def text(report: CheckReport) -> str:
+    """`file:line: model: what was expected, what was got`, and a last line with the sums."""
+    failed = [finding for finding in report.findings if finding.status != "passed"]
+    return "".join(f"{_place(finding)}\n" for finding in failed) + _summary(report)
+
+
+def _place(finding: Finding) -> str:
+    if finding.status == "error":
+        return f"error: {finding.message}"
+    return f"{finding.path}:{finding.line}: {finding.model}: {finding.message}"
+
+
+def _summary(report: CheckReport) -> str:
+    passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
+    files = f"{report.files} {'file' if report.files == 1 else 'files'}"
+    text = f"{files}: {passed} expected counts hold, {failed} do not"
+    return text + (f", {errors} {'file' if errors == 1 else 'files'} could not be checked\n" if errors else "\n")
+
+
+def github(report: CheckReport) -> str:
+    """Workflow commands that GitHub shows at the file and line of the expectation."""
+    lines = [
+        f"::error title=bertscope check,file={_escape(finding.path, True)},line={finding.line}::"
+        f"{_escape(f'{finding.model}: {finding.message}')}\n"
+        for finding in report.findings
+        if finding.status != "passed"
+    ]
+    return "".join(lines) + _summary(report)
+
+
+def _escape(value: str, is_property: bool = False) -> str:
+    value = value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return value.replace(":", "%3A").replace(",", "%2C") if is_property else value
+
+
+def junit(report: CheckReport) -> str:
+    """One test case for each expectation."""
+    failures, errors = len(report.having("failed")), len(report.having("error"))
+    head = f'<testsuite name="bertscope check" tests="{len(report.findings)}" failures="{failures}" errors="{errors}">'
+    cases = "".join(_case(finding) for finding in report.findings)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>{head}\n{cases}</testsuite></testsuites>\n'
+
+
+def _case(finding: Finding) -> str:
+    name = quoteattr(_xml(finding.key or "readable"))
+    place = f'classname={quoteattr(_xml(finding.model))} file={quoteattr(_xml(finding.path))} line="{finding.line}"'
+    if finding.status == "passed":
+        return f"  <testcase name={name} {place}/>\n"
+    tag = "error" if finding.status == "error" else "failure"
+    message = _xml(finding.message)
+    return f"  <testcase name={name} {place}><{tag} message={quoteattr(message)}>{escape(message)}</{tag}></testcase>\n"
+
+
+def _xml(value: str) -> str:
+    """Without the control characters that XML 1.0 cannot hold."""
+    return "".join(character if character >= " " or character in "\t\n" else "?" for character in value)

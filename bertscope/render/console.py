@@ -1,0 +1,69 @@
+"""Where a table may go: how wide, whether in colour. One place makes rich consoles.
+
+A piped table takes its natural width: rich would assume 80 columns there and drop whole ones.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+_UNLIMITED = 10_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place for text: `width` in columns, None for as wide as it gets."""
+
+    width: int | None = None
+    color: bool = False
+    unicode: bool = True
+
+
+def stdout_target() -> Target:
+    """What standard output takes, by NO_COLOR, FORCE_COLOR, TERM, COLUMNS and whether it is a terminal."""
+    is_terminal = sys.stdout.isatty()
+    columns = os.environ.get("COLUMNS", "")
+    width = None
+    if columns.isdecimal() and int(columns) > 0:
+        width = int(columns)
+    elif is_terminal:
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or None
+    wants = is_terminal and os.environ.get("TERM") != "dumb"
+    color = (wants or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    return Target(width=width, color=color, unicode=encoding.startswith("utf"))
+
+
+def draw(renderable: RenderableType, target: Target) -> str:
+    """The renderable as text, lines without trailing blanks."""
+    console = _console(target)
+    console.print(renderable)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def natural_width(renderable: RenderableType) -> int:
+    """The width at which nothing wraps."""
+    console = _console(Target())
+    return console.measure(renderable).maximum
+
+
+def _console(target: Target) -> Console:
+    # markup off: `[768, 3072]` in a cell is data; height: without it rich clamps to 80 under TERM=dumb.
+    options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": False}
+    return Console(
+        file=io.StringIO(),
+        width=target.width or _UNLIMITED,
+        height=_UNLIMITED,
+        force_terminal=target.color,
+        color_system="standard" if target.color else None,
+        no_color=not target.color,
+        legacy_windows=False,
+        **options,
+    )

@@ -1,0 +1,85 @@
+"""The tree report as a table, CSV and Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.console import Target
+from bertscope.render.footer import footer_markdown, footer_text, title
+from bertscope.reports import TreeReport, TreeRow
+from bertscope.units import count_text, share_text
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row and the branches drawn before it."""
+
+    row: TreeRow
+    branches: str
+
+
+def _lines(report: TreeReport, unicode: bool = True) -> list[_Line]:
+    bar, tee, corner = ("│  ", "├─ ", "└─ ") if unicode else ("|  ", "|- ", "`- ")
+    lines, trail = [], ""
+    for row in report.rows:
+        if row.depth == 0:
+            lines.append(_Line(row, ""))
+            continue
+        trail = trail[: 3 * (row.depth - 1)]
+        lines.append(_Line(row, trail + (corner if row.is_last else tee)))
+        trail += "   " if row.is_last else bar
+    return lines
+
+
+def _columns(lines: list[_Line]) -> list[Column]:
+    columns = [
+        Column("module", _label),
+        Column("type: depth-index", lambda line: _type(line.row), give_up=2),
+        Column("params", lambda line: _params(line.row), right=True),
+        Column("share", lambda line: share_text(line.row.share) if line.row.params else "", right=True, give_up=1),
+    ]
+    if any(line.row.copies > 1 for line in lines):
+        columns.insert(2, Column("each", lambda line: _each(line.row), right=True, give_up=3))
+    return columns
+
+
+def _label(line: _Line) -> str:
+    row = line.row
+    folded = f" ({row.copies} x)" if "-" in row.name and row.name.replace("-", "").isdecimal() else ""
+    return line.branches + (row.name or row.type) + folded
+
+
+def _type(row: TreeRow) -> str:
+    text = f"{row.type}: {row.depth_index}" if row.depth_index else row.type
+    return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
+
+
+def _params(row: TreeRow) -> str:
+    return count_text(row.params) if row.params else "--"
+
+
+def _each(row: TreeRow) -> str:
+    return count_text(row.each_params) if row.copies > 1 and row.params else ""
+
+
+def table(report: TreeReport, target: Target) -> str:
+    """For the terminal."""
+    lines = _lines(report, target.unicode)
+    body = table_text(_columns(lines), lines, target, lambda line: line.row.depth == 0)
+    return f"{title(report)}\n{body}{footer_text(report)}"
+
+
+def markdown(report: TreeReport) -> str:
+    """For a pull request or a page; depth as indentation."""
+    lines = [_Line(line.row, "    " * line.row.depth) for line in _lines(report)]
+    return f"**{title(report)}**\n\n{markdown_text(_columns(lines), lines)}\n{footer_markdown(report)}"
+
+
+_FIELDS = ("depth", "depth_index", "path", "name", "type", "copies", "each_params", "params", "distinct_params",
+           "trainable_params", "share", "same_as")  # fmt: skip
+
+
+def csv(report: TreeReport) -> str:
+    """For a spreadsheet."""
+    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])

@@ -1,0 +1,188 @@
+"""What the analyses return: frozen, keyword-only, plain data in base units, never text made for display.
+
+Every report becomes JSON by `to_json_data`, with `schema` and `kind` in front.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+SCHEMA = 1
+Shape = tuple[int, ...] | None  # None: torch does not know it yet (a lazy parameter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a report is about, and with what it was made."""
+
+    name: str
+    architecture: str
+    dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the parameters' own
+    attention: str | None = None
+    config: dict[str, Any] | None = None
+    ignored_fields: tuple[str, ...] = ()
+    torch_version: str
+    bertscope_version: str
+    obtained: str = "computed"  # computed, estimated or measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """One tensor under two addresses."""
+
+    path: str
+    is_path: str
+    params: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """The sums under each convention.
+
+    distinct_params counts every tensor once, as `sum(p.numel() for p in model.parameters())` does.
+    layer_params counts, layer by layer, what each layer uses, so a tied tensor once per layer; a
+    container counts only what no layer below it holds. Bytes count every tensor once.
+    """
+
+    distinct_params: int
+    layer_params: int
+    trainable_params: int
+    frozen_params: int
+    trainable_layer_params: int
+    frozen_layer_params: int
+    buffer_params: int
+    buffer_bytes: int
+    param_bytes: int
+    fp32_bytes: int
+    bf16_bytes: int
+    unknown_tensors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountRow:
+    """One row of the table; `params` is over layers and over all copies, `each_params` of one copy.
+
+    `in_layer_sum` is False for an address whose tensor a layer below it counts (rows by parameter only).
+    """
+
+    name: str
+    path: str
+    type: str
+    shapes: tuple[Shape, ...]
+    copies: int
+    each_params: int
+    params: int
+    distinct_params: int
+    trainable_params: int
+    bytes: int
+    share: float
+    in_layer_sum: bool = True
+    tied_to: str | None = None
+    parts: tuple[CountRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountReport:
+    """Parameters, row by row. Rows sum to `totals.layer_params`, the parts of a row to the row."""
+
+    kind: ClassVar[str] = "count"
+    subject: Subject
+    by: str
+    totals: Totals
+    rows: tuple[CountRow, ...]
+    ties: tuple[Tie, ...]
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeRow:
+    """One module: `params` of everything at and below it, over layers and over all copies."""
+
+    name: str
+    path: str
+    type: str
+    depth: int
+    depth_index: str  # torchinfo's numbering, "3-6": the sixth module at depth 3
+    copies: int
+    is_last: bool  # the last child of its parent, for drawing
+    each_params: int
+    params: int
+    distinct_params: int
+    trainable_params: int
+    share: float
+    same_as: str | None = None  # the first address of a module used again here
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeReport:
+    """The module tree down to a depth; the root's `params` is `totals.layer_params` at every depth."""
+
+    kind: ClassVar[str] = "tree"
+    subject: Subject
+    max_depth: int | None
+    totals: Totals
+    rows: tuple[TreeRow, ...]
+    ties: tuple[Tie, ...]
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One expectation and what became of it; `got` is None where the model has no such row."""
+
+    model: str
+    key: str
+    expected: int | None
+    got: int | None
+    path: str
+    line: int
+    status: str  # "passed", "failed" or "error"
+    message: str = ""
+
+    @property
+    def difference(self) -> int | None:
+        """got - expected."""
+        return None if self.got is None or self.expected is None else self.got - self.expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Every expectation of every file; passes when no finding failed."""
+
+    kind: ClassVar[str] = "check"
+    findings: tuple[Finding, ...]
+    files: int
+    torch_version: str
+    bertscope_version: str
+
+    def having(self, status: str) -> tuple[Finding, ...]:
+        """The findings with that status."""
+        return tuple(finding for finding in self.findings if finding.status == status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetRow:
+    """One preset, with the counts that its file records (and `check` verifies)."""
+
+    name: str
+    architecture: str
+    distinct_params: int | None
+    layer_params: int | None
+    description: str
+    hub_names: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetsReport:
+    """All presets."""
+
+    kind: ClassVar[str] = "presets"
+    rows: tuple[PresetRow, ...]
+
+
+def to_json_data(report: Any) -> dict[str, Any]:
+    """The report as what `json.dumps` takes, with its schema and kind in front."""
+    return {"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)}

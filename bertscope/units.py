@@ -1,0 +1,36 @@
+"""Counts and bytes as text; the only file that knows 1000 from 1024."""
+
+from __future__ import annotations
+
+# Bytes of one element, by the names that the command line and the reports use.
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def count_text(count: int) -> str:
+    """A count with thousands separated: `130,609,732`."""
+    return f"{count:,}"
+
+
+def signed_text(difference: int) -> str:
+    """A difference with its sign: `+1,536`."""
+    return f"{difference:+,}"
+
+
+def bytes_text(size_bytes: int) -> str:
+    """Bytes in the binary unit that keeps the number under 1024: `413.29 MiB` (1 MiB = 2**20 B)."""
+    size, unit = float(size_bytes), 0
+    while abs(size) >= 1024 and unit < len(_BINARY) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size_bytes} B" if unit == 0 else f"{size:,.2f} {_BINARY[unit]}"
+
+
+def share_text(share: float) -> str:
+    """A share of the whole as a percentage: `77.69 %`."""
+    return f"{100 * share:.2f} %"
+
+
+def shape_text(shape: tuple[int, ...] | None) -> str:
+    """A shape as torch writes it, `[768, 3072]`; `unknown` where torch does not know it yet."""
+    return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
