@@ -17,7 +17,7 @@ finally:
     if _collecting:
         gc.enable()
 
-from torch import nn
+from torch import nn  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

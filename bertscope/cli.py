@@ -49,7 +49,7 @@ def main() -> None:
     """Run the command line; every expected error is one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '×'
+            stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     code = _run()
     gc.freeze()  # nor at exit

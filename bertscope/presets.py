@@ -1,15 +1,15 @@
 """Presets: one YAML file each, complete in itself, with its expected counts.
 
-    description: BERT-base, cased English
-    hub_names: [google-bert/bert-base-cased]
-    architecture: BertForMaskedLM
-    add_pooling_layer: false        # BertModel only
-    config: {vocab_size: 28996, ...}
-    expected:
-      distinct_params: 108340804
-      layer_params: 130609732
-      groups: {embeddings: 22665216, ...}
-      layers: {token: 22268928, ...}
+description: BERT-base, cased English
+hub_names: [google-bert/bert-base-cased]
+architecture: BertForMaskedLM
+add_pooling_layer: false        # BertModel only
+config: {vocab_size: 28996, ...}
+expected:
+  distinct_params: 108340804
+  layer_params: 130609732
+  groups: {embeddings: 22665216, ...}
+  layers: {token: 22268928, ...}
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def read_preset(path: Path) -> Source:
     _check_keys(entries, _KEYS, path, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
-            raise ConfigError(f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1")
+            raise ConfigError(
+                f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
+            )
     config, lines = _config(entries["config"], path)
     return Source(
         name=path.stem,
@@ -120,7 +122,9 @@ def _expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
 def _expectation(key: str, entry: Entry, path: Path) -> Expectation:
     value = entry.value
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_PARAMS:
-        raise ConfigError(f"expected {key} must be a count of parameters, an integer of at least 0", where=f"{path}:{entry.line}")
+        raise ConfigError(
+            f"expected {key} must be a count of parameters, an integer of at least 0", where=f"{path}:{entry.line}"
+        )
     return Expectation(key=key, params=value, line=entry.line)
 
 
@@ -145,7 +149,9 @@ def _choice(entry: Entry, path: Path) -> str:
 
 def unknown_architecture(name: Any) -> ConfigError:
     """The error for a class name that is not built here."""
-    return ConfigError(f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture")
+    return ConfigError(
+        f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture"
+    )
 
 
 def _boolean(entry: Entry | None, path: Path) -> bool:
@@ -169,5 +175,7 @@ def _names(entry: Entry | None, path: Path) -> tuple[str, ...]:
         return ()
     value = entry.value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError("hub_names must be a list of names such as google-bert/bert-base-cased", where=f"{path}:{entry.line}")
+        raise ConfigError(
+            "hub_names must be a list of names such as google-bert/bert-base-cased", where=f"{path}:{entry.line}"
+        )
     return tuple(value)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -93,12 +93,14 @@ _SCALARS = (
 class _Loader(yaml.SafeLoader):
     """PyYAML's parser with no resolvers of its own: tags are decided here, and aliases are refused."""
 
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed; write the value out", problem_mark=mark)
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not allowed; write the value out", problem_mark=mark
+            )
         return super().compose_node(parent, index)
 
 
@@ -135,7 +137,9 @@ def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
             raise SourceError("a key must be one plain word", where=f"{path}:{line}")
         key = key_node.value
         if key in found:
-            raise SourceError(f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}")
+            raise SourceError(
+                f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
+            )
         found[key] = Entry(_value(value_node, path), line)
     return found
 
@@ -196,7 +200,9 @@ def _json_members(text: str, path: Path) -> Mapping:
         position = _expect(text, _skip(text, position), ":", "':' was expected")
         value, position = decoder.raw_decode(text, _skip(text, position))
         if key in found:
-            raise SourceError(f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}")
+            raise SourceError(
+                f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
+            )
         found[key] = Entry(value, line)
         position = _skip(text, position)
         if text[position : position + 1] == ",":

@@ -37,7 +37,9 @@ def _check_one(name: str) -> Iterator[Finding]:
             )
         got = counts(source)
     except BertscopeError as error:
-        yield Finding(model=name, key="", expected=None, got=None, path=name, line=1, status="error", message=str(error))
+        yield Finding(
+            model=name, key="", expected=None, got=None, path=name, line=1, status="error", message=str(error)
+        )
         return
     for expectation in source.expected:
         yield _compare(source, expectation, got)
@@ -62,7 +64,10 @@ def _compare(source: Source, expectation: Expectation, got: dict[str, int]) -> F
     value = got.get(expectation.key)
     message = ""
     if value is None:
-        message = f"{source.architecture} has no {expectation.key!r}; {suggestion(expectation.key, got)}"
+        message = (
+            f"{expectation.key}: expected {expectation.params:,}, got nothing: {source.architecture} has no such row; "
+            f"{suggestion(expectation.key, got)}"
+        )
     elif value != expectation.params:
         message = (
             f"{expectation.key}: expected {expectation.params:,}, got {value:,}, "

@@ -231,8 +231,10 @@ def _below(block: Node, node: Node) -> str:
 
 def _row_name(node: Node) -> str:
     path = node.path
+    parent = path.rpartition(".")[0]
     for end, name in ROW_NAMES.items():
-        if path == end or path.endswith("." + end) or path.rpartition(".")[0].endswith(end) and node.name[0].isdigit():
+        place = parent if node.name[0].isdigit() else path  # a numbered layer is named for its list
+        if place == end or place.endswith(f".{end}"):
             return name
     return path or "(own)"
 

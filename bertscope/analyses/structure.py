@@ -117,7 +117,9 @@ class _Reader:
             if child is not None
         )
         held = tuple(self._held(module, path))
-        return Node(name=name, path=path, type=kind, held=held, children=children, is_list=isinstance(module, nn.ModuleList))
+        return Node(
+            name=name, path=path, type=kind, held=held, children=children, is_list=isinstance(module, nn.ModuleList)
+        )
 
     def _held(self, module: nn.Module, path: str) -> Iterator[Held]:
         below = _held_below(module)

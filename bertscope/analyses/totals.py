@@ -41,9 +41,7 @@ def totals(root: Node, dtype: str | None) -> Totals:
 
 def ties(root: Node) -> tuple[Tie, ...]:
     """Every second address of a tensor, and of a module used again."""
-    found = [
-        Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to
-    ]
+    found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to]
     params_at = {node.path: sum(held.layer_numel for held in node.params) for node in root.walk()}
     for node in root.walk():
         if node.same_as is not None:
@@ -56,9 +54,7 @@ def unknown(root: Node) -> tuple[str, ...]:
     return tuple(held.path for held in root.all_held() if held.shape is None)
 
 
-def subject(
-    model: torch.nn.Module, name: str | None = None, dtype: str | None = None
-) -> Subject:
+def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
     """What a report on `model` is about; the configuration goes in when it is one of ours."""
     config = getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None

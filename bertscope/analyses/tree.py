@@ -11,9 +11,7 @@ from bertscope.analyses.totals import subject, ties, totals, unknown
 from bertscope.reports import TreeReport, TreeRow
 
 
-def tree(
-    model: nn.Module, *, depth: int | None = None, name: str | None = None, folded: bool = True
-) -> TreeReport:
+def tree(model: nn.Module, *, depth: int | None = None, name: str | None = None, folded: bool = True) -> TreeReport:
     """The modules down to `depth` (all without one); each row sums everything at and below its module.
 
     The root is depth 0, so the totals are the same at every depth.

@@ -13,7 +13,7 @@ from bertscope.commands import options
 from bertscope.commands.output import write, write_file
 from bertscope.errors import SourceError
 from bertscope.presets import read_preset
-from bertscope.reading import read_text
+from bertscope.reading import read_text, read_yaml
 from bertscope.render import check as renderer
 from bertscope.reports import CheckReport, to_json_data
 
@@ -30,13 +30,19 @@ exit codes: 0 all hold, 1 a count differs, 2 a file cannot be checked
 def check(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILES]...", help="Preset files or names; all presets without one.", autocompletion=options.complete_model),
+        typer.Argument(
+            metavar="[FILES]...",
+            help="Preset files or names; all presets without one.",
+            autocompletion=options.complete_model,
+        ),
     ] = None,
     write_to: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Record today's counts into a preset file that has none."),
     ] = None,
-    fmt: Annotated[Literal["text", "json", "github", "junit"], typer.Option("--format", "-f", help="How to show it.")] = "text",
+    fmt: Annotated[
+        Literal["text", "json", "github", "junit"], typer.Option("--format", "-f", help="How to show it.")
+    ] = "text",
     output: options.Output = None,
 ) -> None:
     """Verify the expected counts that preset files carry: total, distinct, per group, per layer.
@@ -53,6 +59,8 @@ def check(
     report = analyse(files or ())
     render = {"text": renderer.text, "json": _json, "github": renderer.github, "junit": renderer.junit}[fmt]
     write(render(report), output)
+    for finding in report.having("error"):
+        print(f"error: {finding.message}", file=sys.stderr)
     if report.having("error"):
         raise typer.Exit(2)
     if report.having("failed"):
@@ -74,5 +82,7 @@ def _record(path: Path) -> None:
     from bertscope.analyses.check import expected_block
 
     text = read_text(path)
-    write_file(path, text + ("" if text.endswith("\n") else "\n") + expected_block(source))
+    text += ("" if text.endswith("\n") else "\n") + expected_block(source)
+    read_yaml(text, path)  # an empty 'expected:' in the file would now stand twice
+    write_file(path, text)
     print(f"recorded today's counts in {path}", file=sys.stderr)

@@ -28,9 +28,7 @@ examples:
 
 def count(
     model: options.Model = options.DEFAULT_MODEL,
-    by: Annotated[
-        Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")
-    ] = "layer",
+    by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")] = "layer",
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
@@ -38,12 +36,16 @@ def count(
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="The type that the bytes are for.")] = "fp32",
     unfold: Annotated[
         bool | None,
-        typer.Option("--unfold/--fold", help="Show equal layers one by one, or as one row; by parameter they are unfolded."),
+        typer.Option(
+            "--unfold/--fold", help="Show equal layers one by one, or as one row; by parameter they are unfolded."
+        ),
     ] = None,
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
     expect: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."),
+        typer.Option(
+            metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."
+        ),
     ] = None,
     fmt: options.Format = "table",
     output: options.Output = None,
@@ -67,7 +69,9 @@ def count(
 def _expected(text: str) -> int:
     digits = text.replace(",", "").replace("_", "").strip()
     if not digits.isdecimal() or len(digits) > 30:
-        raise SelectionError(f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}")
+        raise SelectionError(
+            f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
+        )
     return int(digits)
 
 

@@ -21,7 +21,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, or a folder with one.",
+        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, "
+        "or a folder with one.",
         autocompletion=complete_model,
     ),
 ]
@@ -53,12 +54,25 @@ Freeze = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATTERN",
-        help="Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0'). Repeatable.",
+        help="Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0'). "
+        "Repeatable.",
     ),
 ]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
 
-__all__ = ["DEFAULT_MODEL", "Architecture", "Attention", "Format", "Freeze", "Model", "Output", "Pooler", "Source", "load"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "Architecture",
+    "Attention",
+    "Format",
+    "Freeze",
+    "Model",
+    "Output",
+    "Pooler",
+    "Source",
+    "load",
+]

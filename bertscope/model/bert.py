@@ -35,7 +35,7 @@ class BertPreTrainedModel(nn.Module):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Normal weights with `initializer_range`, zero biases, a zero padding row, LayerNorm the identity."""
-        weight = getattr(module, "weight", None)
+        weight: Any = getattr(module, "weight", None)
         if weight is None or weight.is_meta:  # a meta weight has no values, and normal_ there costs 1.4 s
             return
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -46,9 +46,10 @@ class BertPreTrainedModel(nn.Module):
         if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The word embeddings."""
-        return getattr(self, self.base_model_prefix, self).embeddings.word_embeddings
+        body: Any = getattr(self, self.base_model_prefix, self)
+        return body.embeddings.word_embeddings
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """The decoder of the language modelling head; None for a class without one."""
@@ -103,7 +104,7 @@ class BertModel(BertPreTrainedModel):
         cross-attention of a decoder. Raises ValueError for inputs that do not fit together.
         """
         config = self.config
-        batch, length = _input_shape(input_ids, inputs_embeds)
+        _, length = _input_shape(input_ids, inputs_embeds)
         past = past_key_values[0][0].shape[2] if past_key_values is not None else 0
         if past + length > config.max_position_embeddings and position_ids is None:
             raise ValueError(
@@ -149,11 +150,10 @@ class BertModel(BertPreTrainedModel):
         is_decoder = self.config.is_decoder
         if mask is None and (not is_decoder or (is_fused and past == 0)):
             return None
-        keep = None if mask is None else _broadcast_mask(mask)
-        if is_decoder and (mask is None or mask.dim() == 2):
-            causal = torch.ones(length, past + length, dtype=torch.bool, device=hidden.device).tril(past)
-            keep = causal[None, None] if keep is None else causal[None, None] * keep
-        return _additive(keep, hidden.dtype)
+        if mask is not None and (mask.dim() > 2 or not is_decoder):
+            return _additive(_broadcast_mask(mask), hidden.dtype)
+        causal = torch.ones(length, past + length, dtype=torch.bool, device=hidden.device).tril(past)[None, None]
+        return _additive(causal if mask is None else causal * _broadcast_mask(mask), hidden.dtype)
 
 
 def _input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[int, int]:
@@ -162,7 +162,9 @@ def _input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tupl
         raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
     shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]  # type: ignore[union-attr]
     if len(shape) != 2:
-        raise ValueError(f"input_ids must be (batch, sequence) and inputs_embeds (batch, sequence, hidden); got {shape}")
+        raise ValueError(
+            f"input_ids must be (batch, sequence) and inputs_embeds (batch, sequence, hidden); got {shape}"
+        )
     return shape[0], shape[1]
 
 

@@ -27,6 +27,8 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.position_embedding_type = config.position_embedding_type
+        self.position_ids: Tensor
+        self.token_type_ids: Tensor
         positions = config.max_position_embeddings
         self.register_buffer("position_ids", index_row(positions, counting=True), persistent=False)
         self.register_buffer("token_type_ids", index_row(positions, counting=False), persistent=False)

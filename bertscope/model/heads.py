@@ -420,7 +420,9 @@ class BertForQuestionAnswering(_WithHead):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=True,
         )  # fmt: skip
-        start, end = (part.squeeze(-1).contiguous() for part in self.qa_outputs(body.last_hidden_state).split(1, dim=-1))
+        start, end = (
+            part.squeeze(-1).contiguous() for part in self.qa_outputs(body.last_hidden_state).split(1, dim=-1)
+        )
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = (_position_loss(start, start_positions) + _position_loss(end, end_positions)) / 2

@@ -6,13 +6,12 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from bertscope.render.console import Target, draw, natural_width
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,10 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD if target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
     for column in columns:
         # rich folds a long cell over lines; nothing is cut

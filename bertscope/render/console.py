@@ -9,9 +9,10 @@ import io
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
+    from rich.console import Console, RenderableType
 
 _UNLIMITED = 10_000
 
@@ -55,6 +56,8 @@ def natural_width(renderable: RenderableType) -> int:
 
 
 def _console(target: Target) -> Console:
+    from rich.console import Console
+
     # markup off: `[768, 3072]` in a cell is data; height: without it rich clamps to 80 under TERM=dumb.
     options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": False}
     return Console(

@@ -35,6 +35,8 @@ def _columns(report: CountReport, lines: list[_Line]) -> list[Column]:
     ]
     if any(line.row.copies > 1 for line in lines):
         columns.insert(3, Column("each", _each_text, right=True))
+    if report.totals.frozen_params:
+        columns.append(Column("trainable", lambda line: count_text(line.row.trainable_params), right=True))
     if any(line.row.tied_to or not line.row.in_layer_sum for line in lines):
         columns.append(Column("tied to", lambda line: line.row.tied_to or "", give_up=5))
     if report.by == "group":  # a row of dozens of shapes says nothing
@@ -62,7 +64,9 @@ def shapes_text(shapes: tuple[Shape, ...]) -> str:
     kinds = Counter(shapes)
     if len(kinds) > 4:
         return f"{len(shapes)} tensors"
-    return ", ".join(f"{times} x {shape_text(shape)}" if times > 1 else shape_text(shape) for shape, times in kinds.items())
+    return ", ".join(
+        f"{times} x {shape_text(shape)}" if times > 1 else shape_text(shape) for shape, times in kinds.items()
+    )
 
 
 def table(report: CountReport, target: Target) -> str:
