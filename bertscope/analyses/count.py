@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from bertscope._torch import nn
@@ -131,41 +132,36 @@ class _Rows:
 
     def by_group(self, root: Node) -> Iterator[CountRow]:
         """Embeddings, encoder, pooler and head: the top modules, those of the body opened."""
-        for node in _groups(root):
+        for node, copies in _groups(root):
             if node.params:
-                yield self.row(node.name, node.path, node.type, node.params, node.copies)
+                yield self.row(node.name, node.path, node.type, node.params, copies)
         if any(held.is_parameter for held in root.held):
             yield self.row("(own)", "", root.type, root.held)
 
     def by_layer(self, root: Node) -> Iterator[CountRow]:
         """The layers; a numbered block of layers is one row with parts."""
-        for node, is_block in _layer_nodes(root):
-            if not node.params:
-                continue
-            parts = tuple(self._parts(node)) if is_block else ()
-            whole = is_block or _row_name(node) in WHOLE or not node.children
-            held = node.params if whole else node.held
-            yield self.row(_row_name(node), node.path, node.type, held, node.copies, parts)
+        for node, copies, kind in _layer_nodes(root):
+            if node.params:
+                parts = tuple(self._parts(node, copies)) if kind == "block" else ()
+                held = node.held if kind == "own" else node.params
+                yield self.row(_row_name(node), node.path, node.type, held, copies, parts)
 
-    def _parts(self, block: Node) -> Iterator[CountRow]:
+    def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
         """The named parts of a transformer layer, then whatever they leave over."""
         claimed: set[str] = set()
-        for name, places in LAYER_PARTS.items():
+        is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
+        for name, places in LAYER_PARTS.items() if is_transformer else ():
             nodes = [node for node in map(block.descend, places) if node is not None]
-            if len(nodes) < len(places) or not all(block.descend(p) for p in ("attention.self", "output.LayerNorm")):
-                continue
-            held = [item for node in nodes for item in node.params]
-            claimed.update(item.path for item in held)
-            path = f"{block.path}.{_together(places)}"
-            yield self._times(name, path, " + ".join(node.type for node in nodes), held, block)
-        for node in block.walk():
+            if len(nodes) == len(places):
+                held = [item for node in nodes for item in node.params]
+                claimed.update(item.path for item in held)
+                kind = " + ".join(node.type for node in nodes)
+                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies)
+        for node, within in _with_copies(block):
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
-                copies = _copies_within(block, node)
-                yield self._times(_below(block, node), node.path, node.type, left * copies, block)
-
-    def _times(self, name: str, path: str, kind: str, held: list[Held], block: Node) -> CountRow:
-        return self.row(name, path, kind, held, block.copies)
+                times = within // block.copies
+                yield self.row(_below(block, node), node.path, node.type, left * times, copies)
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
         """Every module that holds parameters itself."""
@@ -195,34 +191,41 @@ class _Rows:
                 )
 
 
-def _groups(root: Node) -> Iterator[Node]:
+def _groups(root: Node) -> Iterator[tuple[Node, int]]:
     for child in root.children:
         names = {grandchild.name for grandchild in child.children}
-        yield from child.children if {"embeddings", "encoder"} <= names else (child,)
+        if {"embeddings", "encoder"} <= names:
+            yield from ((grandchild, child.copies * grandchild.copies) for grandchild in child.children)
+            if any(held.is_parameter for held in child.held):
+                yield replace(child, children=()), child.copies
+        else:
+            yield child, child.copies
 
 
-def _layer_nodes(node: Node) -> Iterator[tuple[Node, bool]]:
-    """The nodes that get a row: blocks, leaves, whole rows, and containers with parameters of their own."""
+def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, str]]:
+    """The nodes that get a row, with their copies: blocks, whole subtrees, and what a container holds itself."""
     for child in node.children:
-        is_block = bool(node.is_list and child.children)
-        if is_block or not child.children or _row_name(child) in WHOLE:
-            yield child, is_block
-            continue
-        if any(held.is_parameter and held.counts for held in child.held):
-            yield child, False
-        yield from _layer_nodes(child)
-    if not node.path and any(held.is_parameter and held.counts for held in node.held):
-        yield node, False
+        times = copies * child.copies
+        if node.is_list and child.children:
+            yield child, times, "block"
+        elif not child.children or _row_name(child) in WHOLE:
+            yield child, times, "whole"
+        else:
+            if _holds_own(child):
+                yield child, times, "own"
+            yield from _layer_nodes(child, times)
+    if not node.path and _holds_own(node):
+        yield node, 1, "own"
+
+
+def _holds_own(node: Node) -> bool:
+    return any(held.is_parameter and held.counts for held in node.held)
 
 
 def _with_copies(node: Node, copies: int = 1) -> Iterator[tuple[Node, int]]:
     yield node, copies * node.copies
     for child in node.children:
         yield from _with_copies(child, copies * node.copies)
-
-
-def _copies_within(block: Node, node: Node) -> int:
-    return next(copies // block.copies for found, copies in _with_copies(block) if found is node)
 
 
 def _below(block: Node, node: Node) -> str:
@@ -233,7 +236,7 @@ def _row_name(node: Node) -> str:
     path = node.path
     parent = path.rpartition(".")[0]
     for end, name in ROW_NAMES.items():
-        place = parent if node.name[0].isdigit() else path  # a numbered layer is named for its list
+        place = parent if node.name[:1].isdigit() else path  # a numbered layer is named for its list
         if place == end or place.endswith(f".{end}"):
             return name
     return path or "(own)"

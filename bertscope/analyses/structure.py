@@ -134,7 +134,7 @@ class _Reader:
                     path=address,
                     shape=None if unknown else tuple(tensor.shape),
                     numel=0 if unknown else tensor.numel(),
-                    itemsize=tensor.element_size(),
+                    itemsize=tensor.dtype.itemsize,
                     is_parameter=is_parameter,
                     trainable=is_parameter and tensor.requires_grad,
                     counts=id(tensor) not in below and (is_home or not self._twice_here(module, tensor, name)),

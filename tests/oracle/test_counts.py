@@ -1,0 +1,118 @@
+"""Names, shapes and totals equal transformers' own, for many configurations of every class."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import bertscope
+
+
+@st.composite
+def fields(draw) -> dict:
+    heads = draw(st.integers(1, 4))
+    is_decoder = draw(st.booleans())
+    vocab_size = draw(st.integers(2, 60))
+    return {
+        "vocab_size": vocab_size,
+        "num_attention_heads": heads,
+        "hidden_size": heads * draw(st.integers(1, 6)),
+        "num_hidden_layers": draw(st.integers(0, 3)),
+        "intermediate_size": draw(st.integers(1, 20)),
+        "max_position_embeddings": draw(st.integers(1, 30)),
+        "type_vocab_size": draw(st.integers(1, 3)),
+        "hidden_act": draw(st.sampled_from(["gelu", "relu", "silu", "gelu_new"])),
+        "position_embedding_type": draw(st.sampled_from(["absolute", "relative_key", "relative_key_query"])),
+        "is_decoder": is_decoder,
+        "add_cross_attention": is_decoder and draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "num_labels": draw(st.integers(1, 5)),
+        "pad_token_id": draw(st.sampled_from([None, 0, 1])),
+    }
+
+
+def described(tensors) -> list[tuple]:
+    return [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fields=fields())
+def test_names_shapes_and_totals_equal_the_references(pair, name, fields):
+    both = pair(name, "meta", **fields)
+    assert described(both.own.named_parameters()) == described(both.reference.named_parameters())
+    assert described(both.own.named_buffers()) == described(both.reference.named_buffers())
+    assert described(both.own.state_dict().items()) == described(both.reference.state_dict().items())
+    assert bertscope.count(both.own).totals == bertscope.count(both.reference).totals
+
+
+@pytest.mark.parametrize("by", ["group", "layer", "module", "parameter"])
+def test_a_report_on_the_references_model_equals_ours_row_by_row(pair, name, by):
+    both = pair(name, "meta", "sdpa", num_hidden_layers=3, hidden_size=24, vocab_size=50, intermediate_size=20)
+    own, reference = bertscope.count(both.own, by=by), bertscope.count(both.reference, by=by)
+    assert own.rows == reference.rows
+    assert own.ties == reference.ties
+    assert bertscope.tree(both.own).rows == bertscope.tree(both.reference).rows
+
+
+def test_distinct_is_what_torch_counts_and_rows_by_parameter_are_its_names(pair, name):
+    reference = pair(name, "meta", num_hidden_layers=2, hidden_size=24, vocab_size=50, intermediate_size=20).reference
+    report = bertscope.count(reference, by="parameter")
+    listed = {row.path: row for row in report.rows}
+    assert report.totals.distinct_params == sum(parameter.numel() for parameter in reference.parameters())
+    for path, parameter in reference.named_parameters(remove_duplicate=False):
+        assert listed.pop(path).params == parameter.numel()
+    assert listed == {}
+
+
+# Distinct parameters of published configurations, each from transformers 4.43.4 on meta.
+PUBLISHED = {
+    ("bert-base-cased", "BertModel"): 108_310_272,
+    ("bert-base-cased", "BertForPreTraining"): 108_932_934,
+    ("bert-base-cased", "BertForMaskedLM"): 108_340_804,
+    ("bert-base-cased", "BertForSequenceClassification"): 108_311_810,
+    ("bert-base-uncased", "BertModel"): 109_482_240,
+    ("bert-base-uncased", "BertForPreTraining"): 110_106_428,  # also safetensors issue 44, the checkpoint's F32
+    ("bert-base-uncased", "BertForMaskedLM"): 109_514_298,
+    ("bert-base-uncased", "BertForSequenceClassification"): 109_483_778,
+    ("bert-large-uncased", "BertModel"): 335_141_888,
+    ("bert-large-uncased", "BertForPreTraining"): 336_226_108,
+    ("bert-large-uncased", "BertForMaskedLM"): 335_174_458,
+    ("bert-large-zh", "BertModel"): 325_522_432,
+    ("bert-large-zh", "BertForPreTraining"): 326_597_258,
+    ("bert-large-zh", "BertForMaskedLM"): 325_545_608,
+    ("bert-large-zh", "BertForSequenceClassification"): 325_524_482,
+    ("bert-base-chinese", "BertModel"): 102_267_648,  # also calflops' README, chinese-roberta-wwm-ext
+}
+
+
+@pytest.mark.parametrize(("preset", "architecture"), PUBLISHED)
+def test_presets_have_the_published_counts(preset, architecture):
+    model = bertscope.build(bertscope.load(preset).config, architecture)
+    assert bertscope.count(model).totals.distinct_params == PUBLISHED[preset, architecture]
+
+
+def test_every_presets_expected_counts_are_the_references(pair):
+    from bertscope.presets import preset_paths
+
+    for preset in preset_paths():
+        source = bertscope.load(preset)
+        shape = {name: value for name, value in source.config.to_dict().items() if name != "attn_implementation"}
+        reference = pair(source.architecture, "meta", **shape).reference
+        if not source.add_pooling_layer:
+            reference.pooler = None
+        assert source.expected_params("distinct_params") == sum(p.numel() for p in reference.parameters()), preset
+        over_layers = sum(
+            parameter.numel()
+            for module in reference.modules()
+            if not list(module.children())
+            for parameter in module.parameters()
+        )
+        assert source.expected_params("layer_params") == over_layers, preset
+        sums = Counter({"embeddings": 0, "encoder": 0})
+        for path, parameter in reference.named_parameters():
+            sums[path.removeprefix("bert.").split(".")[0]] += parameter.numel()
+        assert source.expected_params("groups.embeddings") == sums["embeddings"], preset
+        assert source.expected_params("groups.encoder") == sums["encoder"], preset

@@ -1,0 +1,273 @@
+"""The laws of counting, on any module."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bertscope
+from bertscope.analyses.count import BY, freeze
+from bertscope.errors import SelectionError
+
+
+def numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@st.composite
+def modules(draw, depth: int = 3) -> nn.Module:
+    """Random trees of layers, lists and containers, some layers tied, shared or frozen."""
+    sizes = st.integers(1, 4)
+    if depth == 0 or draw(st.booleans()):
+        leaf = draw(st.sampled_from(["linear", "embedding", "norm", "dropout", "list"]))
+        if leaf == "linear":
+            return nn.Linear(draw(sizes), draw(sizes), bias=draw(st.booleans()))
+        if leaf == "embedding":
+            return nn.Embedding(draw(sizes), draw(sizes))
+        if leaf == "norm":
+            return nn.BatchNorm1d(draw(sizes))
+        return nn.Dropout() if leaf == "dropout" else nn.ParameterList([torch.ones(draw(sizes))])
+    children = draw(st.lists(modules(depth=depth - 1), min_size=1, max_size=3))
+    if draw(st.booleans()):
+        children += [copy.deepcopy(children[-1])] * draw(st.integers(0, 2))  # equal, or the same, neighbours
+    container = nn.ModuleList(children) if draw(st.booleans()) else nn.Sequential(*children)
+    if draw(st.booleans()):
+        container.own = nn.Parameter(torch.ones(draw(sizes)))
+    return container
+
+
+@st.composite
+def models(draw) -> nn.Module:
+    model = nn.Sequential(draw(modules()), draw(modules()))
+    parameters = [(module, name) for module in model.modules() for name in module._parameters]
+    for _ in range(draw(st.integers(0, 3)) if parameters else 0):
+        module, name = draw(st.sampled_from(parameters))
+        other, other_name = draw(st.sampled_from(parameters))
+        module._parameters[name] = other._parameters[other_name]
+    for parameter in model.parameters():
+        parameter.requires_grad_(draw(st.booleans()))
+    return model
+
+
+@settings(max_examples=150, deadline=None)
+@given(model=models(), folded=st.booleans())
+def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
+    for by in BY:
+        report = bertscope.count(model, by=by, folded=folded)
+        rows = [row for row in report.rows if row.in_layer_sum]
+        assert sum(row.params for row in rows) == report.totals.layer_params
+        assert sum(row.distinct_params for row in report.rows) == report.totals.distinct_params == numel(model)
+        for row in report.rows:
+            assert row.params == row.copies * row.each_params
+            if row.parts:
+                assert sum(part.params for part in row.parts) == row.params
+                assert sum(part.distinct_params for part in row.parts) == row.distinct_params
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=models())
+def test_trainable_and_frozen_add_up_and_equal_torchs_own_sum(model):
+    totals = bertscope.count(model).totals
+    assert totals.trainable_params == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert totals.trainable_params + totals.frozen_params == totals.distinct_params
+    assert totals.trainable_layer_params + totals.frozen_layer_params == totals.layer_params
+    assert totals.buffer_params == sum(buffer.numel() for buffer in model.buffers())
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=models())
+def test_the_tree_has_the_same_totals_at_every_depth(model):
+    whole = bertscope.tree(model)
+    deepest = max(row.depth for row in whole.rows)
+    for depth in range(deepest + 1):
+        report = bertscope.tree(model, depth=depth)
+        assert report.totals == whole.totals
+        assert report.rows[0].params == whole.totals.layer_params
+        assert report.rows == tuple(row for row in whole.rows if row.depth <= depth)
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=models())
+def test_folding_keeps_every_sum(model):
+    folded, plain = bertscope.tree(model), bertscope.tree(model, folded=False)
+    assert folded.totals == plain.totals
+    for depth in {row.depth for row in plain.rows}:
+        sums = [sum(row.params for row in report.rows if row.depth == depth) for report in (folded, plain)]
+        assert sums[0] == sums[1]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.decoder = nn.Linear(3, 5)
+        self.decoder.weight = self.embedding.weight
+        self.bias = self.decoder.bias
+
+
+def test_a_tied_weight_counts_once_as_distinct_and_once_at_every_layer():
+    report = bertscope.count(Tied())
+    assert report.totals.distinct_params == 20
+    assert report.totals.layer_params == 35
+    assert [(tie.path, tie.is_path, tie.params) for tie in report.ties] == [
+        ("bias", "decoder.bias", 5),
+        ("decoder.weight", "embedding.weight", 15),
+    ]
+    assert {row.path: row.tied_to for row in report.rows} == {"embedding": None, "decoder": "embedding.weight"}
+
+
+def test_ties_are_seen_on_meta_where_there_is_no_storage():
+    assert bertscope.count(Tied()).rows == bertscope.count(_on_meta(Tied)).rows
+
+
+def _on_meta(factory):
+    with torch.device("meta"):
+        return factory()
+
+
+def test_bytes_count_a_tied_tensor_once():
+    report = bertscope.count(Tied(), dtype="bf16")
+    assert report.totals.param_bytes == 2 * 20
+    assert sum(row.bytes for row in report.rows) == 2 * 20
+
+
+def test_bytes_without_a_dtype_are_those_of_the_tensors():
+    model = nn.ModuleDict({"small": nn.Linear(2, 2).half(), "large": nn.Linear(2, 2).double()})
+    assert bertscope.count(model).totals.param_bytes == 6 * 2 + 6 * 8
+
+
+def test_a_module_used_twice_counts_once_and_is_named():
+    shared = nn.Linear(2, 2)
+    report = bertscope.count(nn.ModuleDict({"a": shared, "b": shared}))
+    assert report.totals.distinct_params == report.totals.layer_params == 6
+    assert [(tie.path, tie.is_path) for tie in report.ties] == [("b", "a")]
+    same = [row.same_as for row in bertscope.tree(nn.ModuleDict({"a": shared, "b": shared})).rows]
+    assert same == [None, None, "a"]
+
+
+def test_parameters_held_by_containers_have_rows():
+    model = nn.ModuleDict({"inner": nn.Linear(2, 2)})
+    model.scale = nn.Parameter(torch.ones(3))
+    model.inner.extra = nn.ParameterList([torch.ones(4)])
+    report = bertscope.count(model)
+    assert report.totals.layer_params == numel(model) == 6 + 3 + 4
+    assert {row.path: row.params for row in report.rows} == {"inner": 6, "inner.extra": 4, "": 3}
+
+
+def test_lazy_parameters_are_named_as_unknown_and_not_counted():
+    report = bertscope.count(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)))
+    assert report.unknown == ("0.weight", "0.bias")
+    assert report.totals.unknown_tensors == 2
+    assert report.totals.distinct_params == 4
+    assert report.rows[0].shapes == (None, None)
+
+
+def test_a_module_with_nothing_in_it_has_zero_everywhere():
+    report = bertscope.count(nn.ReLU())
+    assert (report.rows, report.totals.distinct_params) == ((), 0)
+    assert bertscope.tree(nn.ReLU()).rows[0].share == 0
+
+
+def test_equal_layers_fold_and_a_frozen_one_splits_the_fold(tiny):
+    model = bertscope.build(tiny.__class__(**{**tiny.to_dict(), "num_hidden_layers": 4}))
+    freeze(model, ["encoder.layer.1"])
+    report = bertscope.count(model)
+    assert [(row.path, row.copies, row.trainable_params > 0) for row in report.rows if row.name == "layer"] == [
+        ("encoder.layer.0", 1, True),
+        ("encoder.layer.1", 1, False),
+        ("encoder.layer.2-3", 2, True),
+    ]
+
+
+def test_unfolded_rows_name_every_layer_and_keep_the_sum(tiny):
+    model = bertscope.build(tiny)
+    folded, plain = bertscope.count(model), bertscope.count(model, folded=False)
+    assert [row.path for row in plain.rows if row.name == "layer"] == ["encoder.layer.0", "encoder.layer.1"]
+    assert sum(row.params for row in plain.rows) == sum(row.params for row in folded.rows)
+
+
+def test_cross_attention_and_distances_have_their_place_in_the_layer(tiny):
+    config = tiny.__class__(
+        **{**tiny.to_dict(), "is_decoder": True, "add_cross_attention": True, "position_embedding_type": "relative_key"}
+    )
+    (layer,) = [row for row in bertscope.count(bertscope.build(config)).rows if row.name == "layer"]
+    square, distances = 4 * (8 * 8 + 8), 23 * 4
+    assert {part.name: part.each_params for part in layer.parts} == {
+        "self_attention": square + distances,
+        "attention_LayerNorm": 16,
+        "cross_attention": square,
+        "cross_attention_LayerNorm": 16,
+        "feed_forward": 8 * 16 + 16 + 16 * 8 + 8,
+        "LayerNorm": 16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "frozen"),
+    [
+        ("embeddings", 32 * 8 + 12 * 8 + 2 * 8 + 16),
+        ("bert.embeddings.word_embeddings.weight", 32 * 8),
+        ("encoder.layer.0", 600),
+        ("*.bias", None),
+        ("LayerNorm", 16 * 6),
+        ("layer.1", 600),
+    ],
+)
+def test_freeze_takes_globs_and_whole_parts_of_a_path(tiny, pattern, frozen):
+    model = bertscope.build(tiny, "BertForMaskedLM")
+    freeze(model, [pattern])
+    expected = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    totals = bertscope.count(model).totals
+    assert totals.frozen_params == expected > 0
+    assert totals.distinct_params == numel(model)
+    if frozen is not None:
+        assert totals.frozen_params == frozen
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tiny):
+    with pytest.raises(SelectionError, match="matches no parameter"):
+        freeze(bertscope.build(tiny), ["encoder.layer.00"])
+
+
+def test_sorting_by_params_is_descending_and_keeps_the_rows(tiny):
+    model = bertscope.build(tiny)
+    by_size = bertscope.count(model, sort="params").rows
+    assert [row.params for row in by_size] == sorted((row.params for row in by_size), reverse=True)
+    assert set(by_size) == set(bertscope.count(model).rows)
+    paths = [row.path for row in bertscope.count(model, sort="path").rows]
+    assert paths == sorted(paths)
+
+
+def test_counting_changes_nothing_in_the_model():
+    model = Tied()
+    before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
+    bertscope.count(model)
+    assert {name: (id(p), p.requires_grad) for name, p in model.named_parameters()} == before
+    assert model.training
+
+
+def closed_form(c, *, pooler: bool) -> int:
+    """The second witness: the formula of Devlin et al.'s model."""
+    h, i = c.hidden_size, c.intermediate_size
+    embeddings = (c.vocab_size + c.max_position_embeddings + c.type_vocab_size) * h + 2 * h
+    layer = 4 * (h * h + h) + 2 * h + (h * i + i) + (i * h + h) + 2 * h
+    return embeddings + c.num_hidden_layers * layer + (h * h + h if pooler else 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    heads=st.integers(1, 8), size=st.integers(1, 16), layers=st.integers(0, 5), intermediate=st.integers(1, 64),
+    vocab=st.integers(1, 100), positions=st.integers(1, 64), types=st.integers(1, 4), pooler=st.booleans(),
+)  # fmt: skip
+def test_the_count_is_the_closed_form(heads, size, layers, intermediate, vocab, positions, types, pooler):
+    config = bertscope.BertConfig(
+        vocab_size=vocab, hidden_size=heads * size, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=intermediate, max_position_embeddings=positions, type_vocab_size=types,
+    )  # fmt: skip
+    report = bertscope.count(bertscope.build(config, add_pooling_layer=pooler))
+    assert report.totals.distinct_params == report.totals.layer_params == closed_form(config, pooler=pooler)
