@@ -26,6 +26,7 @@ class Embedding(nn.Embedding):
     """torch's Embedding without values on meta: there `normal_()` would import torch._dynamo (1.4 s)."""
 
     def reset_parameters(self) -> None:
+        """Values for a real weight, nothing for one on meta."""
         if not self.weight.is_meta:
             super().reset_parameters()
 

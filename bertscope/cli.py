@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from typing import Annotated
 
@@ -61,10 +60,6 @@ def _run() -> int:
         return app(prog_name="bertscope", standalone_mode=False) or 0
     except BertscopeError as error:
         return _complain(str(error), error.exit_code)
-    except BrokenPipeError:
-        # The reader has gone (`| head`); what Python flushes at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as the shell reports SIGPIPE
     except KeyboardInterrupt:
         return 130
     except Exception as error:

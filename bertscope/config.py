@@ -174,6 +174,11 @@ class BertConfig:
                 field="pad_token_id",
             )
 
+        if self.add_cross_attention and not self.is_decoder:
+            raise ConfigError(
+                "add_cross_attention true needs is_decoder true; set both, or neither", field="add_cross_attention"
+            )
+
     @property
     def head_size(self) -> int:
         """Width of one attention head."""

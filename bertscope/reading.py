@@ -71,11 +71,14 @@ def read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise SourceError("not UTF-8 text; a binary file is no configuration", where=f"{path}:{line}") from None
+        raise SourceError(
+            "not UTF-8 text, so no configuration; name a .yaml preset or a config.json", where=f"{path}:{line}"
+        ) from None
 
 
 # ---- YAML ---------------------------------------------------------------------------------------
 
+_PRESET_FORM = "a preset is lines of 'key: value', on two levels"
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(
@@ -115,11 +118,13 @@ def read_yaml(text: str, path: Path) -> Mapping:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise SourceError(f"not valid YAML: {error.problem or error.context}", where=f"{path}:{line}") from None
+        raise SourceError(
+            f"not valid YAML: {error.problem or error.context}; {_PRESET_FORM}", where=f"{path}:{line}"
+        ) from None
     except yaml.YAMLError as error:
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         reason = getattr(error, "reason", None) or "unreadable"
-        raise SourceError(f"not valid YAML: {reason}", where=f"{path}:{line}") from None
+        raise SourceError(f"not valid YAML: {reason}; {_PRESET_FORM}", where=f"{path}:{line}") from None
     except RecursionError:
         raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
     if not isinstance(root, yaml.MappingNode):
@@ -173,6 +178,7 @@ def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
 
 # ---- JSON ---------------------------------------------------------------------------------------
 
+_JSON_FORM = 'a config.json is one object of "key": value members'
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -181,7 +187,7 @@ def read_json(text: str, path: Path) -> Mapping:
     try:
         return _json_members(text, path)
     except json.JSONDecodeError as error:
-        raise SourceError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+        raise SourceError(f"not valid JSON: {error.msg}; {_JSON_FORM}", where=f"{path}:{error.lineno}") from None
     except RecursionError:
         raise SourceError("nested too deeply; a config.json has two levels", where=f"{path}:1") from None
     except ValueError as error:  # an integer of more than 4,300 digits

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import GOLDEN
 
 import bertscope
+from tests.conftest import GOLDEN
 
 
 def rows(result) -> dict[str, dict]:

@@ -110,6 +110,7 @@ class _Rows:
     def row(
         self, name: str, path: str, kind: str, held: Iterable[Held], copies: int = 1, parts: tuple[CountRow, ...] = ()
     ) -> CountRow:
+        """One row from what one copy holds."""
         params = [item for item in held if item.is_parameter]
         each = sum(item.layer_numel for item in params)
         own = {item.path for item in params}

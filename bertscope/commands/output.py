@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import typer
+
 from bertscope.errors import SourceError
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json_data
@@ -32,11 +34,16 @@ def _text(report: Any, renderer: ModuleType, fmt: str, target: Target) -> str:
 
 def write(text: str, output: Path | None) -> None:
     """The text to stdout, or to a file that is replaced whole."""
-    if output is None:
+    if output is not None:
+        write_file(output, text)
+        return
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
-        return
-    write_file(output, text)
+    except BrokenPipeError:
+        # The reader has gone (`| head`): say nothing, and let nothing fail again when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None  # as the shell reports SIGPIPE
 
 
 def write_file(path: Path, text: str) -> None:

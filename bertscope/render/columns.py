@@ -47,7 +47,9 @@ def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, stron
     table = Table(box=box.SIMPLE_HEAD if target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
     for column in columns:
         # rich folds a long cell over lines; nothing is cut
-        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        table.add_column(
+            column.title, justify="right" if column.right else "left", overflow="fold", no_wrap=column.right
+        )
     for row in rows:
         style = "bold" if strong(row) else ""
         table.add_row(*(Text(column.text(row)) for column in columns), style=style)

@@ -27,18 +27,18 @@ def _lines(report: CountReport) -> list[_Line]:
 def _columns(report: CountReport, lines: list[_Line]) -> list[Column]:
     columns = [
         Column("path", _label),
-        Column("type", lambda line: _type_text(line.row), give_up=3),
-        Column("shapes", lambda line: shapes_text(line.row.shapes), give_up=4),
+        Column("type", lambda line: _type_text(line.row), give_up=4),
+        Column("shapes", lambda line: shapes_text(line.row.shapes), give_up=5),
         Column("params", lambda line: count_text(line.row.params), right=True),
-        Column("share", lambda line: share_text(line.row.share), right=True, give_up=1),
-        Column("bytes", lambda line: bytes_text(line.row.bytes), right=True, give_up=2),
+        Column("share", lambda line: share_text(line.row.share), right=True, give_up=2),
+        Column("bytes", lambda line: bytes_text(line.row.bytes), right=True, give_up=3),
     ]
     if any(line.row.copies > 1 for line in lines):
-        columns.insert(3, Column("each", _each_text, right=True))
+        columns.insert(3, Column("each", _each_text, right=True, give_up=1))
     if report.totals.frozen_params:
         columns.append(Column("trainable", lambda line: count_text(line.row.trainable_params), right=True))
     if any(line.row.tied_to or not line.row.in_layer_sum for line in lines):
-        columns.append(Column("tied to", lambda line: line.row.tied_to or "", give_up=5))
+        columns.append(Column("tied to", lambda line: line.row.tied_to or "", give_up=6))
     if report.by == "group":  # a row of dozens of shapes says nothing
         columns = [column for column in columns if column.title != "shapes"]
     return columns

@@ -1,0 +1,112 @@
+"""The house: who may import whom, and torch behind one door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "bertscope"
+FILES = sorted(PACKAGE.rglob("*.py"))
+BASE = {"errors", "units", "reports"}
+TEXT = BASE | {"config", "reading", "presets", "sources"}
+
+# Room -> the rooms of bertscope and the outside packages that it may import at module level.
+MAY = {
+    "errors": (set(), set()),
+    "units": (set(), set()),
+    "reports": (set(), set()),
+    "reading": (BASE, {"yaml"}),
+    "config": (BASE, {"yaml"}),
+    "presets": (TEXT, {"yaml"}),
+    "sources": (TEXT, {"yaml"}),
+    "_torch": (set(), {"torch"}),
+    "model": (TEXT | {"_torch", "model"}, {"torch"}),
+    "analyses": (TEXT | {"_torch", "model", "analyses", ""}, {"torch"}),
+    "render": (BASE | {"render"}, set()),
+    "commands": (TEXT | {"render", "commands"}, {"typer"}),
+    "cli": (BASE | {"commands", ""}, {"typer"}),
+    "__main__": ({"cli"}, set()),
+    "__init__": (set(), set()),
+}
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(tree: ast.Module, *, everywhere: bool = False) -> set[str]:
+    """Dotted names imported at module level (TYPE_CHECKING apart), or anywhere."""
+    nodes = ast.walk(tree) if everywhere else _module_level(tree.body)
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _module_level(body):
+    for node in body:
+        if isinstance(node, (ast.Try, ast.With)):
+            yield from _module_level(node.body)
+        else:
+            yield node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_only_what_it_may(path):
+    rooms, packages = MAY[room(path)]
+    for name in imports(ast.parse(path.read_text())):
+        first, _, rest = name.partition(".")
+        if first == "bertscope":
+            inner = rest.split(".")[0]
+            known = inner if (PACKAGE / inner).exists() or (PACKAGE / f"{inner}.py").exists() else ""
+            assert known in rooms, f"{path.name} imports {name}"
+        else:
+            assert first in sys.stdlib_module_names | packages, f"{path.name} imports {name}"
+
+
+def test_render_never_sees_torch_and_analyses_never_print():
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        if room(path) in ("render", "reports", "units", "config", "sources", "presets"):
+            assert not any(name.split(".")[0] == "torch" for name in imports(tree, everywhere=True)), path
+        if room(path) in ("analyses", "model"):
+            calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            assert not any(isinstance(call, ast.Name) and call.id == "print" for call in calls), path
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, bertscope, bertscope.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_of_the_package_is_there():
+    import bertscope
+
+    assert all(getattr(bertscope, name) is not None for name in bertscope.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        bertscope.nonsense  # noqa: B018
+
+
+def test_every_public_function_and_class_says_what_it_does():
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree) or path.name == "__init__.py", path
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+def test_no_file_is_longer_than_its_room_allows():
+    for path in FILES:
+        limit = 460 if path.name == "heads.py" else 280  # nine heads, each with its signature
+        assert len(path.read_text().splitlines()) <= limit, path

@@ -1,0 +1,109 @@
+"""`check`: expectations against models, for people and for CI."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bertscope.presets import preset_dir
+
+
+@pytest.fixture
+def preset(tmp_path, monkeypatch):
+    """A copy of bert-tiny.yaml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.yaml"
+    path.write_text((preset_dir() / "bert-tiny.yaml").read_text())
+    return path
+
+
+def change(path, old, new) -> int:
+    """Replace `old` by `new`; the line that it stands on."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if new in line)
+
+
+def test_all_presets_hold(cli):
+    result = cli("check")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "11 files: 168 expected counts hold, 0 do not\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("layer.feed_forward: 131712", "layer.feed_forward: 131711", "expected 131,711, got 131,712, difference +1"),
+        ("distinct_params: 4385920", "distinct_params: 5", "distinct_params: expected 5, got 4,385,920"),
+        ("layer_params: 4385920", "layer_params: 1", "layer_params: expected 1, got 4,385,920, difference +4,385,919"),
+        ("encoder: 396544", "encoder: 0", "groups.encoder: expected 0, got 396,544, difference +396,544"),
+        ("poole", "poolee", "expected 16,512, got nothing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_count_shows_expected_got_difference_file_and_line(cli, preset, old, new, words):
+    line = change(preset, old, new)
+    result = cli("check", "mine.yaml")
+    assert result.code == 1
+    assert words in result.out
+    assert f"mine.yaml:{line}: mine: " in result.out
+
+
+def test_a_change_of_the_configuration_fails_every_count_that_it_moves(cli, preset):
+    change(preset, "hidden_size: 128", "hidden_size: 256")
+    result = cli("check", "mine.yaml", "--format", "json")
+    failed = {finding["key"] for finding in result.json["findings"] if finding["status"] == "failed"}
+    assert "distinct_params" in failed
+    assert "layers.token" in failed
+    assert len(failed) == 15
+    assert result.code == 1
+
+
+def test_a_file_that_expects_nothing_is_no_pass(cli, preset):
+    preset.write_text(preset.read_text().partition("expected:")[0])
+    result = cli("check", "mine.yaml", "bert-tiny")
+    assert result.code == 2
+    assert "'bertscope check --write" in result.err
+    assert "15 expected counts hold" in result.out
+
+
+def test_write_records_counts_that_hold_and_keeps_the_rest_of_the_file(cli, preset):
+    whole = preset.read_text()
+    preset.write_text(whole.partition("expected:")[0].rstrip())
+    assert cli("check", "--write", "mine.yaml").code == 0
+    assert preset.read_text() == whole
+    assert cli("check", "mine.yaml").code == 0
+
+
+def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, preset):
+    before = preset.read_text()
+    result = cli("check", "--write", "mine.yaml")
+    assert result.code == 2
+    assert "expects 15 counts already" in result.err
+    assert preset.read_text() == before
+    preset.write_text("expected:\n" + before.partition("expected:")[0])
+    assert "set twice" in cli("check", "--write", "mine.yaml").err
+
+
+def test_github_annotations_stand_at_file_and_line(cli, preset):
+    line = change(preset, "pooler: 16512", "pooler: 1")
+    out = cli("check", "mine.yaml", "--format", "github").out
+    assert f"::error title=bertscope check,file=mine.yaml,line={line}::mine: " in out
+    assert "::error" not in cli("check", "bert-tiny", "--format", "github").out
+
+
+def test_junit_has_a_case_for_every_expectation(cli, preset):
+    change(preset, "token_type: 256", "token_type: 255")
+    suite = ElementTree.fromstring(cli("check", "mine.yaml", "--format", "junit").out)[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("15", "1", "0")
+    (failed,) = [case for case in suite if len(case)]
+    assert failed.get("name") == "layers.token_type"
+    assert failed[0].get("message") == "layers.token_type: expected 255, got 256, difference +1"
+
+
+def test_junit_escapes_what_xml_cannot_hold(cli, tmp_path):
+    path = tmp_path / "a<&\"'>.yaml"
+    path.write_text("config: \x01\n")
+    suite = ElementTree.fromstring(cli("check", path, "--format", "junit").out)[0]
+    assert suite.get("errors") == "1"

@@ -1,0 +1,275 @@
+"""The command line as its users meet it: help, exit codes, pipes, files, terminals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import bertscope
+from tests.conftest import ROOT, _Terminal
+
+COMMANDS = ("count", "tree", "print", "presets", "check")
+ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+
+
+def spawn(*args: str, **options) -> subprocess.CompletedProcess:
+    """`python -m bertscope ARGS` in a process of its own."""
+    options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False, **options}
+    return subprocess.run([sys.executable, "-m", "bertscope", *args], **options)
+
+
+def test_version_is_the_packages(cli):
+    assert cli("--version").out == f"bertscope {bertscope.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(cli, command):
+    result = cli(command, "--help")
+    assert result.code == 0
+    assert f"bertscope {command}" in result.out.partition("examples:")[2]
+
+
+def examples() -> list[str]:
+    from bertscope.commands import check, count, presets, print_model, tree
+
+    lines = [
+        line.strip() for module in (count, tree, print_model, presets, check) for line in module.EPILOG.splitlines()
+    ]
+    return [line for line in lines if line.startswith("bertscope ")]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
+    (tmp_path / "presets").symlink_to(ROOT / "presets")
+    mine = (ROOT / "presets" / "bert-tiny.yaml").read_text()
+    if "--write" in example:
+        mine = mine.partition("expected:")[0]
+    (tmp_path / "my-bert.yaml").write_text(mine)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    monkeypatch.chdir(tmp_path)
+    result = cli(*example.replace("'", "").split()[1:])
+    assert result.code == 0, result.err
+
+
+def test_help_presets_and_completion_import_neither_torch_nor_rich():
+    code = (
+        "import sys; from bertscope import cli; from bertscope.commands.options import complete_model;"
+        "assert complete_model('bert-large-') == ['bert-large-cased', 'bert-large-uncased', 'bert-large-zh'];"
+        "sys.argv = ['bertscope', *sys.argv[1:]]; cli._run();"
+        "sys.exit(' '.join({'torch', 'numpy', 'sympy', 'rich', 'pydantic'} & set(sys.modules)) or 0)"
+    )
+    for arguments in (["--help"], ["count", "--help"], ["--version"], ["presets", "--format", "json"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
+def test_the_list_of_presets_does_not_import_torch():
+    code = (
+        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets'];"
+        "cli._run(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_preset_names(shell):
+    words = "bertscope count bert-large-z"
+    variables = {"_BERTSCOPE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": "2",
+                 "_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    code = "from bertscope.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENV | variables, check=False
+    )
+    assert "bert-large-zh" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
+        (("coun",), "count"),
+        (("count", "--by", "x"), "'group', 'layer', 'module', 'parameter'"),
+        (("count", "--architecture", "Bert"), "BertForMaskedLM"),
+        (("count", "--expect", "many"), "--expect takes a number"),
+        (("count", "--freeze", "x.y"), "matches no parameter"),
+        (("count", "--output", "/nonexistent/x"), "cannot be written"),
+        (("tree", "--depth", "-1"), "x>=0"),
+        (("tree", "--nonsense"), "--nonsense"),
+        (("check", "absent.yaml"), "No such file"),
+        (("check", "--write", "absent.yaml"), "No such file"),
+        (("print", "."), "is a folder"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_code_2(cli, arguments, words):
+    result = cli(*arguments)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert words in result.err
+
+
+def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):
+    result = cli()
+    assert (result.code, result.out) == (2, "")
+    assert "Commands:" in result.err
+
+
+@pytest.mark.parametrize("number", ["109482240", "109,482,240", "109_482_240"])
+def test_expect_passes_on_the_right_number(cli, number):
+    result = cli("count", "bert-base-uncased", "--expect", number)
+    assert result.code == 0
+    assert "as expected: 109,482,240" in result.err
+
+
+def test_expect_names_the_convention_that_holds(cli):
+    assert "130,609,732 parameters, over layers" in cli("count", "--expect", "130609732").err
+    assert "108,340,804 parameters, distinct" in cli("count", "--expect", "108340804").err
+
+
+def test_expect_fails_with_the_difference(cli):
+    result = cli("count", "bert-base-uncased", "--expect", "109482241")
+    assert result.code == 1
+    assert "expected 109,482,241, got 109,482,240 distinct (difference -1)" in result.err
+
+
+def test_ignored_fields_of_a_config_json_are_listed_on_stderr(cli, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", "directionality": "bidi", "num_hidden_layers": 1}))
+    result = cli("count", path, "--format", "json")
+    assert result.err == "note: 1 fields that do not shape a BERT are ignored: directionality\n"
+    assert result.json["subject"]["ignored_fields"] == ["directionality"]
+
+
+def test_json_has_its_schema_and_everything_in_it(cli):
+    data = cli("count", "bert-tiny", "-a", "BertForMaskedLM", "--format", "json").json
+    assert (data["schema"], data["kind"]) == (1, "count")
+    assert {"subject", "totals", "rows", "ties", "unknown", "by"} <= set(data)
+    assert {"distinct_params", "layer_params", "trainable_params", "buffer_params"} <= set(data["totals"])
+    assert {"path", "type", "shapes", "params", "tied_to"} <= set(data["rows"][0])
+    assert data["subject"]["config"]["vocab_size"] == 30522
+    assert data["subject"]["obtained"] == "computed"
+    assert [tie["is_path"] for tie in data["ties"]][1] == "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize("command", ["count", "tree", "presets"])
+def test_csv_holds_raw_values_row_by_row(cli, command):
+    arguments = (command,) if command == "presets" else (command, "bert-tiny")
+    records = list(csv.DictReader(io.StringIO(cli(*arguments, "--format", "csv").out)))
+    rows = cli(*arguments, "--format", "json").json["rows"]
+    parts = sum(len(row.get("parts", ())) for row in rows)
+    assert len(records) == len(rows) + parts
+    assert all(record["distinct_params"].isdecimal() for record in records)
+
+
+@pytest.mark.parametrize("command", ["count", "tree", "presets"])
+def test_markdown_is_a_table_of_equal_cells(cli, command):
+    lines = [line for line in cli(command, "--format", "markdown").out.splitlines() if line.startswith("|")]
+    assert len(lines) > 5
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_output_writes_the_file_whole_and_nothing_to_stdout(cli, tmp_path):
+    path = tmp_path / "count.json"
+    path.write_text("old")
+    result = cli("count", "bert-tiny", "--format", "json", "--output", path)
+    assert (result.code, result.out) == (0, "")
+    assert json.loads(path.read_text())["totals"]["distinct_params"] == 4_385_920
+    assert os.listdir(tmp_path) == ["count.json"]
+
+
+def test_a_failed_question_leaves_the_output_file_alone(cli, tmp_path):
+    path = tmp_path / "count.json"
+    path.write_text("old")
+    assert cli("count", "bert-tony", "--output", path).code == 2
+    assert cli("count", "bert-tiny", "--output", tmp_path).code == 2
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["count.json"]
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertscope", "count", "bert-large-zh", "--by", "parameter"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 141
+
+
+def test_an_interrupt_is_exit_code_130_without_a_traceback(monkeypatch, cli):
+    from bertscope.commands import presets as command
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "preset_paths", interrupt)
+    result = cli("presets")
+    assert (result.code, result.out, result.err) == (130, "", "")
+
+
+def test_a_piped_table_keeps_full_module_paths_and_shapes(cli):
+    out = cli("count", "--by", "parameter", "-a", "BertForPreTraining").out
+    for path, _ in bertscope.build(bertscope.load().config, "BertForPreTraining").named_parameters():
+        assert f" {path} " in out
+    assert "[28996, 768]" in out
+    assert max(map(len, out.splitlines())) > 80
+
+
+def test_an_ascii_pipe_gets_ascii():
+    done = spawn("tree", "bert-tiny", "--depth", "2", env=ENV | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "|- embeddings" in done.stdout
+
+
+def on_a_terminal(*args: str, columns: int = 80, **variables: str) -> str:
+    """What a terminal of that width gets."""
+    master, slave = pty.openpty()
+    environment = ENV | {"COLUMNS": str(columns), "TERM": "xterm-256color"} | variables
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertscope", *args], stdout=slave, stderr=slave, stdin=slave, env=environment
+    )
+    os.close(slave)
+    chunks = []
+    try:
+        while chunk := os.read(master, 65536):
+            chunks.append(chunk)
+    except OSError:  # Linux ends a closed pty with EIO
+        pass
+    process.wait(timeout=60)
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def test_a_narrow_terminal_gives_up_columns_by_name_and_cuts_no_path():
+    out = on_a_terminal("count", columns=70, NO_COLOR="1")
+    assert "too narrow for the columns type, shapes" in out
+    assert "bert.embeddings.token_type_embeddings" in out
+    assert "22,297,924" in out
+    table = out.partition("(too narrow")[0]
+    assert max(map(len, table.splitlines())) <= 70
+
+
+def test_a_very_narrow_terminal_folds_and_loses_nothing():
+    out = on_a_terminal("count", "bert-tiny", columns=30, NO_COLOR="1")
+    letters = "".join(out.split())
+    for digits in ("3,906,816", "396,544", "16,512"):
+        assert digits.replace(",", "") in letters.replace(",", "").replace(" ", "")
+
+
+def test_no_color_is_honoured_and_a_terminal_gets_colour_without_it():
+    assert "\x1b[" in on_a_terminal("presets", columns=200)
+    assert "\x1b[" not in on_a_terminal("presets", columns=200, NO_COLOR="1")
+    assert "\x1b[" not in on_a_terminal("presets", columns=200, TERM="dumb")
+    assert "\x1b[" not in spawn("presets").stdout
+    assert "\x1b[" in spawn("presets", env=ENV | {"FORCE_COLOR": "1"}).stdout
+
+
+def test_the_captured_terminal_of_these_tests_is_a_pipe():
+    assert not _Terminal().isatty()

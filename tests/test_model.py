@@ -1,0 +1,167 @@
+"""The model by itself: initialisation, ties that survive, meta, prints, outputs by name and index."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import bertscope
+from bertscope.config import ARCHITECTURES
+from bertscope.errors import BertscopeWarning, ConfigError
+from bertscope.model import CLASSES, build
+from bertscope.model import attention as attention_module
+
+
+def is_tied(model) -> bool:
+    predictions = model.cls.predictions
+    word = model.bert.embeddings.word_embeddings.weight
+    return predictions.decoder.weight is word and predictions.decoder.bias is predictions.bias
+
+
+def test_the_names_that_configurations_may_use_are_the_classes_built():
+    assert tuple(CLASSES) == ARCHITECTURES
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_builds_on_meta_without_a_byte(tiny, name):
+    model = build(tiny, name)
+    assert type(model).__name__ == name
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def test_building_on_meta_pays_for_neither_dynamo_nor_sympy():
+    code = (
+        "import sys, bertscope; s = bertscope.load('bert-tiny');"
+        "m = bertscope.build(s.config, 'BertForPreTraining'); bertscope.count(m); bertscope.tree(m); print(m);"
+        "sys.exit(' '.join({'sympy', 'torch._dynamo'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_an_unknown_architecture_is_refused(tiny):
+    with pytest.raises(ConfigError, match="unknown architecture 'BertForChess'; allowed: BertModel"):
+        build(tiny, "BertForChess")
+
+
+def test_a_model_built_by_its_class_is_real_and_initialised(tiny):
+    torch.manual_seed(0)
+    config = replace(tiny, hidden_size=64, vocab_size=500, initializer_range=0.05, pad_token_id=3)
+    model = bertscope.BertForMaskedLM(config)
+    words = model.bert.embeddings.word_embeddings.weight
+    assert not words.is_meta
+    assert words[3].eq(0).all()
+    assert words.std().item() == pytest.approx(0.05, rel=0.05)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert module.bias.eq(0).all()
+            assert module.weight.std().item() == pytest.approx(0.05, rel=0.1)
+        if isinstance(module, nn.LayerNorm):
+            assert module.weight.eq(1).all()
+            assert module.bias.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model,
+        lambda model: model.half(),
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.to("meta"),
+        lambda model: model.to_empty(device="cpu"),
+        lambda model: copy.deepcopy(model),
+        lambda model: pickle.loads(pickle.dumps(model)),
+        lambda model: nn.Sequential(model).to("meta")[0],
+    ],
+    ids=["built", "half", "bf16", "meta", "to_empty", "deepcopy", "pickle", "inside"],
+)
+def test_the_decoder_stays_tied(tiny, change):
+    model = change(bertscope.BertForMaskedLM(tiny))
+    assert is_tied(model)
+    assert len(list(model.parameters())) == len(list(build(tiny, "BertForMaskedLM").parameters()))
+
+
+def test_the_decoder_is_free_when_the_configuration_says_so(tiny):
+    model = bertscope.BertForMaskedLM(replace(tiny, tie_word_embeddings=False))
+    assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_runs_on_meta_with_a_padding_mask(tiny, name, attention):
+    model = build(replace(tiny, attn_implementation=attention), name)
+    shape = (2, 3, 5) if name == "BertForMultipleChoice" else (2, 5)
+    ids = torch.zeros(shape, dtype=torch.long, device="meta")
+    output = model(ids, torch.ones(shape, dtype=torch.long, device="meta"))
+    assert output[0].is_meta
+    assert output[0].shape[0] == 2
+
+
+def test_the_kernel_shows_in_the_print(tiny):
+    assert "BertSdpaSelfAttention" in str(build(tiny))
+    eager = str(build(replace(tiny, attn_implementation="eager")))
+    assert "(self): BertSelfAttention(" in eager
+
+
+def test_a_real_models_padding_does_not_reach_the_other_tokens(tiny):
+    model = bertscope.BertModel(tiny).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    changed = torch.tensor([[5, 6, 7, 9]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, mask)[0][:, :3], model(changed, mask)[0][:, :3])
+        assert not torch.allclose(model(ids)[0][:, :3], model(changed)[0][:, :3])
+
+
+def test_outputs_answer_by_name_by_key_and_by_index(tiny):
+    output = bertscope.BertModel(tiny).eval()(torch.ones(1, 4, dtype=torch.long), output_hidden_states=True)
+    assert output.last_hidden_state is output["last_hidden_state"] is output[0]
+    assert output.keys() == ["last_hidden_state", "pooler_output", "hidden_states"]
+    assert len(output) == 3
+    assert "attentions" not in output
+    assert output.attentions is None
+    assert output.last_hidden_state.shape == (1, 4, 8)
+    assert output.pooler_output.shape == (1, 8)
+    assert len(output.hidden_states) == 3
+
+
+def test_without_return_dict_the_documents_order_of_the_tuple_holds(tiny):
+    model = bertscope.BertModel(replace(tiny, attn_implementation="eager")).eval()
+    last, pooled, hidden, attentions = model(
+        torch.ones(1, 4, dtype=torch.long), output_hidden_states=True, output_attentions=True, return_dict=False
+    )
+    assert (last.shape, pooled.shape) == ((1, 4, 8), (1, 8))
+    assert len(hidden) == 3
+    assert [tuple(layer.shape) for layer in attentions] == [(1, 2, 4, 4)] * 2
+
+
+def test_a_sequence_longer_than_the_positions_names_both(tiny):
+    with pytest.raises(ValueError, match="13 long and max_position_embeddings is 12"):
+        bertscope.BertModel(tiny)(torch.ones(1, 13, dtype=torch.long))
+
+
+@pytest.mark.parametrize("given", [{}, {"input_ids": torch.ones(1, 2).long(), "inputs_embeds": torch.ones(1, 2, 8)}])
+def test_ids_or_embeddings_but_not_both_and_not_neither(tiny, given):
+    with pytest.raises(ValueError, match=r"either input_ids or inputs_embeds; (neither|both)"):
+        bertscope.BertModel(tiny)(**given)
+
+
+def test_sdpa_says_once_that_it_falls_back(tiny, monkeypatch):
+    monkeypatch.setattr(attention_module, "_said", set())
+    model = bertscope.BertModel(tiny).eval()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    with pytest.warns(BertscopeWarning, match="cannot serve output_attentions; eager"):
+        model(ids, output_attentions=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids, output_attentions=True)

@@ -1,0 +1,84 @@
+"""What README and docs say is what the tool does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    found = re.findall(r"`(bertscope [a-z][^`]*)`", README)
+    return [command for command in dict.fromkeys(found) if not re.search(r"[A-Z]{3}|my-bert", command)]
+
+
+def test_there_are_commands_in_the_readme():
+    assert len(commands()) >= 10
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_runs(cli, command):
+    result = cli(*shlex.split(command)[1:])
+    assert result.code == 0, result.err
+    assert result.out
+
+
+def test_the_table_in_the_readme_is_what_the_first_command_prints(cli):
+    (table,) = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
+    got = cli("count", "bert-large-zh").out
+    assert re.sub(r"torch [\d.+a-z]+", "torch", got) == re.sub(r"torch [\d.+a-z]+", "torch", table)
+
+
+def test_the_preset_of_the_readme_is_recorded_and_checked(cli, tmp_path):
+    (preset,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    path = tmp_path / "my-bert.yaml"
+    path.write_text(preset)
+    assert cli("check", "--write", path).code == 0
+    assert cli("check", path).code == 0
+
+
+def test_the_library_example_of_the_readme_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    distinct, over_layers = map(int, done.stdout.split())
+    assert over_layers - distinct == 30522 * 384
+
+
+def test_ci_runs_the_readmes_test_command():
+    done = subprocess.run(
+        ["grep", "-cE", "^python3 -m venv .*pytest$", ROOT / "README.md"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_figures_of_the_conventions_are_the_tools(cli):
+    text = (ROOT / "docs" / "conventions.md").read_text()
+    totals = cli("count", "--format", "json").json["totals"]
+    assert f"{totals['distinct_params']:,} distinct parameters and {totals['layer_params']:,} over layers" in re.sub(
+        r"\s+", " ", text
+    )
+
+
+def test_every_dependency_has_its_line_in_contributing():
+    declared = re.search(
+        r"dependencies = \[(.*?)\n\[project.scripts\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r'"([a-z]+)[>=<\[]', declared[1]):
+        assert name in text or name == "bertscope", name
+
+
+def test_the_benchmark_runs_and_gives_ratios():
+    command = [sys.executable, ROOT / "benchmarks" / "startup.py", "--runs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"bertscope count bert-large-zh +\d+\.\d\d +\d+\.\d\d", done.stdout)

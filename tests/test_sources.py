@@ -1,0 +1,263 @@
+"""MODEL: presets, hub names, the user's own files; and every broken file gets one line with its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.presets import preset_dir, preset_paths, read_preset
+from bertscope.reading import read_json, read_yaml
+from bertscope.sources import load
+
+GOOD = """\
+# mine
+description: "mine"
+architecture: BertModel
+config:
+  vocab_size: 100
+  hidden_size: 24
+  num_attention_heads: 3
+  layer_norm_eps: 1e-12
+"""
+
+NAMES = (
+    "bert-base-cased", "bert-base-uncased", "bert-large-zh", "bert-large-uncased", "bert-large-cased",
+    "bert-base-chinese", "bert-base-multilingual-cased", "bert-tiny", "bert-mini", "bert-small", "bert-medium",
+)  # fmt: skip
+
+
+def test_all_presets_of_the_issue_are_there():
+    assert set(preset_paths()) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_is_complete_in_itself_and_says_its_source(name):
+    path = preset_dir() / f"{name}.yaml"
+    source = read_preset(path)
+    shaping = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+               "max_position_embeddings", "type_vocab_size", "hidden_act", "layer_norm_eps")  # fmt: skip
+    assert set(shaping) <= set(source.config_lines)
+    assert path.read_text().startswith("# Source: ")
+    assert source.expected_params("distinct_params")
+    assert source.expected_params("layer_params")
+    assert {item.key.split(".")[0] for item in source.expected} >= {"groups", "layers"}
+
+
+def test_a_hub_name_finds_its_preset():
+    assert load("google-bert/bert-base-cased").name == "bert-base-cased"
+    assert load("google/bert_uncased_L-2_H-128_A-2").name == "bert-tiny"
+
+
+def test_a_wrong_name_suggests_the_near_ones():
+    with pytest.raises(SourceError, match="did you mean 'bert-base-cased'"):
+        load("bert-base-case")
+    with pytest.raises(SourceError, match="'bert-large-zh'"):
+        load("google-bert/bert-large-sh")
+
+
+def write(folder: Path, text: str | bytes, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_users_own_file_works_wherever_a_name_does(tmp_path):
+    source = load(write(tmp_path, GOOD))
+    assert (source.name, source.config.hidden_size, source.config.layer_norm_eps) == ("mine", 24, 1e-12)
+    assert load(write(tmp_path, GOOD, "other.yml")).name == "other"
+
+
+def test_a_config_json_and_its_folder_work(tmp_path):
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "num_attention_heads": 3}
+    path = write(tmp_path, json.dumps(config), "config.json")
+    for given_path in (path, tmp_path):
+        source = load(given_path)
+        assert (source.architecture, source.config.hidden_size) == ("BertForMaskedLM", 24)
+    assert load(tmp_path, architecture="BertModel").architecture == "BertModel"
+
+
+BROKEN = [
+    ("config:\n  hidden_size: 770", 5, "hidden_size 770 is not divisible by num_attention_heads 12"),
+    ("config:\n  vocab_size: true", 5, "got true (a boolean)"),
+    ("config:\n  vocab_size: yes", 5, "got 'yes' (text)"),
+    ("config:\n  vocab_size: .inf", 5, "an integer"),
+    ("config:\n  layer_norm_eps: .inf", 5, "a number"),
+    ("config:\n  layer_norm_eps: .nan", 5, "a number"),
+    ("config:\n  vocab_size: 2024-01-01", 5, "got '2024-01-01' (text)"),
+    ("config:\n  vocab_size: 12:30", 5, "got '12:30' (text)"),
+    ("config:\n  vocab_size: 1000000000000", 5, "at most 16,777,216"),
+    ("config:\n  vocab_size: " + "9" * 5000, 5, "unreasonable"),
+    ("config:\n  vocab_size: [1, 2]", 5, "(a list)"),
+    ("config:\n  vocab_size: {a: 1}", 5, "a mapping"),
+    ("config:\n  vocab_size: !!python/object/apply:os.system ['true']", 5, "(a list)"),
+    ("config:\n  vocab_size: !!python/name:os.system x", 5, "tag"),
+    ("config:\n  hiden_size: 768", 5, "did you mean 'hidden_size'"),
+    ("config:\n  vocab_size: 5\n  vocab_size: 6", 6, "set twice, first on line 5"),
+    ("config: 5", 4, "config must hold 'key: value' lines"),
+    ("confg:\n  vocab_size: 5", 4, "did you mean 'config'"),
+    ("config:\n  x: &a 5\n  y: *a", 6, "aliases"),
+    ("config:\n  vocab_size: [", 5, "not valid YAML"),
+    ("config:\n\tvocab_size: 5", 5, "not valid YAML"),
+    ("config: {}\n? [a, b]\n: 5", 5, "one plain word"),
+    ("config: {}\nexpected: {distinct_params: many}", 5, "expected distinct_params must be a count"),
+    ("config: {}\nexpected: {total: 5}", 5, "unknown key 'total'"),
+    ("config: {}\nadd_pooling_layer: 3", 5, "true or false"),
+    ("config: {}\nhub_names: a", 5, "a list of names"),
+    ("config: {}\ndescription: [a]", 5, "must be text"),
+    ("config: {}\nextends: bert-base-cased", 5, "unknown key 'extends'"),
+    ("config:\n  vocab_size: 5\x00", 5, "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), BROKEN)
+def test_a_broken_preset_is_told_with_file_and_line(tmp_path, text, line, words):
+    path = write(tmp_path, "# one\n# two\narchitecture: BertModel\n" + text)
+    with pytest.raises(BertscopeError) as caught:
+        load(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("  \n\n", "empty"),
+        ("# only a comment\n", "holds nothing"),
+        ("- a\n- b\n", "holds a sequence"),
+        ("just words", "holds a scalar"),
+        (b"\x80\x81\x82", "not UTF-8"),
+        (b"\x7fELF\x00\x01\x02\xff", "not UTF-8"),
+        ("config: {}\n", "'architecture' is missing"),
+        ("architecture: BertModel\n", "'config' is missing"),
+        ("architecture: GPT\nconfig: {}\n", "unknown architecture 'GPT'"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML"),
+        ("[" * 20_000, "nested too deeply"),
+        ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "aliases"),
+        ("x" * (1 << 20) + "x", "larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_preset_is_told(tmp_path, text, words):
+    with pytest.raises(BertscopeError, match=words) as caught:
+        load(write(tmp_path, text))
+    assert "mine.yaml" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+JSON_BROKEN = [
+    ("", 1, "empty"),
+    ("[]", 1, "an object"),
+    ('{"vocab_size": 5,}', 1, "comma"),
+    ('{\n "vocab_size": 5\n "hidden_size": 3}', 3, "',' or '}'"),
+    ('{\n "vocab_size": true}', 2, "a boolean"),
+    ('{\n "vocab_size": 5,\n "vocab_size": 6}', 3, "set twice, first on line 2"),
+    ('{\n "layer_norm_eps": Infinity}', 2, "a number"),
+    ('{"vocab_size": ' + "9" * 5000 + "}", 1, "not valid JSON"),
+    ('{"a": ' + "[" * 100_000 + "}", 1, "nested too deeply"),
+    ('{\n "model_type": "gpt2"}', 2, "only 'bert'"),
+    ('{"vocab_size": 5} x', 1, "after the closing"),
+    ("{'vocab_size': 5}", 1, "double quotes"),
+    ('{"architectures": ["GPT2Model"]}', None, "unknown architecture 'GPT2Model'"),
+    ('{\n "hidden_size": 770}', 2, "not divisible"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), JSON_BROKEN)
+def test_a_broken_config_json_is_told_with_file_and_line(tmp_path, text, line, words):
+    path = write(tmp_path, text, "config.json")
+    with pytest.raises(BertscopeError) as caught:
+        load(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
+
+
+def test_a_folder_a_missing_file_and_a_pipe_are_told(tmp_path):
+    with pytest.raises(SourceError, match="is a folder"):
+        load(tmp_path)
+    with pytest.raises(SourceError, match="No such file"):
+        load(tmp_path / "absent.yaml")
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(SourceError, match="not a regular file"):
+        load(pipe)
+    with pytest.raises(SourceError, match="no preset or file"):
+        load("x\x00y")
+    with pytest.raises(SourceError, match="no preset or file"):
+        load("n" * 5000)
+
+
+def test_a_file_without_permission_is_told(tmp_path, monkeypatch):
+    path = write(tmp_path, GOOD)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no mode keeps out
+    with pytest.raises(SourceError, match="Permission denied; check the path and its permissions"):
+        load(path)
+
+
+def test_a_pooler_is_asked_for_of_bert_model_alone():
+    assert load("bert-large-zh").add_pooling_layer is False
+    assert load("bert-large-zh", add_pooling_layer=True).add_pooling_layer is True
+    with pytest.raises(ConfigError, match="only BertModel"):
+        load("bert-large-zh", architecture="BertForMaskedLM", add_pooling_layer=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-12", 1e-12), ("1.0e-12", 1e-12), ("0x10", "0x10"), ("010", 10), ("1_000", 1000), ("no", "no"),
+        ("~", None), ("null", None), ("true", True), ("'5'", "5"), ('"true"', "true"), ("-3", -3), (".5", 0.5),
+        ("5.", 5.0), ("-.inf", float("-inf")), ("2024-01-01", "2024-01-01"), ("+7", 7), ("", None),
+    ],
+)  # fmt: skip
+def test_scalars_are_read_by_the_rules_of_yaml_1_2(text, value):
+    got = read_yaml(f"key: {text}\n", Path("x.yaml"))["key"].value
+    assert got == value
+    assert type(got) is type(value)
+
+
+_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), _values | st.lists(_values, max_size=3), max_size=5))
+def test_json_is_read_as_the_standard_library_reads_it(data):
+    assert read_json(json.dumps(data, indent=1), Path("x.json")).plain() == data
+
+
+def _mutants(text: str, count: int, seed: int) -> list[bytes]:
+    source = random.Random(seed)
+    alphabet = b"{}[]:,&*!|>'\"%@`#-?\n\t \x00\xff0129.eE_~\xe2\x82\xac" + text.encode()
+    made = []
+    for _ in range(count):
+        raw = bytearray(text.encode())
+        for _ in range(source.randint(1, 6)):
+            at = source.randrange(len(raw) + 1)
+            raw[at : at + source.choice((0, 0, 1, 5, 40))] = bytes(
+                source.choices(alphabet, k=source.choice((0, 1, 1, 8)))
+            )
+        made.append(bytes(raw))
+    return made
+
+
+def test_no_mutation_of_a_good_file_ends_in_anything_but_one_line(tmp_path):
+    config = json.dumps({**load("bert-tiny").config.to_dict(), "id2label": {"0": "a"}}, indent=2)
+    preset = (preset_dir() / "bert-tiny.yaml").read_text()
+    for name, text in (("mutant.yaml", preset), ("mutant.json", config)):
+        for raw in _mutants(text, 600, seed=20261121):
+            path = write(tmp_path, raw, name)
+            try:
+                load(path)
+            except BertscopeError as error:
+                assert len(str(error).splitlines()) == 1  # noqa: PT017
+                assert error.exit_code == 2  # noqa: PT017
