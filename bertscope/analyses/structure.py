@@ -107,6 +107,7 @@ class _Reader:
         self.homes = _homes(model)
 
     def node(self, module: nn.Module, name: str, path: str) -> Node:
+        """The module and all below it."""
         kind = type(module).__name__
         if id(module) in self.met:
             return Node(name=name, path=path, type=kind, same_as=self.met[id(module)])

@@ -38,6 +38,7 @@ class _Numbers:
         self.seen: Counter[int] = Counter()
 
     def rows(self, node: Node, depth: int = 0, copies: int = 1, is_last: bool = True) -> Iterator[TreeRow]:
+        """The row of a node, then those of all below it."""
         index = f"{depth}-{self.seen[depth] + 1}" if depth else ""
         self.seen[depth] += node.copies
         copies *= node.copies
