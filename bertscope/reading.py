@@ -99,6 +99,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """PyYAML's, but for aliases."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(
