@@ -52,6 +52,9 @@ ARCHITECTURES = (
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
+_WORDS = {bool: "true or false", str: "text", tuple: "a list of names", dict: "layers with lists of heads"}
+
+
 @dataclass(frozen=True)
 class Rule:
     """What one field accepts."""
@@ -76,7 +79,7 @@ class Rule:
             if self.most < math.inf:
                 words += f" and at most {int(self.most):,}" if self.kind is int else f" and at most {self.most:g}"
         else:
-            words = {bool: "true or false", str: "text", tuple: "a list of names"}[self.kind]
+            words = _WORDS[self.kind]
         return words + (", or null" if self.optional else "")
 
     def accepts(self, value: Any) -> bool:
@@ -88,6 +91,8 @@ class Rule:
             return is_number and self.least <= value <= self.most and value > self.above and abs(value) < math.inf
         if self.kind is tuple:
             return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        if self.kind is dict:
+            return isinstance(value, Mapping)
         return isinstance(value, self.kind) and (not self.choices or value in self.choices)
 
 
@@ -136,6 +141,8 @@ class BertConfig:
     output_attentions: bool = _rule(False)
     output_hidden_states: bool = _rule(False)
     return_dict: bool = _rule(True)
+    # Layer -> the heads removed from it, by their numbers before pruning.
+    pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False, metadata={"rule": Rule(dict)})
     # Which attention kernel runs; transformers keeps it beside the configuration, not in config.json.
     attn_implementation: str = _rule("sdpa", choices=ATTENTION_KERNELS)
     # Recorded by the file, of no effect on the model.
@@ -156,6 +163,7 @@ class BertConfig:
                 object.__setattr__(self, name, float(value))
             elif rule.kind is tuple and value is not None:
                 object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "pruned_heads", _checked_heads(self))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -189,6 +197,7 @@ class BertConfig:
         values = {name: getattr(self, name) for name in RULES}
         if callable(self.hidden_act):
             values["hidden_act"] = getattr(self.hidden_act, "__name__", type(self.hidden_act).__name__)
+        values["pruned_heads"] = {str(layer): list(heads) for layer, heads in self.pruned_heads.items()}
         if self.architectures is not None:
             values["architectures"] = list(self.architectures)
         return values
@@ -229,12 +238,30 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
             f"model_type is {_shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
             field="model_type",
         )
-    if values.get("pruned_heads"):
-        raise ConfigError(
-            "pruned_heads is not empty, and this configuration alone does not build a pruned model; "
-            "remove the field and prune the built model instead",
-            field="pruned_heads",
-        )
+
+
+def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
+    """`pruned_heads` with integers for the keys that JSON makes text; every layer keeps a head."""
+    checked: dict[int, tuple[int, ...]] = {}
+    for key, heads in config.pruned_heads.items():
+        layer = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 6 else key
+        is_layer = isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < config.num_hidden_layers
+        if not is_layer or not isinstance(heads, (list, tuple, set, frozenset)):
+            raise ConfigError(
+                f"pruned_heads must map layers 0 to {config.num_hidden_layers - 1} to lists of heads; "
+                f"got {_shown(key)}: {_shown(heads)}",
+                field="pruned_heads",
+            )
+        numbers = [head for head in heads if isinstance(head, int) and 0 <= head < config.num_attention_heads]
+        if len(numbers) < len(heads) or len(set(numbers)) >= config.num_attention_heads:
+            raise ConfigError(
+                f"pruned_heads of layer {layer} must be numbers of heads, 0 to {config.num_attention_heads - 1}, "
+                f"and leave one; got {_shown(list(heads))}",
+                field="pruned_heads",
+            )
+        if numbers:
+            checked[layer] = tuple(sorted(set(numbers)))
+    return checked
 
 
 def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:

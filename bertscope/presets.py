@@ -98,7 +98,7 @@ def _config(entry: Entry, path: Path) -> tuple[BertConfig, dict[str, int]]:
     for name, item in found.items():
         if name not in RULES:
             raise unknown_field(name).at(f"{path}:{item.line}")
-        if isinstance(item.value, Mapping):
+        if isinstance(item.value, Mapping) and RULES[name].kind is not dict:
             raise ConfigError(f"{name} must be {RULES[name].allowed()}; got a mapping", where=f"{path}:{item.line}")
     try:
         return BertConfig(**found.plain()), lines

@@ -1,4 +1,4 @@
-"""BERT as torch modules, from small to large: attention, encoder, bert, heads.
+"""BERT as torch modules, from small to large: attention, encoder, bert, heads and tasks.
 
 Attribute names equal the published checkpoints' keys, so `load_state_dict` needs no mapping.
 """
@@ -9,17 +9,16 @@ import torch
 
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
-from bertscope.model.bert import BertModel, BertPreTrainedModel
+from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
-from bertscope.model.heads import (
-    BertForMaskedLM,
+from bertscope.model.heads import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
+from bertscope.model.pretrained import BertPreTrainedModel
+from bertscope.model.tasks import (
     BertForMultipleChoice,
     BertForNextSentencePrediction,
-    BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertLMHeadModel,
 )
 from bertscope.presets import unknown_architecture
 

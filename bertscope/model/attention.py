@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +141,7 @@ class BertSdpaSelfAttention(BertSelfAttention):
         """Context (B, N, S, D) and no probabilities; falls back to eager where the kernel cannot serve."""
         obstacle = self._obstacle(head_mask, output_attentions)
         if obstacle:
-            _say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
+            say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
         context = functional.scaled_dot_product_attention(
             query,
@@ -163,7 +164,8 @@ class BertSdpaSelfAttention(BertSelfAttention):
 _said: set[str] = set()
 
 
-def _say_once(message: str) -> None:
+def say_once(message: str) -> None:
+    """Warn, the first time in this process."""
     if message not in _said:
         _said.add(message)
         warnings.warn(message, BertscopeWarning, stacklevel=2)
@@ -195,6 +197,23 @@ class BertAttention(nn.Module):
         self.output = BertSelfOutput(config)
         self.pruned_heads: set[int] = set()
 
+    def prune_heads(self, heads: Iterable[int]) -> None:
+        """Remove heads, by their numbers in the unpruned layer; those already gone are passed over."""
+        heads = set(heads) - self.pruned_heads
+        attention, size = self.self, self.self.attention_head_size
+        left = [
+            head
+            for head in range(attention.num_attention_heads + len(self.pruned_heads))
+            if head not in self.pruned_heads
+        ]
+        rows = [place * size + row for place, head in enumerate(left) if head not in heads for row in range(size)]
+        for name in ("query", "key", "value"):
+            setattr(attention, name, _part_of(getattr(attention, name), rows, dim=0))
+        self.output.dense = _part_of(self.output.dense, rows, dim=1)
+        attention.num_attention_heads -= len(heads)
+        attention.all_head_size = size * attention.num_attention_heads
+        self.pruned_heads |= heads
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -216,3 +235,15 @@ class BertAttention(nn.Module):
             output_attentions,
         )
         return (self.output(context, hidden_states), *others)
+
+
+def _part_of(layer: nn.Linear, keep: list[int], dim: int) -> nn.Linear:
+    """A linear layer with the kept output rows (dim 0) or input columns (dim 1)."""
+    inputs, outputs = (layer.in_features, len(keep)) if dim == 0 else (len(keep), layer.out_features)
+    part = nn.Linear(inputs, outputs, device=layer.weight.device, dtype=layer.weight.dtype)
+    part.requires_grad_(layer.weight.requires_grad).train(layer.training)
+    if not layer.weight.is_meta:
+        with torch.no_grad():
+            part.weight.copy_(layer.weight[keep] if dim == 0 else layer.weight[:, keep])
+            part.bias.copy_(layer.bias[keep] if dim == 0 else layer.bias)
+    return part

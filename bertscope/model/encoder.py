@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from bertscope._torch import Embedding, index_row
 from bertscope.config import BertConfig
 from bertscope.model.activations import activation
-from bertscope.model.attention import BertAttention, KeyValue
+from bertscope.model.attention import BertAttention, KeyValue, say_once
+from bertscope.model.checkpointing import recomputed
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
+from bertscope.spec import Checkpointing
 
 
 class BertEmbeddings(nn.Module):
@@ -46,7 +48,7 @@ class BertEmbeddings(nn.Module):
             inputs_embeds = self.word_embeddings(input_ids)
         batch, length = inputs_embeds.shape[:2]
         if token_type_ids is None:
-            token_type_ids = self.token_type_ids[:, :length].expand(batch, length)
+            token_type_ids = self.token_type_ids[:, :1].expand(batch, length)
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         if self.position_embedding_type == "absolute":
             if position_ids is None:
@@ -156,6 +158,7 @@ class BertEncoder(nn.Module):
         self.config = config
         self.layer = nn.ModuleList([BertLayer(config) for _ in range(config.num_hidden_layers)])
         self.gradient_checkpointing = False
+        self.checkpointing = Checkpointing()
 
     def forward(
         self,
@@ -174,10 +177,15 @@ class BertEncoder(nn.Module):
 
         Masks are additive, as in BertSelfAttention; `head_mask` is (layers, 1, N, 1, 1).
         """
+        recomputes = self.gradient_checkpointing and self.training
+        if recomputes and use_cache:
+            say_once("use_cache does not go with gradient checkpointing; the cache is switched off")
+            use_cache = False
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
         for index, layer in enumerate(self.layer):
-            hidden_states, *others = layer(
+            run = recomputed(layer, self.checkpointing) if recomputes and self.checkpointing.covers(index) else layer
+            hidden_states, *others = run(
                 hidden_states,
                 attention_mask,
                 head_mask[index] if head_mask is not None else None,

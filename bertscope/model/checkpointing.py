@@ -1,0 +1,44 @@
+"""Layers that are recomputed in the backward pass instead of keeping what they computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertscope.spec import Checkpointing
+
+
+def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
+    """The layer as a function of its positional inputs that keeps these alone; dropout replays its masks."""
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    options: dict[str, Any] = {"use_reentrant": how.use_reentrant}
+    if how.selective:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_matrix_products)
+    return partial(checkpoint, layer, **options)
+
+
+def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_SAVE if operator in _matrix_products() else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _matrix_products() -> frozenset[Any]:
+    """What costs most to compute again: products, and the fused attention kernels that consist of them."""
+    aten = torch.ops.aten
+    names = (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+    return frozenset(getattr(aten, name).default for name in names if hasattr(aten, name))

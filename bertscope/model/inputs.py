@@ -1,0 +1,129 @@
+"""What goes into the body: inputs that fit together, and masks in the form that attention adds.
+
+Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
+H hidden size. Nothing here looks at a tensor's values, so all of it runs on meta and on fake tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bertscope.config import BertConfig
+
+Cache = tuple[tuple[Tensor, ...], ...]
+
+
+def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_size: int) -> tuple[int, int]:
+    """(B, S) of what was given; raises ValueError for both, neither, or a wrong shape."""
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither" if input_ids is None else "both"
+        raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
+    if input_ids is not None:
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
+        return input_ids.shape[0], input_ids.shape[1]
+    assert inputs_embeds is not None
+    if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != hidden_size:
+        shape = tuple(inputs_embeds.shape)
+        raise ValueError(f"inputs_embeds must be (batch, sequence, {hidden_size} = hidden_size); its shape is {shape}")
+    return inputs_embeds.shape[0], inputs_embeds.shape[1]
+
+
+def cached_length(past_key_values: Cache | None, config: BertConfig, has_encoder_states: bool) -> int:
+    """Length of the cached keys; raises ValueError for a cache of another model or of cross-attention alone."""
+    if past_key_values is None:
+        return 0
+    if len(past_key_values) != config.num_hidden_layers:
+        raise ValueError(
+            f"past_key_values holds {len(past_key_values)} layers and the model has {config.num_hidden_layers}"
+        )
+    if len(past_key_values[0]) == 4 and not has_encoder_states:
+        raise ValueError("past_key_values holds keys of cross-attention, and no encoder_hidden_states were given")
+    return past_key_values[0][0].shape[2]
+
+
+def check_agreement(
+    shape: tuple[int, int],
+    past: int,
+    config: BertConfig,
+    *,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    encoder_hidden_states: Tensor | None,
+    encoder_attention_mask: Tensor | None,
+) -> None:
+    """Raise ValueError, naming both sides, for inputs whose shapes do not fit together."""
+    batch, length = shape
+    is_relative = config.position_embedding_type != "absolute"
+    if past + length > config.max_position_embeddings and (position_ids is None or is_relative):
+        raise ValueError(
+            f"the sequence is {past + length} long and max_position_embeddings is {config.max_position_embeddings}"
+        )
+    for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+        if ids is not None and tuple(ids.shape) not in ((batch, length), (1, length)):
+            raise ValueError(f"{name} has shape {tuple(ids.shape)} and the input {shape}")
+    _check_mask("attention_mask", attention_mask, (batch, length, past + length), "the input with its cache")
+    if encoder_hidden_states is None:
+        if encoder_attention_mask is not None:
+            raise ValueError("encoder_attention_mask was given and encoder_hidden_states were not")
+        return
+    if not config.is_decoder:
+        return  # an encoder passes them by, as in the reference
+    if not config.add_cross_attention:
+        raise ValueError("encoder_hidden_states were given and add_cross_attention is false")
+    if encoder_hidden_states.dim() != 3 or encoder_hidden_states.shape[0] != batch:
+        states = tuple(encoder_hidden_states.shape)
+        raise ValueError(f"encoder_hidden_states has shape {states} and the input has batch {batch}")
+    encoder_length = encoder_hidden_states.shape[1]
+    _check_mask("encoder_attention_mask", encoder_attention_mask, (batch, length, encoder_length), "the encoder states")
+
+
+def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int], other: str) -> None:
+    """The last dimension must be there whole; the others may be 1 and broadcast."""
+    if mask is None:
+        return
+    batch, queries, keys = shape
+    wanted = {2: ((batch,), (keys,)), 3: ((batch,), (queries, 1), (keys,)), 4: ((batch,), (), (queries, 1), (keys,))}
+    if mask.dim() not in wanted:
+        raise ValueError(f"{name} must have 2, 3 or 4 dimensions; its shape is {tuple(mask.shape)}")
+    sizes = zip(mask.shape, wanted[mask.dim()], strict=True)
+    fits = [not allowed or size in allowed or (place == 0 and size == 1) for place, (size, allowed) in enumerate(sizes)]
+    if not all(fits):
+        raise ValueError(f"{name} has shape {tuple(mask.shape)} and {other} has batch {batch}, length {keys}")
+
+
+def self_attention_mask(
+    mask: Tensor | None, length: int, past: int, is_decoder: bool, is_fused: bool, hidden: Tensor
+) -> Tensor | None:
+    """The additive mask, broadcastable to (B, N, S, T); None where there is nothing to hide.
+
+    The fused kernel makes a plain causal mask by itself.
+    """
+    if mask is None and (not is_decoder or (is_fused and past == 0)):
+        return None
+    if mask is not None and (mask.dim() > 2 or not is_decoder):
+        return additive_mask(mask, hidden.dtype)
+    causal = torch.ones(length, past + length, dtype=torch.bool, device=hidden.device).tril(past)[None, None]
+    return additive_mask(causal if mask is None else causal * mask[:, None, None, :], hidden.dtype)
+
+
+def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, T), (B, S, T) or (B, N, S, T) of 1 and 0 -> four dimensions of 0 and the most negative number."""
+    if keep.dim() < 4:
+        keep = keep[:, None, None, :] if keep.dim() == 2 else keep[:, None]
+    return (1.0 - keep.to(dtype)) * torch.finfo(dtype).min
+
+
+def layer_head_masks(mask: Tensor | None, config: BertConfig, dtype: torch.dtype) -> Tensor | None:
+    """(N,) or (layers, N) -> (layers, 1, N, 1, 1); raises ValueError for another shape."""
+    if mask is None:
+        return None
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    if tuple(mask.shape) not in ((heads,), (layers, heads)):
+        raise ValueError(
+            f"head_mask has shape {tuple(mask.shape)}; it must be ({heads},) for all layers or ({layers}, {heads})"
+        )
+    per_layer = mask.expand(layers, -1) if mask.dim() == 1 else mask
+    return per_layer[:, None, :, None, None].to(dtype)

@@ -1,0 +1,181 @@
+"""What all classes share: initialisation, tying, checkpointing, pruning, resizing, and loading of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertscope.config import BertConfig
+from bertscope.model.encoder import BertEncoder
+from bertscope.model.state_dict import translated
+from bertscope.spec import Checkpointing
+
+
+class BertPreTrainedModel(nn.Module):
+    """The base of BertModel and of every class with a head."""
+
+    base_model_prefix = "bert"
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    # ---- weights: values and ties ----
+
+    def post_init(self) -> None:
+        """Initialise the weights and tie what is tied; the last line of every constructor."""
+        for child in self.children():
+            if not isinstance(child, BertPreTrainedModel):  # the body under a head has done so itself
+                child.apply(self._init_weights)
+        self.tie_weights()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal weights with `initializer_range`, zero biases, a zero padding row, LayerNorm the identity."""
+        weight: Any = getattr(module, "weight", None)
+        if weight is None or weight.is_meta:  # a meta weight has no values, and normal_ there costs 1.4 s
+            return
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(weight, std=self.config.initializer_range)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                weight[module.padding_idx].zero_()
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def base_model(self) -> Any:
+        """The BertModel in here, or this one itself."""
+        return getattr(self, self.base_model_prefix, self)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embeddings."""
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Other word embeddings; the decoder follows if it is tied."""
+        self.base_model.embeddings.word_embeddings = value
+        self.tie_weights()
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """The decoder of the language modelling head; None for a class without one."""
+        return None
+
+    def tie_weights(self) -> None:
+        """Make the decoder use the word embeddings, if the configuration ties them."""
+        decoder = self.get_output_embeddings()
+        if decoder is not None and self.config.tie_word_embeddings:
+            decoder.weight = self.get_input_embeddings().weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
+        """As torch's; `to_empty` and `to("meta")` replace parameters one address at a time, so tie again."""
+        super()._apply(fn, recurse)
+        self.tie_weights()
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, for the names of this class, of old checkpoints, and with or without `bert.` in front.
+
+        LayerNorm's `gamma` and `beta` become weight and bias, stored `position_ids` are passed over, and a
+        tied weight that the file leaves out is taken from its other address. Raises ValueError for
+        TensorFlow's names.
+        """
+        result = super().load_state_dict(translated(state_dict, self), strict, assign)
+        self.tie_weights()
+        return result
+
+    # ---- the forward pass: what is kept for the backward ----
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers are recomputed in the backward pass, in train mode."""
+        return self._encoder().gradient_checkpointing
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = "full"
+    ) -> None:
+        """Recompute layers in the backward pass instead of keeping what they computed; in train mode alone.
+
+        `strategy`: full (every layer), every-2, layers:0-5, selective (keeps the matrix products).
+        `gradient_checkpointing_kwargs` may hold `use_reentrant`, which is False by default.
+        """
+        options = dict(gradient_checkpointing_kwargs or {})
+        use_reentrant = bool(options.pop("use_reentrant", False))
+        if options:
+            raise ValueError(f"only use_reentrant can be chosen; got {', '.join(options)}")
+        encoder = self._encoder()
+        chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
+        encoder.gradient_checkpointing = chosen is not None
+        encoder.checkpointing = chosen or Checkpointing()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep everything again."""
+        self._encoder().gradient_checkpointing = False
+
+    def _encoder(self) -> BertEncoder:
+        return self.base_model.encoder
+
+    # ---- another size ----
+
+    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        """Remove attention heads: layer -> the heads' numbers in the unpruned layer."""
+        pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
+        for layer, heads in heads_to_prune.items():
+            pruned[layer] = pruned.get(layer, set()) | set(heads)
+        config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
+        for layer, heads in config.pruned_heads.items():
+            self._encoder().layer[layer].attention.prune_heads(heads)  # type: ignore[union-attr, operator]
+        self._set_config(config)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        """Grow or shrink the vocabulary, the decoder with it; new rows are initialised. The new embeddings."""
+        embeddings = self.get_input_embeddings()
+        size = embeddings.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of:
+            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
+        if size != embeddings.num_embeddings:
+            self._set_config(replace(self.config, vocab_size=size))
+            self._resize(embeddings, size)
+            embeddings.num_embeddings = size
+            self._resize_decoder(size)
+            self.tie_weights()
+        return embeddings
+
+    def _resize_decoder(self, size: int) -> None:
+        decoder = self.get_output_embeddings()
+        if decoder is None:
+            return
+        if not self.config.tie_word_embeddings:
+            self._resize(decoder, size)
+        decoder.out_features = size
+        head: Any = self.cls
+        head.predictions.bias = nn.Parameter(_resized(head.predictions.bias, size, fill=0.0))
+        head.predictions.tie_bias()
+
+    def _resize(self, module: nn.Embedding | nn.Linear, size: int) -> None:
+        module.weight = nn.Parameter(_resized(module.weight, size, std=self.config.initializer_range))
+
+    def _set_config(self, config: BertConfig) -> None:
+        for module in self.modules():
+            if isinstance(getattr(module, "config", None), BertConfig):
+                module.config = config  # type: ignore[assignment]
+
+
+def _resized(old: Tensor, size: int, *, std: float = 0.0, fill: float | None = None) -> Tensor:
+    """The first `size` rows of `old`, new ones normal with `std` or all `fill`."""
+    new = old.new_empty(size, *old.shape[1:])
+    if new.is_meta:
+        return new
+    with torch.no_grad():
+        if fill is None:
+            new.normal_(std=std)
+        else:
+            new.fill_(fill)
+        kept = min(size, old.shape[0])
+        new[:kept] = old[:kept]
+    return new

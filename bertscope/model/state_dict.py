@@ -1,0 +1,57 @@
+"""Names of weights in checkpoints of all ages -> the names of one of our models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+# Buffers that transformers before 4.31 wrote into its files; computed here.
+_STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+_OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def translated(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The state dict under the names that `model` has; raises ValueError for TensorFlow's names."""
+    for name in state_dict:
+        if "/" in name:
+            raise ValueError(
+                f"{name!r} is a TensorFlow name; convert the checkpoint first "
+                "(transformers-cli convert --model_type bert), then load what that writes"
+            )
+    own = set(model.state_dict(keep_vars=True))
+    found = {
+        _own_name(_modern(name), own): tensor
+        for name, tensor in state_dict.items()
+        if not name.endswith(_STORED_BUFFERS)
+    }
+    _fill_ties(found, model)
+    return found
+
+
+def _modern(name: str) -> str:
+    for old, new in _OLD_ENDS.items():
+        if name.endswith(old):
+            return name[: -len(old)] + new
+    return name
+
+
+def _own_name(name: str, own: set[str]) -> str:
+    """With or without `bert.` in front, whichever the model has."""
+    if name in own:
+        return name
+    other = name.removeprefix("bert.") if name.startswith("bert.") else f"bert.{name}"
+    return other if other in own else name
+
+
+def _fill_ties(found: dict[str, Any], model: nn.Module) -> None:
+    """Give every address of a tied parameter the tensor that the file has under another one."""
+    addresses: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        addresses.setdefault(id(parameter), []).append(name)
+    for names in addresses.values():
+        stored = next((name for name in names if name in found), None)
+        for name in names:
+            if stored is not None:
+                found.setdefault(name, found[stored])

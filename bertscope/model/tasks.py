@@ -1,0 +1,212 @@
+"""The heads of tasks: sentence pairs, classification, choice, tokens, answers; each with its loss.
+
+Letters in the shapes: B batch, S sequence length, L labels, C choices. Inputs and options as in `heads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertscope.config import BertConfig
+from bertscope.model.heads import BertOnlyNSPHead, Flag, WithHead, token_loss
+from bertscope.model.outputs import (
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+
+class BertForNextSentencePrediction(WithHead):
+    """Does the second sentence follow the first?"""
+
+    add_pooling_layer = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Flag,
+    ) -> NextSentencePredictorOutput | tuple[Any, ...]:
+        """Logits (B, 2); labels (B,), 0 for a continuation and 1 for a random sentence."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            options=options,
+        )  # fmt: skip
+        logits = self.cls(body.pooler_output)
+        loss = token_loss(logits, labels) if labels is not None else None
+        output = NextSentencePredictorOutput(loss, logits, body.hidden_states, body.attentions)
+        return self._returned(output, options)
+
+
+class _WithClassifier(WithHead):
+    """A class with dropout and one linear layer under `classifier`."""
+
+    def __init__(self, config: BertConfig, num_outputs: int | None = None) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs or config.num_labels)
+        self.post_init()
+
+
+class BertForSequenceClassification(_WithClassifier):
+    """One or several labels, or a number, for the whole sequence."""
+
+    add_pooling_layer = True
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Flag,
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:
+        """Logits (B, L); labels (B,) or (B, L), by `problem_type`."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            options=options,
+        )  # fmt: skip
+        logits = self.classifier(self.dropout(body.pooler_output))
+        loss = self._loss(logits, labels) if labels is not None else None
+        return self._returned(SequenceClassifierOutput(loss, logits, body.hidden_states, body.attentions), options)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem = self.config.problem_type or self._problem_of(labels)
+        if problem == "regression":
+            return functional.mse_loss(logits.squeeze(), labels.squeeze())
+        if problem == "single_label_classification":
+            return token_loss(logits, labels)
+        return functional.binary_cross_entropy_with_logits(logits, labels)
+
+    def _problem_of(self, labels: Tensor) -> str:
+        """Without a `problem_type`: one label is a regression, integers one class each, floats several."""
+        if self.num_labels == 1:
+            return "regression"
+        is_integer = labels.dtype in (torch.long, torch.int)
+        return "single_label_classification" if is_integer else "multi_label_classification"
+
+
+class BertForMultipleChoice(_WithClassifier):
+    """Which of several continuations is right: one score each."""
+
+    add_pooling_layer = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, num_outputs=1)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Flag,
+    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
+        """Inputs (B, C, S) -> logits (B, C); labels (B,) are indices of choices."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise ValueError("give either input_ids or inputs_embeds; neither was given")
+        choices = given.shape[1]
+        flat = [
+            None if tensor is None else tensor.flatten(0, 1)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
+        ]
+        embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
+        body = self._body(
+            *flat, head_mask, embeds,
+            options=options,
+        )  # fmt: skip
+        logits = self.classifier(self.dropout(body.pooler_output)).view(-1, choices)
+        loss = functional.cross_entropy(logits, labels) if labels is not None else None
+        return self._returned(MultipleChoiceModelOutput(loss, logits, body.hidden_states, body.attentions), options)
+
+
+class BertForTokenClassification(_WithClassifier):
+    """A label for every token."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Flag,
+    ) -> TokenClassifierOutput | tuple[Any, ...]:
+        """Logits (B, S, L); labels (B, S)."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            options=options,
+        )  # fmt: skip
+        logits = self.classifier(self.dropout(body.last_hidden_state))
+        loss = token_loss(logits, labels) if labels is not None else None
+        return self._returned(TokenClassifierOutput(loss, logits, body.hidden_states, body.attentions), options)
+
+
+class BertForQuestionAnswering(WithHead):
+    """The start and the end of the answer in the text."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **options: Flag,
+    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:
+        """Start and end logits (B, S) each; positions (B,), ignored where beyond the sequence."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            options=options,
+        )  # fmt: skip
+        start, end = (
+            part.squeeze(-1).contiguous() for part in self.qa_outputs(body.last_hidden_state).split(1, dim=-1)
+        )
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = (_position_loss(start, start_positions) + _position_loss(end, end_positions)) / 2
+        output = QuestionAnsweringModelOutput(loss, start, end, body.hidden_states, body.attentions)
+        return self._returned(output, options)
+
+
+def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
+    """Cross-entropy over the sequence (B, S); a position outside it counts for nothing."""
+    length = logits.shape[1]
+    positions = positions.squeeze(-1) if positions.dim() > 1 else positions
+    return functional.cross_entropy(logits, positions.clamp(0, length), ignore_index=length)
