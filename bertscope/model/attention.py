@@ -101,7 +101,7 @@ class BertSelfAttention(nn.Module):
         """Context (B, N, S, D) and probabilities (B, N, S, T); `mask` holds the causal part already."""
         scores = query @ key.transpose(-1, -2)  # (B, N, S, T)
         if self.position_embedding_type != "absolute":
-            scores = scores + self._relative_scores(query, key)  # added before the scaling, as the reference does
+            scores = self._with_relative_scores(scores, query, key)  # before the scaling, as the reference does
         scores = scores / math.sqrt(self.attention_head_size)
         if mask is not None:
             scores = scores + mask
@@ -111,15 +111,15 @@ class BertSelfAttention(nn.Module):
             probabilities = probabilities * head_mask
         return probabilities @ value, probabilities
 
-    def _relative_scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Scores (B, N, S, T) of queries, and for `relative_key_query` of keys, with the distance vectors."""
+    def _with_relative_scores(self, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Adds to (B, N, S, T) what queries, and for `relative_key_query` keys, score with the distances."""
         query_length, key_length = query.shape[2], key.shape[2]
         keys = torch.arange(key_length, device=query.device)
         # With a cache the queries are the last of the keys; without one S = T and this is the same.
         queries = torch.arange(key_length - query_length, key_length, device=query.device)
         distance = queries[:, None] - keys[None, :]  # (S, T)
         vectors = self.distance_embedding(distance + self.max_position_embeddings - 1).to(query.dtype)  # (S, T, D)
-        scores = torch.einsum("bnsd,std->bnst", query, vectors)
+        scores = scores + torch.einsum("bnsd,std->bnst", query, vectors)
         if self.position_embedding_type == "relative_key_query":
             scores = scores + torch.einsum("bntd,std->bnst", key, vectors)
         return scores

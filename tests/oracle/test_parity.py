@@ -1,0 +1,291 @@
+"""The grid: class, position embedding, kernel and kind of input against the reference, losses and gradients too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+B, S, H, LAYERS, HEADS, VOCAB = 3, 8, 32, 2, 4, 60
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": H, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "intermediate_size": 48, "max_position_embeddings": 24, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+POSITIONS = ("absolute", "relative_key", "relative_key_query")
+TOLERANCE = {"eager": 1e-6, "sdpa": 1e-5}
+ENCODER_ONLY = ("embeds", "head_mask", "head_mask_per_layer")
+
+
+@pytest.fixture(params=POSITIONS)
+def positions(request):
+    return request.param
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def attention(request):
+    return request.param
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(B, S, dtype=torch.long)
+    mask[1, 5:] = 0
+    mask[2, 2:] = 0
+    encoder_mask = torch.ones(B, 5, dtype=torch.long)
+    encoder_mask[0, 3:] = 0
+    return {
+        "input_ids": torch.randint(1, VOCAB, (B, S), generator=generator),
+        "attention_mask": mask,
+        "token_type_ids": torch.randint(0, 2, (B, S), generator=generator),
+        "position_ids": torch.randint(0, 24, (B, S), generator=generator),
+        "inputs_embeds": torch.randn(B, S, H, generator=generator),
+        "encoder_hidden_states": torch.randn(B, 5, H, generator=generator),
+        "encoder_attention_mask": encoder_mask,
+    }
+
+
+def case(kind: str) -> dict[str, torch.Tensor]:
+    """The inputs of one kind."""
+    all_of_them = tensors()
+    chosen = {"input_ids", "attention_mask", "token_type_ids"}
+    inputs = {name: tensor for name, tensor in all_of_them.items() if name in chosen}
+    if kind == "bare":
+        return {"input_ids": inputs["input_ids"]}
+    if kind == "embeds":
+        del inputs["input_ids"]
+        return {**inputs, "inputs_embeds": all_of_them["inputs_embeds"], "position_ids": all_of_them["position_ids"]}
+    if kind == "mask_3d":
+        return {**inputs, "attention_mask": torch.ones(B, S, S, dtype=torch.long).tril()}
+    if kind == "head_mask":
+        return {**inputs, "head_mask": torch.tensor([1.0, 0.0, 1.0, 0.5])}
+    if kind == "head_mask_per_layer":
+        return {**inputs, "head_mask": torch.tensor([[1.0, 0.0, 1.0, 0.5], [0.0, 1.0, 1.0, 1.0]])}
+    if kind == "outputs":
+        return {**inputs, "output_attentions": True, "output_hidden_states": True}
+    return inputs
+
+
+def labels(name: str) -> dict[str, torch.Tensor]:
+    tokens, sentence = tensors(1)["input_ids"].clone(), torch.tensor([0, 1, 1])
+    tokens[0, 3:] = -100
+    return {
+        "BertModel": {},
+        "BertForPreTraining": {"labels": tokens, "next_sentence_label": sentence},
+        "BertForMaskedLM": {"labels": tokens},
+        "BertLMHeadModel": {"labels": tokens},
+        "BertForNextSentencePrediction": {"labels": sentence},
+        "BertForSequenceClassification": {"labels": sentence},
+        "BertForMultipleChoice": {"labels": torch.tensor([2])},
+        "BertForTokenClassification": {"labels": tokens.clamp(max=1)},
+        "BertForQuestionAnswering": {"start_positions": sentence, "end_positions": torch.tensor([3, 4, 50])},
+    }[name]
+
+
+def of_choices(name: str, inputs: dict) -> dict:
+    """BertForMultipleChoice takes the batch as the choices of one question."""
+    wide = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+    if name != "BertForMultipleChoice":
+        return inputs
+    return {key: value[None] if key in wide else value for key, value in inputs.items()}
+
+
+def same_weights(pair, name, attention, **fields):
+    both = pair(name, "cpu", attention, **{**SIZES, **fields})
+    torch.manual_seed(5)
+    for parameter in both.reference.parameters():  # far from the initial values, where many terms vanish
+        torch.nn.init.normal_(parameter, std=0.3)
+    both.own.load_state_dict(both.reference.state_dict())
+    return both.reference, both.own
+
+
+def flat(value) -> list[torch.Tensor]:
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in flat(item)]
+    return [value]
+
+
+def assert_same(own, reference, tolerance: float) -> None:
+    assert list(own.keys()) == list(reference.keys())
+    for key in reference:
+        for got, expected in zip(flat(own[key]), flat(reference[key]), strict=True):
+            scale = max(1.0, expected.abs().max().item())  # single precision has seven digits
+            torch.testing.assert_close(
+                got, expected, rtol=tolerance, atol=tolerance * scale, msg=partial("{}: {}".format, key)
+            )
+
+
+def assert_same_gradients(own, reference) -> None:
+    expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    # Softmax does not see a shift of its scores, so the true gradient of key.bias is zero and what is there
+    # is rounding: the largest gradient of the model sets the scale below which nothing is compared.
+    largest = max(gradient.abs().max().item() for gradient in expected.values() if gradient is not None)
+    assert set(expected) == {name for name, _ in own.named_parameters()}
+    for name, parameter in own.named_parameters():
+        if expected[name] is None:
+            assert parameter.grad is None, name
+            continue
+        scale = max(expected[name].abs().max().item(), largest / 10)
+        named = partial("{}: {}".format, name)
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-5 * scale, msg=named)
+
+
+KINDS = ("bare", "padded", "embeds", "mask_3d", "head_mask", "head_mask_per_layer", "outputs")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_losses_and_gradients_equal_the_references(pair, name, positions, attention, kind):
+    if name == "BertForMultipleChoice" and kind == "mask_3d":
+        pytest.skip("the reference flattens a mask of choices to two dimensions")
+    # transformers' own mask for sdpa is two-dimensional alone: there its eager kernel is the witness.
+    witness = "eager" if kind == "mask_3d" else attention
+    reference, own = same_weights(pair, name, witness, position_embedding_type=positions)
+    if witness != attention:
+        _, own = same_weights(pair, name, attention, position_embedding_type=positions)
+        own.load_state_dict(reference.state_dict())
+    inputs = of_choices(name, case(kind))
+    wanted = labels(name)
+    got, expected = own(**inputs, **wanted), reference(**inputs, **wanted)
+    assert_same(got, expected, TOLERANCE[attention])
+    for output in (got, expected):
+        output[0].sum().backward()  # the loss, or without labels the last hidden state
+    assert_same_gradients(own, reference)
+
+
+@pytest.mark.parametrize("kind", ["bare", "padded"])
+def test_chunking_the_feed_forward_equals_the_references(pair, name, positions, attention, kind):
+    reference, own = same_weights(pair, name, attention, position_embedding_type=positions, chunk_size_feed_forward=4)
+    inputs = of_choices(name, case(kind))
+    assert_same(own(**inputs), reference(**inputs), TOLERANCE[attention])
+
+
+DECODERS = ("BertModel", "BertLMHeadModel")
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_with_cross_attention_equals_the_references(pair, decoder, positions, attention, kind):
+    witness = "eager" if kind == "mask_3d" else attention
+    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": True}
+    reference, _ = same_weights(pair, decoder, witness, **fields)
+    _, own = same_weights(pair, decoder, attention, **fields)
+    own.load_state_dict(reference.state_dict())
+    inputs = case(kind)
+    for encoder in ((), ("encoder_hidden_states",), ("encoder_hidden_states", "encoder_attention_mask")):
+        given = inputs | {key: tensors()[key] for key in encoder}
+        got, expected = own(**given), reference(**given)
+        if not encoder and kind == "outputs":
+            # Without encoder states the reference puts its caches where cross-attentions belong; ours are empty.
+            assert got.cross_attentions == ()
+            assert all(torch.is_tensor(item) for cache in expected.cross_attentions for item in cache)
+            got.cross_attentions = None
+            expected = {key: value for key, value in expected.items() if key != "cross_attentions"}
+        assert_same(got, expected, TOLERANCE[attention])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, attention, crossed):
+    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
+    reference, own = same_weights(pair, decoder, attention, **fields)
+    given = {key: tensors()[key] for key in ("encoder_hidden_states", "encoder_attention_mask")} if crossed else {}
+    ids, mask = tensors()["input_ids"], torch.ones(B, S, dtype=torch.long)
+    with torch.no_grad():
+        got = expected = None
+        for step in range(S):
+            one = {
+                "input_ids": ids[:, step : step + 1],
+                "attention_mask": mask[:, : step + 1],
+                "use_cache": True,
+                **given,
+            }
+            got = own(**one, past_key_values=got.past_key_values if got else None)
+            expected = reference(**one, past_key_values=expected.past_key_values if expected else None)
+            assert_same(got, expected, TOLERANCE[attention])
+
+
+@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("pieces", [[1] * S, [3, 1, 4], [S - 1, 1]], ids=["one", "pieces", "last"])
+def test_decoding_in_steps_equals_decoding_at_once(pair, positions, attention, crossed, pieces):
+    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
+    _, own = same_weights(pair, "BertLMHeadModel", attention, **fields)
+    given = {key: tensors()[key] for key in ("encoder_hidden_states", "encoder_attention_mask")} if crossed else {}
+    ids = tensors()["input_ids"]
+    with torch.no_grad():
+        whole = own(ids, **given).logits
+        logits, past, start = [], None, 0
+        for length in pieces:
+            output = own(ids[:, start : start + length], **given, past_key_values=past, use_cache=True)
+            logits.append(output.logits)
+            past, start = output.past_key_values, start + length
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert past[0][0].shape == (B, HEADS, S, H // HEADS)
+    assert len(past[0]) == (4 if crossed else 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0])),
+        ({"num_labels": 1}, torch.tensor([[0.5], [-1.0], [2.0]])),
+        ({"num_labels": 4}, torch.tensor([0, 3, 1])),
+        ({"num_labels": 4}, torch.tensor([[1.0, 0, 0, 1]] * 3)),
+        ({"num_labels": 3, "problem_type": "regression"}, torch.tensor([[0.1, 0.2, 0.3]] * 3)),
+        ({"num_labels": 3, "problem_type": "single_label_classification"}, torch.tensor([0, 2, 1])),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.tensor([[1.0, 0.0, 1.0]] * 3)),
+        ({"num_labels": 3, "classifier_dropout": 0.0}, torch.tensor([0, 2, 1])),
+    ],
+)
+def test_sequence_classification_has_the_references_loss_by_problem_type(pair, fields, wanted):
+    reference, own = same_weights(pair, "BertForSequenceClassification", "eager", **fields)
+    got, expected = own(**case("padded"), labels=wanted), reference(**case("padded"), labels=wanted)
+    assert_same(got, expected, 1e-6)
+
+
+def test_without_return_dict_the_tuples_are_the_references(pair, name, attention):
+    reference, own = same_weights(pair, name, "eager")
+    inputs = of_choices(name, case("outputs")) | {"return_dict": False}
+    wanted = labels(name)
+    got, expected = own(**inputs, **wanted), reference(**inputs, **wanted)
+    assert isinstance(got, tuple)
+    assert len(got) == len(expected)
+    for one, other in zip(flat(got), flat(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
+    reference, own = same_weights(pair, decoder, "eager", is_decoder=True, add_cross_attention=True)
+    given = case("outputs") | {"encoder_hidden_states": tensors()["encoder_hidden_states"], "return_dict": False}
+    got, expected = own(**given), reference(**given)
+    assert [type(item) for item in got] == [type(item) for item in expected]
+    for one, other in zip(flat(got), flat(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
+    reference, own = same_weights(pair, name, "eager", position_embedding_type=positions)
+    for model in (reference, own):
+        model.prune_heads({0: [1, 3], 1: [0]})
+        model.prune_heads({1: [2]})
+    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
+    assert own.config.pruned_heads == {0: (1, 3), 1: (0, 2)}
+    inputs = of_choices(name, case("padded"))
+    assert_same(own(**inputs), reference(**inputs), 1e-6)
+
+
+@pytest.mark.parametrize("size", [VOCAB + 7, VOCAB - 9])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "free"])
+def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name, size, tied):
+    reference, own = same_weights(pair, name, "eager", tie_word_embeddings=tied)
+    for model in (reference, own):
+        model.resize_token_embeddings(size)
+    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
+    assert own.config.vocab_size == size == own.get_input_embeddings().num_embeddings
+    kept = min(size, VOCAB)
+    for one, other in zip(own.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one[:kept], other[:kept])
+    inputs = of_choices(name, {"input_ids": tensors()["input_ids"].clamp(max=kept - 1)})
+    own.load_state_dict(reference.state_dict())
+    assert_same(own(**inputs), reference(**inputs), 1e-6)
