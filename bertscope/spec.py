@@ -33,6 +33,13 @@ class Checkpointing:
         """Whether the layer of that number is recomputed."""
         return layer in self.layers if self.layers is not None else layer % self.every == 0
 
+    def check_layers(self, layers: int) -> None:
+        """Raise ConfigError for a named layer that a stack of `layers` does not have."""
+        absent = sorted(layer for layer in self.layers or () if layer >= layers)
+        if absent:
+            shown = ", ".join(map(str, absent[:5]))
+            raise ConfigError(f"checkpointing names layers {shown} and the model has {layers} layers, from 0")
+
     @classmethod
     def parse(cls, strategy: str, *, use_reentrant: bool = False) -> Checkpointing | None:
         """`full`, `every-2`, `layers:0-5,8` or `selective`; None for `none`. Raises ConfigError otherwise."""

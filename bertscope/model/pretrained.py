@@ -64,10 +64,22 @@ class BertPreTrainedModel(nn.Module):
         """The decoder of the language modelling head; None for a class without one."""
         return None
 
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Another decoder, its bias the head's too. Raises ValueError for a class without a decoder."""
+        if self.get_output_embeddings() is None:
+            raise ValueError(f"{type(self).__name__} has no output embeddings")
+        head: Any = self.cls
+        head.predictions.decoder = value
+        head.predictions.bias = value.bias
+
     def tie_weights(self) -> None:
-        """Make the decoder use the word embeddings, if the configuration ties them."""
+        """Make the decoder use the word embeddings, if the configuration ties them, and always the head's bias."""
         decoder = self.get_output_embeddings()
-        if decoder is not None and self.config.tie_word_embeddings:
+        if decoder is None:
+            return
+        head: Any = self.cls
+        head.predictions.tie_bias()
+        if self.config.tie_word_embeddings:
             decoder.weight = self.get_input_embeddings().weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
@@ -108,6 +120,8 @@ class BertPreTrainedModel(nn.Module):
             raise ValueError(f"only use_reentrant can be chosen; got {', '.join(options)}")
         encoder = self._encoder()
         chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
+        if chosen is not None:
+            chosen.check_layers(len(encoder.layer))
         encoder.gradient_checkpointing = chosen is not None
         encoder.checkpointing = chosen or Checkpointing()
 
@@ -154,11 +168,10 @@ class BertPreTrainedModel(nn.Module):
             self._resize(decoder, size)
         decoder.out_features = size
         head: Any = self.cls
-        head.predictions.bias = nn.Parameter(_resized(head.predictions.bias, size, fill=0.0))
-        head.predictions.tie_bias()
+        head.predictions.bias = _resized(head.predictions.bias, size, std=0.0)
 
     def _resize(self, module: nn.Embedding | nn.Linear, size: int) -> None:
-        module.weight = nn.Parameter(_resized(module.weight, size, std=self.config.initializer_range))
+        module.weight = _resized(module.weight, size, std=self.config.initializer_range)
 
     def _set_config(self, config: BertConfig) -> None:
         for module in self.modules():
@@ -166,16 +179,12 @@ class BertPreTrainedModel(nn.Module):
                 module.config = config  # type: ignore[assignment]
 
 
-def _resized(old: Tensor, size: int, *, std: float = 0.0, fill: float | None = None) -> Tensor:
-    """The first `size` rows of `old`, new ones normal with `std` or all `fill`."""
+def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:
+    """The first `size` rows of `old`, and new rows normal with `std`; frozen if `old` is."""
     new = old.new_empty(size, *old.shape[1:])
-    if new.is_meta:
-        return new
-    with torch.no_grad():
-        if fill is None:
-            new.normal_(std=std)
-        else:
-            new.fill_(fill)
-        kept = min(size, old.shape[0])
-        new[:kept] = old[:kept]
-    return new
+    if not new.is_meta:
+        with torch.no_grad():
+            kept = min(size, old.shape[0])
+            new.normal_(std=std) if std else new.zero_()
+            new[:kept] = old[:kept]
+    return nn.Parameter(new, requires_grad=old.requires_grad)

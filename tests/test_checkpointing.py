@@ -1,0 +1,183 @@
+"""Checkpointing: less is kept, nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.errors import BertscopeWarning, ConfigError
+from bertscope.model import attention as attention_module
+from bertscope.spec import Checkpointing
+
+STRATEGIES = ("full", "every-2", "every-3", "layers:0", "layers:1-2", "layers:0,3", "selective")
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def model(tiny, request):
+    """Four layers in train mode, with dropout."""
+    torch.manual_seed(1)
+    config = replace(tiny, num_hidden_layers=4, attn_implementation=request.param, initializer_range=0.5)
+    return bertscope.BertForMaskedLM(config).train()
+
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 0, 0, 0]])
+MASK = (IDS > 0).long()
+
+
+def step(model) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of one training step with fixed dropout masks."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    loss = model(IDS, MASK, labels=IDS).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def saved_bytes(model) -> int:
+    """Bytes of distinct tensors that the forward keeps for the backward, parameters apart."""
+    kept = {}
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(IDS, MASK, labels=IDS).loss
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loss_and_gradients_are_the_same_bit_for_bit(model, strategy):
+    loss, gradients = step(model)
+    model.gradient_checkpointing_enable(strategy=strategy)
+    again, recomputed = step(model)
+    assert torch.equal(loss, again)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, recomputed[name]), name
+
+
+def test_reentrant_checkpointing_has_the_same_gradients_too(model):
+    loss, gradients = step(model)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    again, recomputed = step(model)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(gradient, recomputed[name]) for name, gradient in gradients.items())
+
+
+def layer_runs(model) -> list[int]:
+    """How often each layer's feed-forward runs in one step."""
+    runs = [0] * len(model.bert.encoder.layer)
+
+    def count(number):
+        def hook(*args):
+            runs[number] += 1
+
+        return hook
+
+    handles = [
+        layer.intermediate.register_forward_hook(count(number)) for number, layer in enumerate(model.bert.encoder.layer)
+    ]
+    step(model)
+    for handle in handles:
+        handle.remove()
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("strategy", "runs"),
+    [
+        ("none", [1, 1, 1, 1]),
+        ("full", [2, 2, 2, 2]),
+        ("every-2", [2, 1, 2, 1]),
+        ("every-3", [2, 1, 1, 2]),
+        ("layers:1-2", [1, 2, 2, 1]),
+        ("layers:0,3", [2, 1, 1, 2]),
+        ("selective", [2, 2, 2, 2]),
+    ],
+)
+def test_a_strategy_runs_its_layers_twice(model, strategy, runs):
+    model.gradient_checkpointing_enable(strategy=strategy)
+    assert layer_runs(model) == runs
+
+
+def test_what_is_kept_shrinks_with_every_layer_that_is_recomputed(model):
+    kept = {}
+    for strategy in ("none", "layers:0", "every-2", "full"):
+        model.gradient_checkpointing_enable(strategy=strategy)
+        kept[strategy] = saved_bytes(model)
+    assert kept["none"] > kept["layers:0"] > kept["every-2"] > kept["full"]
+
+
+def test_selective_computes_no_matrix_product_twice(model):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(strategy: str) -> int:
+        model.gradient_checkpointing_enable(strategy=strategy)
+        with FlopCounterMode(display=False) as counter:
+            step(model)
+        return counter.get_total_flops()
+
+    assert flops("selective") == flops("none") < flops("full")
+
+
+def test_it_works_in_train_mode_alone_and_can_be_switched_off(model):
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    assert model.bert.encoder.gradient_checkpointing
+    model.eval()
+    assert layer_runs(model) == [1, 1, 1, 1]
+    model.train()
+    assert layer_runs(model) == [2, 2, 2, 2]
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+    assert layer_runs(model) == [1, 1, 1, 1]
+
+
+def test_the_configuration_can_ask_for_it(tiny):
+    assert bertscope.BertForMaskedLM(replace(tiny, gradient_checkpointing=True)).is_gradient_checkpointing
+    assert not bertscope.BertForMaskedLM(tiny).is_gradient_checkpointing
+
+
+def test_the_cache_is_switched_off_with_a_warning(tiny, monkeypatch):
+    monkeypatch.setattr(attention_module, "_said", set())
+    model = bertscope.BertLMHeadModel(replace(tiny, is_decoder=True)).train()
+    assert model(IDS).past_key_values is not None
+    model.gradient_checkpointing_enable()
+    with pytest.warns(BertscopeWarning, match="the cache is switched off"):
+        assert model(IDS).past_key_values is None
+    assert model.eval()(IDS).past_key_values is not None
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["", "Full", "every", "every-", "every-0", "every--1", "layers:", "layers:a", "layers:1-", "2", "layers:0;1"],
+)
+def test_an_unknown_strategy_is_refused_with_the_known_ones(model, strategy):
+    with pytest.raises(ConfigError, match="checkpointing"):
+        model.gradient_checkpointing_enable(strategy=strategy)
+
+
+def test_a_layer_that_is_not_there_is_refused(model):
+    with pytest.raises(ConfigError, match=r"layers 4, 9 .* 4 layers"):
+        model.gradient_checkpointing_enable(strategy="layers:3-4,9")
+
+
+def test_unknown_options_are_refused(model):
+    with pytest.raises(ValueError, match="preserve"):
+        model.gradient_checkpointing_enable({"preserve": True})
+    with pytest.raises(ConfigError, match="reentrant"):
+        model.gradient_checkpointing_enable({"use_reentrant": True}, strategy="selective")
+
+
+def test_strategies_are_read_as_written():
+    assert Checkpointing.parse("none") is None
+    assert Checkpointing.parse("full") == Checkpointing()
+    assert Checkpointing.parse("every-2") == Checkpointing(every=2)
+    assert Checkpointing.parse("layers:0-2,5") == Checkpointing(layers=frozenset({0, 1, 2, 5}))
+    assert Checkpointing.parse("selective") == Checkpointing(selective=True)

@@ -1,0 +1,187 @@
+"""Inputs that do not fit together are refused with both sides named; those that fit run everywhere."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.model import CLASSES, build
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
+
+
+@pytest.fixture
+def decoder(tiny):
+    return bertscope.BertModel(replace(tiny, is_decoder=True, add_cross_attention=True)).eval()
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, "neither was given"),
+        ({"input_ids": IDS, "inputs_embeds": torch.ones(2, 4, 8)}, "both was given"),
+        ({"input_ids": ones(4)}, r"\(batch, sequence\); its shape is \(4,\)"),
+        ({"inputs_embeds": torch.ones(2, 4, 7)}, r"8 = hidden_size\); its shape is \(2, 4, 7\)"),
+        ({"input_ids": ones(1, 13)}, "13 long and max_position_embeddings is 12"),
+        ({"input_ids": IDS, "attention_mask": ones(2, 5)}, r"attention_mask has shape \(2, 5\) and .* length 4"),
+        ({"input_ids": IDS, "attention_mask": ones(3, 4)}, r"attention_mask has shape \(3, 4\) and .* batch 2"),
+        ({"input_ids": IDS, "attention_mask": ones(2, 3, 4)}, r"attention_mask has shape \(2, 3, 4\)"),
+        ({"input_ids": IDS, "attention_mask": ones(4)}, "2, 3 or 4 dimensions"),
+        ({"input_ids": IDS, "token_type_ids": ones(2, 3)}, r"token_type_ids has shape \(2, 3\) and the input \(2, 4\)"),
+        ({"input_ids": IDS, "position_ids": ones(4)}, r"position_ids has shape \(4,\) and the input \(2, 4\)"),
+        ({"input_ids": IDS, "head_mask": torch.ones(3)}, r"head_mask has shape \(3,\); it must be \(2,\)"),
+        ({"input_ids": IDS, "encoder_attention_mask": ones(2, 3)}, "encoder_hidden_states were not"),
+        ({"input_ids": IDS, "encoder_hidden_states": torch.ones(1, 3, 8)}, r"shape \(1, 3, 8\) and .* batch 2"),
+        (
+            {"input_ids": IDS, "encoder_hidden_states": torch.ones(2, 3, 8), "encoder_attention_mask": ones(2, 4)},
+            r"encoder_attention_mask has shape \(2, 4\) and the encoder states has batch 2, length 3",
+        ),
+        ({"input_ids": IDS, "past_key_values": ((torch.ones(2, 2, 1, 4),) * 2,)}, "1 layers and the model has 2"),
+        ({"input_ids": IDS, "past_key_values": ((torch.ones(2, 2, 1, 4),) * 4,) * 2}, "no encoder_hidden_states"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_with_both_sides(decoder, inputs, words):
+    with pytest.raises(ValueError, match=words):
+        decoder(**inputs)
+
+
+def test_encoder_states_need_cross_attention(tiny):
+    model = bertscope.BertModel(replace(tiny, is_decoder=True))
+    with pytest.raises(ValueError, match="add_cross_attention is false"):
+        model(IDS, encoder_hidden_states=torch.ones(2, 3, 8))
+
+
+def test_chunks_must_divide_the_sequence(tiny):
+    model = bertscope.BertModel(replace(tiny, chunk_size_feed_forward=3))
+    with pytest.raises(ValueError, match="length 4 is not divisible by chunk_size_feed_forward 3"):
+        model(IDS)
+
+
+def test_masks_of_three_and_four_dimensions_say_the_same_as_two(tiny):
+    model = bertscope.BertModel(tiny).eval()
+    mask = (IDS > 0).long()
+    flat = model(IDS, mask)[0]
+    torch.testing.assert_close(model(IDS, mask[:, None, :].expand(2, 4, 4))[0], flat)
+    torch.testing.assert_close(model(IDS, mask[:, None, None, :])[0], flat)
+    torch.testing.assert_close(model(IDS, mask[:, None, None, :].expand(2, 2, 4, 4))[0], flat)
+    torch.testing.assert_close(model(IDS, mask.bool())[0], flat)
+    torch.testing.assert_close(model(IDS, mask.float())[0], flat)
+
+
+def test_a_callable_activation_runs(tiny):
+    model = bertscope.BertModel(replace(tiny, hidden_act=torch.tanh)).eval()
+    named = bertscope.BertModel(replace(tiny, hidden_act="tanh")).eval()
+    named.load_state_dict(model.state_dict())
+    assert torch.equal(model(IDS)[0], named(IDS)[0])
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_runs_on_fake_tensors_with_a_mask(tiny, name, attention):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = build(replace(tiny, attn_implementation=attention), name, device="cpu").train()
+        ids = ones(2, 3, 5) if name == "BertForMultipleChoice" else ones(2, 5)
+        model(ids, torch.ones_like(ids))[0].sum().backward()
+        assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
+def test_a_decoder_runs_on_meta_with_mask_cache_and_encoder_states(tiny, positions):
+    config = replace(
+        tiny, is_decoder=True, add_cross_attention=True, position_embedding_type=positions, attn_implementation="eager"
+    )
+    model = build(config, "BertLMHeadModel")
+    states = torch.empty(2, 3, 8, device="meta")
+    first = model(ones(2, 4).to("meta"), encoder_hidden_states=states, use_cache=True)
+    second = model(
+        ones(2, 1).to("meta"),
+        ones(2, 5).to("meta"),
+        encoder_hidden_states=states,
+        past_key_values=first.past_key_values,
+    )
+    assert second.logits.shape == (2, 1, 32)
+    assert second.past_key_values[0][0].shape == (2, 2, 5, 4)
+
+
+def test_autocast_computes_in_bf16_and_stays_near(tiny):
+    for attention in ("eager", "sdpa"):
+        model = bertscope.BertForMaskedLM(replace(tiny, attn_implementation=attention)).eval()
+        mask = (IDS > 0).long()
+        exact = model(IDS, mask).logits
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(IDS, mask, labels=IDS)
+        assert output.logits.dtype == torch.bfloat16
+        assert output.loss.isfinite()
+        torch.testing.assert_close(output.logits.float(), exact, atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_with_padding(tiny, dtype):
+    model = bertscope.BertModel(tiny).eval().to(dtype)
+    output = model(IDS, (IDS > 0).long())[0]
+    assert output.dtype == dtype
+    assert output.isfinite().all()
+
+
+def test_functional_call_runs_with_other_weights(tiny):
+    model = bertscope.BertForMaskedLM(tiny).eval()
+    other = bertscope.BertForMaskedLM(tiny).eval()
+    output = torch.func.functional_call(model, dict(other.named_parameters()), (IDS,))
+    assert torch.equal(output.logits, other(IDS).logits)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_model_compiles_without_a_graph_break(tiny, attention):
+    torch._dynamo.reset()
+    model = bertscope.BertModel(replace(tiny, attn_implementation=attention)).eval()
+    mask = (IDS > 0).long()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(IDS, mask)[0], model(IDS, mask)[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_model_can_be_traced_with_tuples(tiny):
+    model = bertscope.BertForMaskedLM(replace(tiny, return_dict=False)).eval()
+    mask = (IDS > 0).long()
+    traced = torch.jit.trace(model, (IDS, mask))
+    torch.testing.assert_close(traced(IDS, mask)[0], model(IDS, mask)[0])
+
+
+def test_gradients_reach_hidden_states_and_attentions(tiny):
+    model = bertscope.BertModel(replace(tiny, attn_implementation="eager"))
+    output = model(IDS, output_hidden_states=True, output_attentions=True)
+    for tensor in (output.hidden_states[0], output.attentions[0]):
+        tensor.retain_grad()
+    output[0].flatten()[0].backward()
+    assert output.hidden_states[0].grad is not None
+    assert output.attentions[0].grad is not None
+
+
+def test_a_deep_copy_is_another_model_with_the_same_outputs(tiny):
+    model = bertscope.BertForPreTraining(tiny).eval()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(IDS)[0], model(IDS)[0])
+    with torch.no_grad():
+        twin.bert.pooler.dense.weight.add_(1)
+    assert not torch.equal(twin(IDS)[1], model(IDS)[1])
+
+
+def test_the_model_is_importable_by_itself():
+    code = (
+        "import sys, bertscope.model; "
+        "sys.exit(' '.join({'typer', 'rich', 'bertscope.analyses', 'bertscope.render'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
