@@ -52,6 +52,12 @@ def test_the_library_example_of_the_readme_runs():
     assert over_layers - distinct == 30522 * 384
 
 
+def test_the_example_of_the_models_page_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "model.md").read_text(), flags=re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "torch.Size([2, 16, 30522])\n")
+
+
 def test_ci_runs_the_readmes_test_command():
     done = subprocess.run(
         ["grep", "-cE", "^python3 -m venv .*pytest$", ROOT / "README.md"], capture_output=True, text=True, check=True
