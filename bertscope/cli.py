@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from bertscope import __version__
 from bertscope.commands import check, count, presets, print_model, tree
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, one_line
 
 app = typer.Typer(
     name="bertscope",
@@ -46,7 +47,10 @@ def options(
 
 def main() -> None:
     """Run the command line; every expected error is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
@@ -80,5 +84,5 @@ def _usage(error: Exception) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print("error: " + " ".join(message.splitlines()), file=sys.stderr)
+    print(f"error: {one_line(message, limit=2000)}", file=sys.stderr)
     return code

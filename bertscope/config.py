@@ -216,6 +216,9 @@ class BertConfig:
         ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
         for name in ignored:
             _refuse_misspelling(name, own)
+        if values.get("torchscript") is True:  # the reference then copies the decoder's weight, and returns tuples
+            own.update(tie_word_embeddings=False, return_dict=False)
+            ignored.remove("torchscript")
         if values.get("id2label") is not None:
             own["num_labels"] = _label_count(values["id2label"])
         return cls(**own, ignored=tuple(ignored))
@@ -265,8 +268,10 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
 
 
 def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
+    if name.startswith("_"):
+        return
     absent = [known for known in RULES if known not in own]
-    near = difflib.get_close_matches(name, absent, n=1, cutoff=0.9)
+    near = difflib.get_close_matches(name, absent, n=1, cutoff=0.93)
     if near:
         raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
 
@@ -282,6 +287,8 @@ def _shown(value: Any) -> str:
     if value is None:
         return "null"
     names = {bool: "a boolean", str: "text", int: "an integer", float: "a number", list: "a list", tuple: "a list"}
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "an integer of more than 38 digits"
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     text = text if len(text) <= 40 else text[:37] + "..."
     kind = "a mapping" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)

@@ -15,15 +15,24 @@ import difflib
 from collections.abc import Iterable
 
 
+def one_line(text: str, limit: int = 600) -> str:
+    """The text without line breaks, control characters and excess, for a terminal, a log or XML."""
+    shown = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text[: limit + 1]
+    )
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
 class BertscopeError(Exception):
     """Something the user can put right; shown as one line on stderr, never as a traceback."""
 
     exit_code = 2
 
     def __init__(self, message: str, *, where: str = "") -> None:
-        self.message = message
-        self.where = where  # "file:line", when there is one
-        super().__init__(f"{where}: {message}" if where else message)
+        self.message = one_line(message)
+        self.where = one_line(where)  # "file:line", when there is one
+        super().__init__(f"{self.where}: {self.message}" if where else self.message)
 
     def at(self, where: str) -> BertscopeError:
         """The same error with a place in front, unless it already has one."""
@@ -65,7 +74,7 @@ class BertscopeWarning(UserWarning):
 def suggestion(given: str, known: Iterable[str]) -> str:
     """`did you mean 'x' or 'y'?` for the names nearest to `given`, or the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(given[:100], names, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(repr(name) for name in near) + "?"
     return "known: " + ", ".join(names)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
@@ -16,9 +18,11 @@ from typing import Any, ClassVar
 
 import yaml
 
-from bertscope.errors import SourceError
+from bertscope.errors import BertscopeError, SourceError
 
-MAX_FILE_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
+MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
+MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
+MAX_FIELDS = 1000  # a config.json has about 70
 
 
 @dataclass(frozen=True)
@@ -53,20 +57,30 @@ def read_mapping(path: Path) -> Mapping:
     return read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
 
 
-def read_text(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most 1 MiB."""
-    if path.is_dir():
-        raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
+@contextmanager
+def readable(path: object) -> Iterator[None]:
+    """Turns what the operating system says of a path (permission, length, loops) into a SourceError."""
     try:
+        yield
+    except BertscopeError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular UTF-8 file of at most 1 MiB (JSON) or 128 KiB (YAML)."""
+    most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
+    with readable(path):
+        if path.is_dir():
+            raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
         if not path.is_file() and path.exists():
             raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise SourceError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; that is no configuration of a BERT")
+            raw = file.read(most + 1)
+    if len(raw) > most:
+        raise SourceError(f"{path} is larger than {most >> 10} KiB; that is no configuration of a BERT")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,9 +213,14 @@ def _json_members(text: str, path: Path) -> Mapping:
     decoder, found = json.JSONDecoder(), Mapping()
     position = _expect(text, _skip(text, 0), "{", "an object '{...}' was expected")
     position = _skip(text, position)
-    found.line = 1
+    counted, line = 0, 1
     while text[position : position + 1] != "}":
-        line = text.count("\n", 0, position) + 1
+        line += text.count("\n", counted, position)
+        counted = position
+        if len(found) >= MAX_FIELDS:
+            raise SourceError(
+                f"more than {MAX_FIELDS:,} fields; that is no configuration of a BERT", where=f"{path}:{line}"
+            )
         position = _expect(text, position, '"', "a key in double quotes was expected")
         key, position = scanstring(text, position, True)
         position = _expect(text, _skip(text, position), ":", "':' was expected")

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertscope.config import ARCHITECTURES, BertConfig
-from bertscope.errors import ConfigError, SourceError, suggestion
+from bertscope.errors import ConfigError, SourceError, one_line, suggestion
 from bertscope.presets import Source, preset_paths, read_preset, unknown_architecture
-from bertscope.reading import read_mapping
+from bertscope.reading import read_mapping, readable
 
 DEFAULT_MODEL = "bert-base-cased"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -36,7 +36,8 @@ def load(
         changes["config"] = replace(source.config, attn_implementation=attention)
     source = replace(source, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     if source.architecture not in ARCHITECTURES:
-        raise unknown_architecture(source.architecture).at(str(source.path) if architecture is None else "")
+        line = source.config_lines.get("architectures")
+        raise unknown_architecture(source.architecture).at(f"{source.path}:{line}" if architecture is None else "")
     if add_pooling_layer is not None and source.architecture != "BertModel":
         raise ConfigError(f"only BertModel comes with and without a pooler; {source.architecture} decides by itself")
     return source
@@ -46,7 +47,8 @@ def _find(name: str) -> Source:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
-    path = Path(name).expanduser()
+    with readable(one_line(name, limit=100)):
+        path = Path(name).expanduser()
     if path.suffix in _SUFFIXES or _exists(path) or name.startswith((".", "~", os.sep)):
         return read_source(path)
     for preset in presets.values():
@@ -54,7 +56,7 @@ def _find(name: str) -> Source:
         if name in source.hub_names:
             return source
     raise SourceError(
-        f"no preset or file named {name!r}; {_near(name, presets)} "
+        f"no preset or file named {name[:100]!r}; {_near(name, presets)} "
         "('bertscope presets' lists them; a .yaml preset or a config.json works too)"
     )
 
@@ -66,17 +68,19 @@ def _near(name: str, presets: dict[str, Path]) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long for a path, or one with a NUL
+    except (OSError, ValueError, RuntimeError):  # no path at all: too long, or with a NUL, or a loop of links
         return False
 
 
 def read_source(path: Path) -> Source:
     """The source in a preset file, a `config.json`, or a folder with a `config.json`."""
-    inside = path / "config.json"
-    if path.is_dir() and _exists(inside):
-        return _read_config_json(inside, path.resolve().name)
+    with readable(path):
+        is_model_folder = path.is_dir() and (path / "config.json").exists()
+    absolute = Path(os.path.abspath(path))
+    if is_model_folder:
+        return _read_config_json(path / "config.json", absolute.name)
     if path.suffix == ".json":
-        return _read_config_json(path, path.resolve().parent.name if path.name == "config.json" else path.stem)
+        return _read_config_json(path, absolute.parent.name if path.name == "config.json" else path.stem)
     return read_preset(path)
 
 

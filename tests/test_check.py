@@ -83,7 +83,7 @@ def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, pr
     assert "expects 15 counts already" in result.err
     assert preset.read_text() == before
     preset.write_text("expected:\n" + before.partition("expected:")[0])
-    assert "set twice" in cli("check", "--write", "mine.yaml").err
+    assert "plain 'key: value' lines" in cli("check", "--write", "mine.yaml").err
 
 
 def test_github_annotations_stand_at_file_and_line(cli, preset):
@@ -107,3 +107,45 @@ def test_junit_escapes_what_xml_cannot_hold(cli, tmp_path):
     path.write_text("config: \x01\n")
     suite = ElementTree.fromstring(cli("check", path, "--format", "junit").out)[0]
     assert suite.get("errors") == "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{architecture: BertModel, config: {num_hidden_layers: 1}}",
+        "  architecture: BertModel\n  config:\n    num_hidden_layers: 1\n",
+        "architecture: BertModel\nconfig: {num_hidden_layers: 1}\n...\n",
+    ],
+)
+def test_write_refuses_a_form_that_it_cannot_append_to(cli, tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    result = cli("check", "--write", path)
+    assert result.code == 2
+    assert "plain 'key: value' lines" in result.err
+    assert path.read_text() == text
+
+
+def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("\ufeffarchitecture: BertModel\r\nconfig: {num_hidden_layers: 1}\r\n".encode())
+    assert cli("check", "--write", path).code == 0
+    raw = path.read_bytes()
+    assert raw.startswith(b"\xef\xbb\xbfarchitecture")
+    assert raw.count(b"\n") == raw.count(b"\r\n") > 10
+    assert cli("check", path).code == 0
+
+
+def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    assert "expected counts stand in a preset file" in cli("check", path).err
+    assert "nothing else" in cli("check", "--write", path, "--format", "json").err
+
+
+def test_a_finding_is_one_line_whatever_the_file_is_called(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text('architecture: BertModel\nconfig: {}\nexpected: {groups: {"a\\nb": 5, "\\uFFFF": 1}}\n')
+    assert len(cli("check", path).out.splitlines()) == 3
+    suite = ElementTree.fromstring(cli("check", path, "--format", "junit").out)[0]
+    assert suite.get("failures") == "2"

@@ -143,7 +143,7 @@ def test_ignored_fields_of_a_config_json_are_listed_on_stderr(cli, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "bert", "directionality": "bidi", "num_hidden_layers": 1}))
     result = cli("count", path, "--format", "json")
-    assert result.err == "note: 1 fields that do not shape a BERT are ignored: directionality\n"
+    assert result.err == "note: ignored, since it does not shape a BERT: directionality\n"
     assert result.json["subject"]["ignored_fields"] == ["directionality"]
 
 
@@ -273,3 +273,109 @@ def test_no_color_is_honoured_and_a_terminal_gets_colour_without_it():
 
 def test_the_captured_terminal_of_these_tests_is_a_pipe():
     assert not _Terminal().isatty()
+
+
+def test_output_goes_into_a_pipe_and_a_device_as_they_are(cli, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert cli("presets", "--format", "csv", "--output", pipe).code == 0
+    assert os.read(reader, 20).startswith(b"name,architecture")
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_output_through_a_link_writes_its_target_and_keeps_its_mode(cli, tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    assert cli("presets", "--output", link).code == 0
+    assert link.is_symlink()
+    assert "bert-tiny" in target.read_text()
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 300 + ".yaml", "~nobody-of-that-name/config.json", "loop/config.json", "x/y/z.json"]
+)
+def test_a_path_that_is_none_is_one_line(cli, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "config.json").symlink_to("config.json")
+    (tmp_path / "s").symlink_to("s")
+    for result in (cli("count", name), cli("presets", "--output", "s")):
+        assert result.code == 2
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1
+
+
+def test_a_locked_folder_is_told_as_one(cli, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    is_dir = Path.is_dir
+
+    def refuse(self, *args, **kwargs):
+        if self.is_relative_to(tmp_path):
+            raise PermissionError(13, "Permission denied")
+        return is_dir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # the tests may run as root, whom nothing keeps out
+    for result in (cli("count", tmp_path / "mine.yaml"), cli("presets", "--output", tmp_path / "x")):
+        assert result.code == 2
+        assert "Permission denied" in result.err
+
+
+def test_text_from_a_file_cannot_break_a_line_or_reach_the_terminal(cli, tmp_path):
+    path = tmp_path / "a\nb[red]\x1b[31m.json"
+    path.write_text('{"model_type": "bert", "a\\nb\\u001b[31m": 1, "\\ud800": 2, "num_hidden_layers": 1}')
+    result = cli("count", path)
+    assert result.code == 0
+    assert "\x1b" not in result.out + result.err
+    assert result.err.count("\n") == 1
+    output = tmp_path / "out.json"
+    assert cli("count", path, "--format", "json", "--output", output).code == 0
+    assert json.loads(output.read_text())["subject"]["ignored_fields"][0] == "a\nb\x1b[31m"
+    long = tmp_path / "long.json"
+    long.write_text(json.dumps({"k" * 900_000: 1, "vocab_size": -1}))
+    assert len(cli("count", long).err) < 700
+
+
+def test_a_file_at_its_largest_is_answered_soon(cli, tmp_path):
+    many = tmp_path / "many.json"
+    many.write_text(json.dumps({f"key{number}": 1 for number in range(60_000)}))
+    assert "more than 1,000 fields" in cli("count", many).err
+    wide = tmp_path / "wide.yaml"
+    wide.write_text("a: [" + "[]," * 43_000 + "]")
+    assert cli("count", wide).code == 2
+
+
+def test_a_closed_or_full_stdout_is_no_traceback():
+    code = "import sys; sys.stdout = None; from bertscope.cli import main; sys.argv = ['bertscope', 'presets']; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = spawn("presets", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: standard output cannot be written: No space left")
+
+
+def test_markdown_escapes_what_it_would_take_for_markup():
+    from bertscope.render.columns import Column, markdown_text
+
+    text = markdown_text([Column("a|b", str)], ["*x* _y_ [z](u) <b> | \\"])
+    assert text.splitlines()[-1] == r"| \*x\* \_y\_ \[z\](u) \<b> \| \\ |"
+
+
+def test_an_absurd_width_is_passed_over(cli, monkeypatch):
+    plain = cli("count", "bert-tiny").out
+    monkeypatch.setenv("COLUMNS", "9" * 5000)
+    assert cli("count", "bert-tiny").out == plain
+    monkeypatch.setenv("COLUMNS", "5")
+    assert "3,906,816" in cli("count", "bert-tiny").out
+
+
+def test_every_golden_file_belongs_to_a_test():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert all(path.name in tests for path in (ROOT / "tests" / "golden").iterdir())

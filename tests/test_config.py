@@ -18,6 +18,7 @@ WRONG = [
     ("vocab_size", -5, "at least 1"),
     ("vocab_size", 10**12, "at most 16,777,216"),
     ("vocab_size", 30522.0, "an integer"),
+    pytest.param("vocab_size", 10**5000, "more than 38 digits", id="5000-digits"),
     ("vocab_size", None, "got null"),
     ("vocab_size", [1], "(a list)"),
     ("vocab_size", {"a": 1}, "(a mapping)"),

@@ -271,3 +271,68 @@ def test_the_count_is_the_closed_form(heads, size, layers, intermediate, vocab, 
     )  # fmt: skip
     report = bertscope.count(bertscope.build(config, add_pooling_layer=pooler))
     assert report.totals.distinct_params == report.totals.layer_params == closed_form(config, pooler=pooler)
+
+
+def test_a_child_that_holds_its_parent_is_counted():
+    parent = nn.Module()
+    parent.weight = nn.Parameter(torch.ones(3))
+    parent.child = nn.Linear(2, 2)
+    parent.child.parent = parent
+    report = bertscope.count(parent)
+    assert report.totals.distinct_params == report.totals.layer_params == 9
+    parent.child.shared = parent.weight  # now both hold it, all around the cycle
+    assert bertscope.count(parent).totals.distinct_params == 9
+
+
+def pair_of_tied_linears() -> nn.Module:
+    block = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    block.b.weight = block.a.weight
+    return block
+
+
+def test_a_tie_within_each_copy_keeps_its_name_when_folded():
+    model = nn.ModuleList([pair_of_tied_linears(), pair_of_tied_linears()])
+    (row,) = bertscope.count(model).rows
+    assert row.copies == 2
+    assert [part.tied_to for part in row.parts] == [None, "0-1.a.weight"]
+    assert row.tied_to is None  # the repeated tensor lies inside the row itself
+    tied = {row.path: row.tied_to for row in bertscope.count(model, by="parameter", folded=True).rows}
+    assert tied["0-1.b.weight"] == "0-1.a.weight"
+
+
+def test_layers_tied_each_to_another_are_not_folded():
+    model = nn.ModuleDict({key: nn.ModuleList([nn.Linear(2, 2) for _ in range(3)]) for key in "ed"})
+    for encoder, decoder in zip(model.e, model.d, strict=True):
+        decoder.weight = encoder.weight
+    rows = {row.path: row for row in bertscope.count(model).rows}
+    assert rows["e.0-2"].copies == 3
+    assert [rows[f"d.{number}"].tied_to for number in range(3)] == ["e.0.weight", "e.1.weight", "e.2.weight"]
+
+
+def test_layers_of_another_dtype_are_not_folded():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).half()])
+    assert [row.copies for row in bertscope.count(model).rows] == [1, 1]
+
+
+def test_shares_of_folded_parameters_add_up(tiny):
+    report = bertscope.count(bertscope.build(tiny), by="parameter", folded=True)
+    assert any(row.copies == 2 for row in report.rows)
+    assert sum(row.share for row in report.rows) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+def test_bytes_follow_the_dtype(tiny, dtype, size):
+    totals = bertscope.count(bertscope.build(tiny), dtype=dtype).totals
+    assert totals.param_bytes == size * totals.distinct_params
+    assert (totals.fp32_bytes, totals.bf16_bytes) == (4 * totals.distinct_params, 2 * totals.distinct_params)
+
+
+def test_numbers_at_a_depth_go_on_after_a_fold():
+    model = nn.Sequential(nn.ModuleList([nn.ReLU(), nn.ReLU(), nn.ReLU()]), nn.ModuleList([nn.Tanh()]))
+    assert [row.depth_index for row in bertscope.tree(model).rows] == ["", "1-1", "2-1", "1-2", "2-4"]
+
+
+@pytest.mark.parametrize("option", [{"by": "x"}, {"sort": "x"}, {"dtype": "fp8"}])
+def test_an_unknown_option_is_refused_with_what_is_allowed(option):
+    with pytest.raises(SelectionError, match="must be one of"):
+        bertscope.count(nn.ReLU(), **option)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bertscope
 from bertscope.config import ARCHITECTURES
@@ -165,3 +166,35 @@ def test_sdpa_says_once_that_it_falls_back(tiny, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(ids, output_attentions=True)
+
+
+def test_chunking_runs_the_feed_forward_in_pieces(tiny):
+    model = bertscope.BertModel(replace(tiny, chunk_size_feed_forward=2)).eval()
+    lengths = []
+    model.encoder.layer[0].intermediate.register_forward_hook(lambda module, given, out: lengths.append(out.shape[1]))
+    model(torch.ones(1, 6, dtype=torch.long))
+    assert lengths == [2, 2, 2]
+
+
+def test_a_decoder_that_the_user_untied_stays_untied(tiny):
+    model = bertscope.BertForMaskedLM(tiny)
+    decoder = model.cls.predictions.decoder
+    decoder.weight = nn.Parameter(decoder.weight.clone())
+    for change in (model.double, model.float, lambda: model.to("meta")):
+        change()
+        assert decoder.weight is not model.bert.embeddings.word_embeddings.weight
+
+
+def test_parametrised_and_pruned_decoders_can_be_moved(tiny):
+    model = bertscope.BertForMaskedLM(tiny)
+    nn.utils.parametrizations.weight_norm(model.cls.predictions.decoder)
+    model.double().float()
+    model = bertscope.BertForMaskedLM(tiny)
+    prune.random_unstructured(model.cls.predictions.decoder, "weight", 0.5)
+    model(torch.ones(1, 2, dtype=torch.long))
+    model.float()
+    model(torch.ones(1, 2, dtype=torch.long))
+
+
+def test_all_classes_are_public_names_of_the_package():
+    assert set(ARCHITECTURES) <= set(bertscope.__all__)

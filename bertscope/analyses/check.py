@@ -16,12 +16,13 @@ from bertscope.reports import CheckReport, Finding
 from bertscope.sources import load
 
 
-def check(models: Iterable[str | os.PathLike[str]] = ()) -> CheckReport:
+def check(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ()) -> CheckReport:
     """Every expectation of the files (all presets without one) against the model that each file describes.
 
     A file that cannot be read, or that expects nothing, gives a finding with status "error".
     """
-    names = [os.fspath(model) for model in models] or list(preset_paths())
+    given = [models] if isinstance(models, (str, os.PathLike)) else models
+    names = [os.fspath(model) for model in given] or list(preset_paths())
     findings = [finding for name in names for finding in _check_one(name)]
     return CheckReport(
         findings=tuple(findings), files=len(names), torch_version=str(torch.__version__), bertscope_version=__version__
@@ -32,9 +33,7 @@ def _check_one(name: str) -> Iterator[Finding]:
     try:
         source = load(name)
         if not source.expected:
-            raise SourceError(
-                f"{source.path} expects nothing yet; 'bertscope check --write {source.path}' records today's counts"
-            )
+            raise SourceError(f"{source.path} expects nothing: {_remedy(source)}")
         got = counts(source)
     except BertscopeError as error:
         yield Finding(
@@ -43,6 +42,12 @@ def _check_one(name: str) -> Iterator[Finding]:
         return
     for expectation in source.expected:
         yield _compare(source, expectation, got)
+
+
+def _remedy(source: Source) -> str:
+    if source.path is not None and source.path.suffix == ".json":
+        return "expected counts stand in a preset file (.yaml); write one with this configuration"
+    return f"'bertscope check --write {source.path}' records today's counts"
 
 
 def counts(source: Source) -> dict[str, int]:

@@ -11,6 +11,7 @@ from bertscope.analyses.structure import Held, Node, fold, read
 from bertscope.analyses.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.errors import SelectionError
 from bertscope.reports import CountReport, CountRow
+from bertscope.units import DTYPE_BYTES
 
 BY = ("group", "layer", "module", "parameter")
 SORTS = ("model", "params", "path")
@@ -56,6 +57,9 @@ def count(
     `by` is one of group, layer, module, parameter; equal layers are folded unless `by="parameter"`, or as
     `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
     """
+    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*DTYPE_BYTES, None))):
+        if value not in allowed:
+            raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read(model)
     shown = fold(root) if (by != "parameter" if folded is None else folded) else root
     sums = totals(root, dtype)

@@ -42,11 +42,10 @@ class Held:
         """What it adds to the sum of distinct tensors."""
         return 0 if self.tied_to else self.numel
 
-    @property
-    def likeness(self) -> tuple[object, ...]:
-        """Everything but the address."""
+    def likeness(self, base: str) -> tuple[object, ...]:
+        """Everything but the address, ties seen from `base`: to a tensor below it they are alike."""
         return (self.path.rsplit(".", 1)[-1], self.shape, self.itemsize, self.is_parameter, self.trainable,
-                self.counts, self.tied_to is None)  # fmt: skip
+                self.counts, _seen_from(base, self.tied_to))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +64,12 @@ class Node:
     @cached_property
     def likeness(self) -> tuple[object, ...]:
         """Equal for modules that differ in their address alone."""
-        children = tuple((child.name, child.copies, child.likeness) for child in self.children)
-        return (self.type, tuple(held.likeness for held in self.held), self.same_as, children)
+        return self._likeness(self.path)
+
+    def _likeness(self, base: str) -> tuple[object, ...]:
+        children = tuple((child.name, child.copies, child._likeness(base)) for child in self.children)
+        held = tuple(held.likeness(base) for held in self.held)
+        return (self.type, held, _seen_from(base, self.same_as), children)
 
     def all_held(self) -> Iterator[Held]:
         """Every tensor at and below one copy, copies below repeated."""
@@ -138,7 +141,7 @@ class _Reader:
                     itemsize=tensor.dtype.itemsize,
                     is_parameter=is_parameter,
                     trainable=is_parameter and tensor.requires_grad,
-                    counts=id(tensor) not in below and (is_home or not self._twice_here(module, tensor, name)),
+                    counts=is_home or (id(tensor) not in below and not self._twice_here(module, tensor, name)),
                     tied_to=None if is_home else self.homes[id(tensor)],
                 )
 
@@ -161,6 +164,8 @@ def _homes(model: nn.Module) -> dict[int, str]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and id(tensor) not in below:
                 homes.setdefault(id(tensor), _join(path, name))
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        homes.setdefault(id(tensor), path)  # held all around a cycle of modules
     return homes
 
 
@@ -168,8 +173,13 @@ def _held_below(module: nn.Module) -> frozenset[int]:
     """Identities of the tensors held by modules below this one; only asked where a container holds some."""
     if not module._modules or not (module._parameters or module._buffers):
         return frozenset()
-    children = [child for child in module._modules.values() if child is not None]
-    return frozenset(id(t) for child in children for t in (*child.parameters(), *child.buffers()))
+    below = {inner for child in module._modules.values() if child is not None for inner in child.modules()}
+    return frozenset(
+        id(tensor)
+        for inner in below - {module}  # a child may hold its parent
+        for tensor in (*inner._parameters.values(), *inner._buffers.values())
+        if tensor is not None
+    )
 
 
 def _join(path: str, name: str) -> str:
@@ -206,6 +216,18 @@ def _moved(node: Node, old: str, new: str) -> Node:
     return replace(
         node,
         path=new + node.path[len(old) :],
-        held=tuple(replace(held, path=new + held.path[len(old) :]) for held in node.held),
+        held=tuple(
+            replace(held, path=new + held.path[len(old) :], tied_to=_renamed(held.tied_to, old, new))
+            for held in node.held
+        ),
+        same_as=_renamed(node.same_as, old, new),
         children=tuple(_moved(child, old, new) for child in node.children),
     )
+
+
+def _renamed(path: str | None, old: str, new: str) -> str | None:
+    return new + path[len(old) :] if path is not None and path.startswith(f"{old}.") else path
+
+
+def _seen_from(base: str, path: str | None) -> str | None:
+    return path[len(base) :] if path is not None and base and path.startswith(f"{base}.") else path

@@ -22,7 +22,7 @@ def build_model(
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
     if source.config.ignored:
         ignored = source.config.ignored
-        note(f"{len(ignored)} fields that do not shape a BERT are ignored: {', '.join(ignored)}")
+        note(f"ignored, since it does not shape a BERT: {', '.join(ignored)}")
     from bertscope.analyses.count import freeze  # torch is imported from here on
     from bertscope.model import build
 

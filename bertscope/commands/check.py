@@ -50,8 +50,8 @@ def check(
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
     if write_to is not None:
-        if files:
-            raise SourceError("--write takes one FILE and no other files; run 'bertscope check' on them apart")
+        if files or output or fmt != "text":
+            raise SourceError("--write takes one FILE and nothing else; run 'bertscope check' apart")
         _record(write_to)
         return
     from bertscope.analyses.check import check as analyse
@@ -82,7 +82,16 @@ def _record(path: Path) -> None:
     from bertscope.analyses.check import expected_block
 
     text = read_text(path)
-    text += ("" if text.endswith("\n") else "\n") + expected_block(source)
-    read_yaml(text, path)  # an empty 'expected:' in the file would now stand twice
-    write_file(path, text)
+    newline = "\r\n" if "\r\n" in text else "\n"
+    mark = "\ufeff" if path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
+    block = expected_block(source).replace("\n", newline)
+    whole = text + ("" if text.endswith("\n") else newline) + block
+    try:
+        read_yaml(whole, path)
+    except SourceError:
+        raise SourceError(
+            f"{path} is not in the form of plain 'key: value' lines from the first column without an 'expected' of "
+            "its own; rewrite it so, and the counts can be appended"
+        ) from None
+    write_file(path, mark + whole)
     print(f"recorded today's counts in {path}", file=sys.stderr)

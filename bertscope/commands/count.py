@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Literal
 
@@ -67,12 +68,11 @@ def count(
 
 
 def _expected(text: str) -> int:
-    digits = text.replace(",", "").replace("_", "").strip()
-    if not digits.isdecimal() or len(digits) > 30:
+    if not re.fullmatch(r"\d{1,30}|\d{1,3}(,\d{3}){1,9}|\d{1,3}(_\d{3}){1,9}", text.strip(), re.ASCII):
         raise SelectionError(
             f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
         )
-    return int(digits)
+    return int(re.sub(r"[,_]", "", text))
 
 
 def _judge(expected: int, totals: Totals) -> None:

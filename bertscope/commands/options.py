@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import typer
 
+from bertscope.config import ARCHITECTURES
 from bertscope.presets import preset_paths
-from bertscope.sources import DEFAULT_MODEL, Source, load
+from bertscope.sources import DEFAULT_MODEL
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Preset names that begin with what is typed."""
     return [name for name in preset_paths() if name.startswith(incomplete)]
+
+
+def complete_architecture(incomplete: str) -> list[str]:
+    """Class names that begin with what is typed."""
+    return [name for name in ARCHITECTURES if name.startswith(incomplete)]
 
 
 # The shell completes file names by itself where no preset fits.
@@ -26,24 +32,14 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-ArchitectureName = Literal[
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertLMHeadModel",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForMultipleChoice",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-]
 Architecture = Annotated[
-    ArchitectureName | None,
+    str | None,
     typer.Option(
         "--architecture",
         "-a",
         metavar="CLASS",
-        help=f"The class to build instead of the model's own: {', '.join(get_args(ArchitectureName))}.",
+        help=f"The class to build instead of the model's own: {', '.join(ARCHITECTURES)}.",
+        autocompletion=complete_architecture,
     ),
 ]
 Attention = Annotated[
@@ -64,15 +60,4 @@ Output = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "Architecture",
-    "Attention",
-    "Format",
-    "Freeze",
-    "Model",
-    "Output",
-    "Pooler",
-    "Source",
-    "load",
-]
+__all__ = ["DEFAULT_MODEL", "Architecture", "Attention", "Format", "Freeze", "Model", "Output", "Pooler"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from bertscope.errors import SourceError
+from bertscope.errors import SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json_data
 
@@ -42,27 +42,51 @@ def write(text: str, output: Path | None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone (`| head`): say nothing, and let nothing fail again when Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         raise typer.Exit(141) from None  # as the shell reports SIGPIPE
+    except OSError as error:
+        _discard_stdout()
+        raise SourceError(
+            f"standard output cannot be written: {error.strerror}; write to a file with --output"
+        ) from None
+
+
+def _discard_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; raises SourceError where that cannot be done."""
-    if path.is_dir():
-        raise SourceError(f"{path} is a folder; name a file to write")
+    """Write a file whole or not at all; raises SourceError where that cannot be done.
+
+    A device or a pipe, such as /dev/stdout, is written to as it is.
+    """
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, mode)
-            os.replace(temporary, path.resolve())
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+        if path.is_dir():
+            raise SourceError(f"{path} is a folder; name a file to write")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        else:
+            _replace(path, text)
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, SourceError):
             raise
-    except OSError as error:
-        raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    target = path.resolve()
+    # Half a surrogate pair, which a file name or a JSON key may hold, is no UTF-8: hence backslashreplace.
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bertscope-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:
@@ -73,4 +97,4 @@ def _umask() -> int:
 
 def note(text: str) -> None:
     """A line for the person, on stderr."""
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {one_line(text, limit=2000)}", file=sys.stderr)

@@ -20,7 +20,6 @@ from bertscope.model.outputs import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
-    ModelOutput,
 )
 from bertscope.model.pretrained import BertPreTrainedModel
 
@@ -54,11 +53,6 @@ class BertLMPredictionHead(nn.Module):
     def tie_bias(self) -> None:
         """The checkpoints hold the bias under both names; it is one parameter."""
         self.decoder.bias = self.bias
-
-    def _apply(self, fn: Any, recurse: bool = True) -> BertLMPredictionHead:
-        super()._apply(fn, recurse)
-        self.tie_bias()
-        return self
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, V)."""
@@ -114,9 +108,16 @@ class WithHead(BertPreTrainedModel):
     def _body(self, *inputs: Any, options: dict[str, Flag], **named: Any) -> Any:
         return self.bert(*inputs, **named, **{**options, "return_dict": True})
 
-    def _returned(self, output: ModelOutput, options: dict[str, Flag]) -> Any:
+    def _returned(
+        self, body: Any, options: dict[str, Flag], kind: type[Any], loss: Tensor | None, *logits: Tensor
+    ) -> Any:
+        """An object of `kind`, or a tuple: loss, logits, then what the body gave in its own order."""
+        names = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
+        others = {name: getattr(body, name) for name in names}
         wanted = options.get("return_dict")
-        return output if (self.config.return_dict if wanted is None else wanted) else output.to_tuple()
+        if not (self.config.return_dict if wanted is None else wanted):
+            return tuple(value for value in (loss, *logits, *others.values()) if value is not None)
+        return kind(loss, *logits, **{name: others[name] for name in names if name in kind.__dataclass_fields__})
 
 
 class _WithLMHead(WithHead):
@@ -167,8 +168,7 @@ class BertForPreTraining(WithHead):
         loss = None
         if labels is not None and next_sentence_label is not None:
             loss = token_loss(scores, labels) + token_loss(relationship, next_sentence_label)
-        output = BertForPreTrainingOutput(loss, scores, relationship, body.hidden_states, body.attentions)
-        return self._returned(output, options)
+        return self._returned(body, options, BertForPreTrainingOutput, loss, scores, relationship)
 
 
 class BertForMaskedLM(_WithLMHead):
@@ -195,7 +195,7 @@ class BertForMaskedLM(_WithLMHead):
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(MaskedLMOutput(loss, logits, body.hidden_states, body.attentions), options)
+        return self._returned(body, options, MaskedLMOutput, loss, logits)
 
 
 class BertLMHeadModel(_WithLMHead):
@@ -225,10 +225,7 @@ class BertLMHeadModel(_WithLMHead):
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits[:, :-1], labels[:, 1:]) if labels is not None else None
-        output = CausalLMOutputWithCrossAttentions(
-            loss, logits, body.past_key_values, body.hidden_states, body.attentions, body.cross_attentions
-        )
-        return self._returned(output, options)
+        return self._returned(body, options, CausalLMOutputWithCrossAttentions, loss, logits)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -83,9 +83,12 @@ class BertPreTrainedModel(nn.Module):
             decoder.weight = self.get_input_embeddings().weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
-        """As torch's; `to_empty` and `to("meta")` replace parameters one address at a time, so tie again."""
+        """As torch's, which replaces parameters one address at a time: what was one parameter stays one."""
+        shared = _shared_parameters(self)
         super()._apply(fn, recurse)
-        self.tie_weights()
+        for (first, name), *others in shared:
+            for module, other_name in others:
+                module._parameters[other_name] = first._parameters[name]
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -177,6 +180,16 @@ class BertPreTrainedModel(nn.Module):
         for module in self.modules():
             if isinstance(getattr(module, "config", None), BertConfig):
                 module.config = config  # type: ignore[assignment]
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """For every parameter with several addresses, the modules and names that hold it."""
+    addresses: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                addresses.setdefault(id(parameter), []).append((module, name))
+    return [places for places in addresses.values() if len(places) > 1]
 
 
 def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:

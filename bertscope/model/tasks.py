@@ -50,8 +50,7 @@ class BertForNextSentencePrediction(WithHead):
         )  # fmt: skip
         logits = self.cls(body.pooler_output)
         loss = token_loss(logits, labels) if labels is not None else None
-        output = NextSentencePredictorOutput(loss, logits, body.hidden_states, body.attentions)
-        return self._returned(output, options)
+        return self._returned(body, options, NextSentencePredictorOutput, loss, logits)
 
 
 class _WithClassifier(WithHead):
@@ -89,7 +88,7 @@ class BertForSequenceClassification(_WithClassifier):
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.pooler_output))
         loss = self._loss(logits, labels) if labels is not None else None
-        return self._returned(SequenceClassifierOutput(loss, logits, body.hidden_states, body.attentions), options)
+        return self._returned(body, options, SequenceClassifierOutput, loss, logits)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.config.problem_type or self._problem_of(labels)
@@ -142,7 +141,7 @@ class BertForMultipleChoice(_WithClassifier):
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.pooler_output)).view(-1, choices)
         loss = functional.cross_entropy(logits, labels) if labels is not None else None
-        return self._returned(MultipleChoiceModelOutput(loss, logits, body.hidden_states, body.attentions), options)
+        return self._returned(body, options, MultipleChoiceModelOutput, loss, logits)
 
 
 class BertForTokenClassification(_WithClassifier):
@@ -166,7 +165,7 @@ class BertForTokenClassification(_WithClassifier):
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.last_hidden_state))
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(TokenClassifierOutput(loss, logits, body.hidden_states, body.attentions), options)
+        return self._returned(body, options, TokenClassifierOutput, loss, logits)
 
 
 class BertForQuestionAnswering(WithHead):
@@ -201,8 +200,7 @@ class BertForQuestionAnswering(WithHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = (_position_loss(start, start_positions) + _position_loss(end, end_positions)) / 2
-        output = QuestionAnsweringModelOutput(loss, start, end, body.hidden_states, body.attentions)
-        return self._returned(output, options)
+        return self._returned(body, options, QuestionAnsweringModelOutput, loss, start, end)
 
 
 def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:

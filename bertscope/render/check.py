@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape  # xml.sax.saxutils would import urllib.request, 27 ms on every command
 
+from bertscope.errors import one_line
 from bertscope.reports import CheckReport, Finding
 
 
@@ -16,7 +17,7 @@ def text(report: CheckReport) -> str:
 
 
 def _place(finding: Finding) -> str:
-    return f"{finding.path}:{finding.line}: {finding.model}: {finding.message}"
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
 
 
 def _summary(report: CheckReport) -> str:
@@ -38,7 +39,8 @@ def github(report: CheckReport) -> str:
 
 
 def _escape(value: str, is_property: bool = False) -> str:
-    value = value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    value = one_line(value)
+    value = value.replace("%", "%25")
     return value.replace(":", "%3A").replace(",", "%2C") if is_property else value
 
 
@@ -61,5 +63,5 @@ def _case(finding: Finding) -> str:
 
 
 def _xml(value: str) -> str:
-    """Escaped, and without the control characters that XML 1.0 cannot hold."""
-    return escape("".join(character if character >= " " or character in "\t\n" else "?" for character in value))
+    """Escaped, and without what XML 1.0 cannot hold: controls, surrogates, non-characters."""
+    return escape(one_line(value))

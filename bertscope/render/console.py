@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
     from rich.console import Console, RenderableType
 
 _UNLIMITED = 10_000
+_NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ def stdout_target() -> Target:
     is_terminal = sys.stdout.isatty()
     columns = os.environ.get("COLUMNS", "")
     width = None
-    if columns.isdecimal() and int(columns) > 0:
-        width = int(columns)
+    if columns.isdecimal() and len(columns) < 6 and int(columns) > 0:
+        width = max(int(columns), _NARROWEST)
     elif is_terminal:
-        width = os.get_terminal_size(sys.stdout.fileno()).columns or None
+        width = max(os.get_terminal_size(sys.stdout.fileno()).columns, _NARROWEST)
     wants = is_terminal and os.environ.get("TERM") != "dumb"
     color = (wants or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")

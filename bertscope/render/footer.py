@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bertscope.errors import one_line
 from bertscope.reports import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
@@ -11,7 +12,7 @@ SHOWN_TIES = 8
 def title(report: CountReport | TreeReport) -> str:
     """`bert-large-zh: BertModel, sdpa attention`."""
     subject = report.subject
-    head = f"{subject.name}: " if subject.name != subject.architecture else ""
+    head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
     return f"{head}{subject.architecture}{attention}"
 

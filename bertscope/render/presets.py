@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.reports import PresetRow, PresetsReport
+from bertscope.reports import PresetsReport
 from bertscope.units import count_text
 
 _NOTE = (
@@ -42,8 +42,3 @@ _FIELDS = ("name", "architecture", "distinct_params", "layer_params", "descripti
 def csv(report: PresetsReport) -> str:
     """For a spreadsheet."""
     return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])
-
-
-def names(rows: tuple[PresetRow, ...]) -> str:
-    """The names alone, one a line."""
-    return "".join(f"{row.name}\n" for row in rows)

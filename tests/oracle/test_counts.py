@@ -67,6 +67,12 @@ def test_distinct_is_what_torch_counts_and_rows_by_parameter_are_its_names(pair,
     assert listed == {}
 
 
+def test_torchscript_frees_the_decoder_as_in_the_reference(pair):
+    both = pair("BertForMaskedLM", "meta", vocab_size=40, hidden_size=24, num_hidden_layers=1, torchscript=True)
+    assert bertscope.count(both.own).totals == bertscope.count(both.reference).totals
+    assert both.own.config.ignored.count("torchscript") == 0
+
+
 # Distinct parameters of published configurations, each from transformers 4.43.4 on meta.
 PUBLISHED = {
     ("bert-base-cased", "BertModel"): 108_310_272,

@@ -293,3 +293,25 @@ def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name,
     inputs = of_choices(name, {"input_ids": tensors()["input_ids"].clamp(max=kept - 1)})
     own.load_state_dict(reference.state_dict())
     assert_same(own(**inputs), reference(**inputs), 1e-6)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, positions):
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.5}
+    reference, own = same_weights(pair, name, attention, position_embedding_type=positions, **rates)
+    inputs = of_choices(name, case("padded"))
+    outputs = []
+    for model in (own, reference):
+        torch.manual_seed(11)
+        outputs.append(model.train()(**inputs))
+    assert_same(*outputs, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering"])
+def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
+    reference, own = same_weights(pair, name, "eager", is_decoder=True)
+    given = {"input_ids": tensors()["input_ids"], "return_dict": False}
+    got, expected = own(**given), reference(**given)
+    assert len(got) == len(expected)
+    for one, other in zip(flat(got), flat(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
