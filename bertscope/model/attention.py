@@ -165,8 +165,8 @@ _said: set[str] = set()
 
 
 def say_once(message: str) -> None:
-    """Warn, the first time in this process."""
-    if message not in _said:
+    """Warn, the first time in this process; not while torch compiles, which would break the graph."""
+    if message not in _said and not torch.compiler.is_compiling():
         _said.add(message)
         warnings.warn(message, BertscopeWarning, stacklevel=2)
 
