@@ -18,6 +18,7 @@ _HOMES = {
     "count": "bertscope.analyses.count",
     "tree": "bertscope.analyses.tree",
     "check": "bertscope.analyses.check",
+    "flops": "bertscope.analyses.flops",
     **dict.fromkeys(
         (
             "BertModel",

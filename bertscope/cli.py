@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, presets, print_model, tree
+from bertscope.commands import check, count, flops, presets, print_model, tree
 from bertscope.errors import BertscopeError, one_line
 
 app = typer.Typer(
     name="bertscope",
-    help="Everything about a BERT before you run it: parameters, tree, print, and expected counts checked.",
+    help="Everything about a BERT before you run it: parameters, tree, FLOPs, print, and expected counts checked.",
     epilog="Run 'bertscope COMMAND --help' for examples of each command.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -25,6 +25,7 @@ app = typer.Typer(
 
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
+app.command(epilog=flops.EPILOG)(flops.flops)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
 app.command(epilog=check.EPILOG)(check.check)

@@ -60,6 +60,7 @@ class Node:
     copies: int = 1
     is_list: bool = False
     same_as: str | None = None
+    note: object = None  # what an analysis knows of the module itself; equal for modules that fold
 
     @cached_property
     def likeness(self) -> tuple[object, ...]:
@@ -69,7 +70,7 @@ class Node:
     def _likeness(self, base: str) -> tuple[object, ...]:
         children = tuple((child.name, child.copies, child._likeness(base)) for child in self.children)
         held = tuple(held.likeness(base) for held in self.held)
-        return (self.type, held, _seen_from(base, self.same_as), children)
+        return (self.type, held, _seen_from(base, self.same_as), self.note, children)
 
     def all_held(self) -> Iterator[Held]:
         """Every tensor at and below one copy, copies below repeated."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.reports import CountReport, TreeReport
+from bertscope.reports import CountReport, FlopsReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8
 
 
-def title(report: CountReport | TreeReport) -> str:
+def title(report: CountReport | TreeReport | FlopsReport) -> str:
     """`bert-large-zh: BertModel, sdpa attention`."""
     subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""

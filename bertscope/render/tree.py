@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
@@ -19,17 +21,21 @@ class _Line:
     branches: str
 
 
-def _lines(report: TreeReport, unicode: bool = True) -> list[_Line]:
+def branches(rows: Sequence[Any], unicode: bool = True) -> Iterator[str]:
+    """What is drawn before each row, by its `depth` and `is_last`."""
     bar, tee, corner = ("│  ", "├─ ", "└─ ") if unicode else ("|  ", "|- ", "`- ")
-    lines, trail = [], ""
-    for row in report.rows:
+    trail = ""
+    for row in rows:
         if row.depth == 0:
-            lines.append(_Line(row, ""))
+            yield ""
             continue
         trail = trail[: 3 * (row.depth - 1)]
-        lines.append(_Line(row, trail + (corner if row.is_last else tee)))
+        yield trail + (corner if row.is_last else tee)
         trail += "   " if row.is_last else bar
-    return lines
+
+
+def _lines(report: TreeReport, unicode: bool = True) -> list[_Line]:
+    return [_Line(*pair) for pair in zip(report.rows, branches(report.rows, unicode), strict=True)]
 
 
 def _columns(lines: list[_Line]) -> list[Column]:

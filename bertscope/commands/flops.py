@@ -1,0 +1,86 @@
+"""`bertscope flops`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.output import show, write
+from bertscope.errors import SelectionError
+from bertscope.render import flops as renderer
+from bertscope.render.console import Target, stdout_target
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope flops bert-large-zh --seq 512
+  bertscope flops bert-base-uncased --mode training --checkpointing full
+  bertscope flops bert-base-chinese --convention calflops --attention eager
+  bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
+  bertscope flops bert-tiny --operators
+"""
+
+
+def flops(
+    model: options.Model = options.DEFAULT_MODEL,
+    batch: Annotated[
+        str, typer.Option("--batch", "-b", metavar="N[,N...]", help="Batch sizes; several give a sweep.")
+    ] = "1",
+    seq: Annotated[
+        str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths; several give a sweep.")
+    ] = "128",
+    mode: Annotated[
+        Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
+    ] = "inference",
+    checkpointing: Annotated[
+        str, typer.Option(metavar="STRATEGY", help="With training: none, full, every-2, layers:0-5, selective.")
+    ] = "none",
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    pooler: options.Pooler = None,
+    freeze: options.Freeze = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep the rows go.")
+    ] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="List every operator instead of the modules.")] = False,
+    convention: Annotated[
+        Literal["torch", "macs", "calflops", "electra", "palm"] | None,
+        typer.Option(help="Show the total as this source counts, beside the others."),
+    ] = None,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Count the FLOPs of a forward pass or a training step, per module.
+
+    The operators are those that torch really dispatches, on the meta device: backward and recomputation
+    too. One multiply-add is 2 FLOPs; matrix products and elementwise work stand in columns of their own.
+    """
+    batches, seqs = _numbers("--batch", batch), _numbers("--seq", seq)
+    if checkpointing != "none" and mode != "training":
+        raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    from bertscope.analyses.flops_model import FlopsRun, flops_model
+
+    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
+    report = flops_model(run, batches, seqs)
+    if depth is not None:
+        report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
+    target = Target() if output else stdout_target()
+    if convention is not None and fmt == "table":
+        if convention not in {item.name for item in report.conventions}:
+            raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
+        write(renderer.convention(report, convention), output)
+    elif operators and fmt in ("table", "csv"):
+        write(renderer.operators(report, target) if fmt == "table" else renderer.operator_csv(report.operators), output)
+    else:
+        show(report, renderer, fmt, output)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
+        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -1,0 +1,239 @@
+"""FLOPs: exact figures, and the laws of forward, backward and recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import bertscope
+from bertscope.analyses.conventions import electra_forward
+from bertscope.analyses.flops_model import FlopsRun, distinct_params, flops_model
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.presets import Source
+
+CLASSIFIER = "BertForSequenceClassification"
+
+
+def source(preset: str = "bert-tiny", architecture: str | None = None, **fields) -> Source:
+    found = bertscope.load(preset, architecture=architecture)
+    return replace(found, config=replace(found.config, **fields))
+
+
+def total(preset: str, architecture: str, seq: int, **options) -> int:
+    run = FlopsRun(source=source(preset, architecture), **options)
+    return run.at(1, seq).rows[0].total.matmul_flops
+
+
+# Matrix products alone, a multiply-add is 2, two labels, batch 1; found with another program.
+EXACT = [
+    ("bert-base-chinese", 128, (22_348_434_432, 67_045_303_296, 89_392_555_008)),
+    ("bert-large-uncased", 128, (78_922_125_312, 236_766_375_936, 315_686_400_000)),
+    ("bert-large-uncased", 512, (335_009_550_336, 1_005_028_651_008, 1_340_036_100_096)),
+]
+
+
+@pytest.mark.parametrize(("preset", "seq", "figures"), EXACT)
+def test_forward_training_and_checkpointing_are_the_exact_figures(preset, seq, figures):
+    assert total(preset, CLASSIFIER, seq) == figures[0]
+    assert total(preset, CLASSIFIER, seq, mode="training") == figures[1]
+    assert total(preset, CLASSIFIER, seq, mode="training", checkpointing="full") == figures[2]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "frozen", "ratio"),
+    [
+        ("BertModel", (), 2.99989),  # the pooler's output is unused
+        (CLASSIFIER, (), 3.0),
+        (CLASSIFIER, ("embeddings",), 2.9797),
+        (CLASSIFIER, ("embeddings", *(f"encoder.layer.{number}" for number in range(6))), 1.9798),
+    ],
+)
+def test_backward_is_what_is_dispatched_and_no_constant_factor(architecture, frozen, ratio):
+    whole = total("bert-base-uncased", architecture, 128, mode="training", freeze=frozen)
+    assert whole / total("bert-base-uncased", architecture, 128) == pytest.approx(ratio, abs=5e-5)
+
+
+def test_calflops_figures_are_reproduced_under_its_convention():
+    run = FlopsRun(source=source("bert-base-chinese", "BertModel", attn_implementation="eager"))
+    found = {item.name: item.value for item in flops_model(run).conventions}
+    assert found["calflops"] == 22_363_078_656
+    assert found["macs"] == 11_174_215_680
+    assert distinct_params(run) == 102_267_648
+
+
+def test_electras_closed_form_gives_the_training_flops_that_it_published():
+    # Clark et al. 2020, arXiv:2003.10555, table 1 and 8: BERT-Base 6.4e19, BERT-Large 1.9e20, 1M steps of 256 x 512
+    for preset, published in (("bert-base-uncased", 6.4e19), ("bert-large-uncased", 1.9e20)):
+        config = bertscope.load(preset).config
+        assert 2 * 256 * 1e6 * electra_forward(config, 512, output=True) == pytest.approx(published, rel=0.03)
+
+
+ARCHITECTURES = ("BertModel", "BertForMaskedLM", CLASSIFIER, "BertForQuestionAnswering", "BertForMultipleChoice")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_eager_and_sdpa_count_the_same_in_train_and_in_eval(architecture):
+    found = set()
+    for attention in ("eager", "sdpa"):
+        run = FlopsRun(source=source(architecture=architecture, attn_implementation=attention))
+        found.add(run.at(2, 16).rows[0].forward.matmul_flops)
+        found.add(replace(run, mode="training").at(2, 16).rows[0].forward.matmul_flops)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_is_at_least_the_sum_of_its_children(mode):
+    rows = FlopsRun(source=source(architecture="BertForPreTraining"), mode=mode).at(2, 16).rows
+    for place, row in enumerate(rows):
+        children = [
+            other for other in rows[place + 1 :] if other.depth == row.depth + 1 and other.path.startswith(row.path)
+        ]
+        for phase in ("forward", "backward", "total"):
+            below = sum(getattr(child, phase).matmul_flops for child in children if _under(child.path, row.path))
+            assert getattr(row, phase).matmul_flops >= below
+        assert row.total == row.forward + row.backward + row.recompute
+        assert row.macs * 2 == row.total.matmul_flops
+
+
+def _under(path: str, parent: str) -> bool:
+    return not parent or path.startswith(f"{parent}.")
+
+
+def test_the_backward_of_a_linear_layer_is_told_as_its_own():
+    rows = {row.path: row for row in FlopsRun(source=source(), mode="training").at(2, 16).rows}
+    for name in ("query", "key", "value"):
+        row = rows[f"encoder.layer.0-1.attention.self.{name}"]
+        assert row.backward.matmul_flops == 2 * row.forward.matmul_flops == 2 * 2 * (2 * 2 * 16 * 128 * 128)
+    assert rows["encoder.layer.0-1.attention.self.dropout"].backward.matmul_flops == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layers"), [("full", 4), ("every-2", 2), ("layers:1-3", 3), ("none", 0), ("selective", 0)]
+)
+def test_recomputation_is_one_forward_of_the_layers_recomputed(strategy, layers):
+    run = FlopsRun(source=source(num_hidden_layers=4), mode="training", checkpointing=strategy)
+    rows = {row.path: row for row in run.at(2, 16).rows}
+    assert rows[""].recompute.matmul_flops == layers * rows["encoder"].forward.matmul_flops // 4
+    assert rows[""].recompute == rows["encoder"].recompute
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_few_layers_multiplied_equal_all_layers_run(mode, checkpointing):
+    run = FlopsRun(source=source(num_hidden_layers=6), mode=mode, checkpointing=checkpointing)
+    few, every = run.at(2, 16), run._report(2, 16, 6, None)
+    assert few.traced_layers == 3
+    assert every.traced_layers is None
+    assert few.rows == every.rows
+    assert few.operators == every.operators
+
+
+def test_many_layers_and_a_large_batch_are_answered_from_few(monkeypatch):
+    run = FlopsRun(source=source(num_hidden_layers=1000))
+    one, many = run.at(1, 16), run.at(4096, 16)
+    assert many.rows[0].forward.matmul_flops == 4096 * one.rows[0].forward.matmul_flops
+    assert one.rows[-2].copies == 1000 or any(row.copies == 1000 for row in one.rows)
+
+
+def test_the_polynomial_gives_every_point_of_the_sweep():
+    for mode in ("inference", "training"):
+        run = FlopsRun(source=source(architecture=CLASSIFIER), mode=mode)
+        report = flops_model(run, (1, 5), (8, 100, 512))
+        poly = report.polynomial
+        assert poly is not None
+        for point in report.sweep:
+            value = poly.constant + poly.linear * point.seq + poly.quadratic * point.seq**2
+            assert point.batch * value == point.total_flops
+
+
+def test_the_polynomial_is_the_closed_form_of_the_model():
+    config = bertscope.load("bert-large-zh").config
+    h, i, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    poly = flops_model(FlopsRun(source=bertscope.load("bert-large-zh"))).polynomial
+    assert (poly.constant, poly.quadratic) == (0, layers * 2 * 2 * h)
+    assert poly.linear == layers * 2 * (4 * h * h + 2 * h * i)
+
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(3, 5)
+        self.conv = nn.Conv1d(1, 2, 2)
+
+    def forward(self, x):
+        return self.conv(torch.fft.fft(self.up(x)).real[:, None])
+
+
+def test_any_module_is_counted_and_what_is_unknown_is_said():
+    report = bertscope.flops(Toy(), torch.ones(4, 3))
+    rows = {row.path: row.total.matmul_flops for row in report.rows}
+    assert rows["up"] == 2 * 4 * 3 * 5
+    assert rows["conv"] == 2 * 4 * 2 * 4 * 2
+    assert report.unknown_operators == ("aten._fft_r2c",) or "aten._fft_r2c" in report.unknown_operators
+
+
+def test_a_module_that_cannot_run_on_meta_is_run_where_it_is():
+    class Looks(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > 0 else x
+
+    assert bertscope.flops(Looks(3, 5), torch.ones(4, 3)).rows[0].total.matmul_flops == 2 * 4 * 3 * 5
+
+
+def test_fused_attention_on_the_cpu_counts_as_on_meta():
+    class Attend(nn.Module):
+        def forward(self, q):
+            out = nn.functional.scaled_dot_product_attention(q, q, q)
+            return out * float(out.sum().item() != 0.5)  # keeps it off meta
+
+    q = torch.rand(2, 3, 8, 16)
+    assert bertscope.flops(Attend(), q).rows[0].total.matmul_flops == 2 * 2 * 2 * 3 * 8 * 8 * 16
+
+
+def test_counting_leaves_the_module_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    bertscope.flops(model, torch.rand(4, 3), mode="training")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "words"), [(0, 8, "batch"), (1, 0, "seq"), (1, 513, "at most max_position_embeddings 512")]
+)
+def test_sizes_that_the_model_cannot_run_are_refused(batch, seq, words):
+    with pytest.raises(SelectionError, match=words):
+        FlopsRun(source=source()).at(batch, seq)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(BertscopeError, match="inference, training"):
+        bertscope.flops(nn.Linear(2, 2), torch.ones(1, 2), mode="eval")
+
+
+def test_the_command_shows_the_figures(cli):
+    result = cli("flops", "bert-large-uncased", "-a", CLASSIFIER, "--mode", "training", "--checkpointing", "full")
+    for figure in ("78,922,125,312", "157,844,250,624", "78,920,024,064", "315,686,400,000", "not counted  nothing"):
+        assert figure in result.out
+    data = cli("flops", "bert-tiny", "--seq", "8,16", "--batch", "1,2", "--format", "json").json
+    assert (data["kind"], len(data["sweep"])) == ("flops", 4)
+    assert data["rows"][0]["total"]["matmul_flops"] == data["sweep"][0]["total_flops"]
+    assert "22,363,078,656" in cli("flops", "bert-base-chinese", "-a", "BertModel", "--convention", "calflops").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--seq", "x"), ("--seq", "600"), ("--batch", "0"), ("--batch", "1,,2"), ("--checkpointing", "full"),
+        ("--mode", "training", "--checkpointing", "some"), ("--mode", "training", "--convention", "calflops"),
+        ("--mode", "training", "--checkpointing", "layers:7"), ("--freeze", "nothing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_question_about_flops_is_one_line(cli, arguments):
+    result = cli("flops", "bert-tiny", *arguments)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
