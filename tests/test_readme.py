@@ -74,6 +74,13 @@ def test_the_figures_of_the_conventions_are_the_tools(cli):
     )
 
 
+def test_the_flops_of_the_conventions_are_the_tools(cli):
+    text = (ROOT / "docs" / "conventions.md").read_text()
+    data = cli("flops", "bert-base-chinese", "-a", "BertModel", "--format", "json").json
+    values = {item["name"]: f"{item['value']:,}" for item in data["conventions"]}
+    assert all(values[name] in text for name in ("torch", "macs", "calflops"))
+
+
 def test_every_dependency_has_its_line_in_contributing():
     declared = re.search(
         r"dependencies = \[(.*?)\n\[project.scripts\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL
