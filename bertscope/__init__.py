@@ -19,6 +19,7 @@ _HOMES = {
     "tree": "bertscope.analyses.tree",
     "check": "bertscope.analyses.check",
     "flops": "bertscope.analyses.flops",
+    "diff": "bertscope.analyses.diff",
     **dict.fromkeys(
         (
             "BertModel",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, flops, presets, print_model, tree
-from bertscope.errors import BertscopeError, one_line
+from bertscope.commands import check, count, diff, flops, presets, print_model, tree
+from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 
 app = typer.Typer(
     name="bertscope",
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
+app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
 app.command(epilog=check.EPILOG)(check.check)
@@ -54,10 +56,16 @@ def main() -> None:
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
+    warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     code = _run()
     gc.freeze()  # nor at exit
     sys.exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
+    """Our own warnings are notes for the person; what torch says of itself is kept as it is."""
+    print(f"note: {one_line(str(message))}" if issubclass(category, BertscopeWarning) else message, file=sys.stderr)
 
 
 def _run() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 # Bytes of one element, by the names that the command line and the reports use.
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -29,6 +32,11 @@ def bytes_text(size_bytes: int) -> str:
 def share_text(share: float) -> str:
     """A share of the whole as a percentage: `77.69 %`."""
     return f"{100 * share:.2f} %"
+
+
+def tensors_text(tensors: Iterable[Any]) -> str:
+    """Shapes of several tensors, a dtype where it is not float32: `[1, 128] int64`."""
+    return ", ".join(shape_text(item.shape) + (f" {item.dtype}" if item.dtype != "float32" else "") for item in tensors)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

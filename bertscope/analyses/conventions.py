@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope.config import BertConfig
-from bertscope.reports import Convention, FlopsReport
+from bertscope.flops_reports import Convention, FlopsReport
 
 NAMES = ("torch", "macs", "calflops", "electra", "palm")
 

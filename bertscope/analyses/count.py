@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from bertscope._torch import nn
+from bertscope.analyses.shapes import InOut, in_out, noted
 from bertscope.analyses.structure import Held, Node, fold, read
 from bertscope.analyses.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.errors import SelectionError
@@ -51,16 +52,18 @@ def count(
     dtype: str | None = None,
     folded: bool | None = None,
     sort: str = "model",
+    shapes: Mapping[str, InOut] | None = None,
 ) -> CountReport:
     """The parameters of any torch module; computed from its tensors' shapes, nothing is run.
 
     `by` is one of group, layer, module, parameter; equal layers are folded unless `by="parameter"`, or as
     `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
+    `shapes`, as `analyses.shapes` gives them, adds what goes in and comes out.
     """
     for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*DTYPE_BYTES, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    root = read(model)
+    root = noted(read(model), shapes or {})
     shown = fold(root) if (by != "parameter" if folded is None else folded) else root
     sums = totals(root, dtype)
     rows = _Rows(sums.layer_params, dtype)
@@ -112,7 +115,14 @@ class _Rows:
         self.dtype = dtype
 
     def row(
-        self, name: str, path: str, kind: str, held: Iterable[Held], copies: int = 1, parts: tuple[CountRow, ...] = ()
+        self,
+        name: str,
+        path: str,
+        kind: str,
+        held: Iterable[Held],
+        copies: int = 1,
+        parts: tuple[CountRow, ...] = (),
+        nodes: Sequence[Node] = (),
     ) -> CountRow:
         """One row from what one copy holds."""
         params = [item for item in held if item.is_parameter]
@@ -132,6 +142,8 @@ class _Rows:
             bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
             share=each * copies / self.layer_params if self.layer_params else 0.0,
             tied_to=", ".join(dict.fromkeys(tied)) or None,
+            inputs=in_out(nodes[0])[0] if nodes else (),
+            outputs=in_out(nodes[-1])[1] if nodes else (),
             parts=parts,
         )
 
@@ -139,7 +151,7 @@ class _Rows:
         """Embeddings, encoder, pooler and head: the top modules, those of the body opened."""
         for node, copies in _groups(root):
             if node.params:
-                yield self.row(node.name, node.path, node.type, node.params, copies)
+                yield self.row(node.name, node.path, node.type, node.params, copies, nodes=[node])
         if any(held.is_parameter for held in root.held):
             yield self.row("(own)", "", root.type, root.held)
 
@@ -149,7 +161,7 @@ class _Rows:
             if node.params:
                 parts = tuple(self._parts(node, copies)) if kind == "block" else ()
                 held = node.held if kind == "own" else node.params
-                yield self.row(_row_name(node), node.path, node.type, held, copies, parts)
+                yield self.row(_row_name(node), node.path, node.type, held, copies, parts, [node])
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
         """The named parts of a transformer layer, then whatever they leave over."""
@@ -161,18 +173,18 @@ class _Rows:
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies)
+                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies, nodes=nodes)
         for node, within in _with_copies(block):
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
                 times = within // block.copies
-                yield self.row(_below(block, node), node.path, node.type, left * times, copies)
+                yield self.row(_below(block, node), node.path, node.type, left * times, copies, nodes=[node])
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
         """Every module that holds parameters itself."""
         for node, copies in _with_copies(root):
             if any(held.is_parameter and held.counts for held in node.held):
-                yield self.row(node.name, node.path, node.type, node.held, copies)
+                yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
 
     def by_parameter(self, root: Node) -> Iterator[CountRow]:
         """Every parameter under every address, with its own count even where a layer below counts it."""

@@ -12,7 +12,7 @@ from bertscope.analyses.structure import Node, fold, read
 from bertscope.analyses.totals import subject
 from bertscope.analyses.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
 from bertscope.errors import SelectionError
-from bertscope.reports import FlopsReport, FlopsRow, OperatorRow, Work
+from bertscope.flops_reports import FlopsReport, FlopsRow, OperatorRow, Work
 
 MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)

@@ -13,9 +13,9 @@ from bertscope.analyses.conventions import conventions
 from bertscope.analyses.count import count, freeze
 from bertscope.analyses.flops import report, run_example
 from bertscope.analyses.totals import subject
+from bertscope.flops_reports import FlopsReport, Polynomial, SweepPoint
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.presets import Source
-from bertscope.reports import FlopsReport, Polynomial, SweepPoint
 
 RUN_LAYERS = 3
 _SAMPLES = ((1, 2), (1, 3), (1, 4))

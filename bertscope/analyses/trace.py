@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope._torch import nn, torch
 from bertscope.analyses.operators import bytes_moved, cost, numel, tensors
-from bertscope.reports import TensorShape, Work
+from bertscope.flops_reports import Work
+from bertscope.reports import TensorShape
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bertscope._torch import nn
+from bertscope.analyses.shapes import InOut, in_out, noted
 from bertscope.analyses.structure import Node, fold, read
 from bertscope.analyses.totals import subject, ties, totals, unknown
 from bertscope.reports import TreeReport, TreeRow
 
 
-def tree(model: nn.Module, *, depth: int | None = None, name: str | None = None, folded: bool = True) -> TreeReport:
+def tree(
+    model: nn.Module,
+    *,
+    depth: int | None = None,
+    name: str | None = None,
+    folded: bool = True,
+    shapes: Mapping[str, InOut] | None = None,
+) -> TreeReport:
     """The modules down to `depth` (all without one); each row sums everything at and below its module.
 
-    The root is depth 0, so the totals are the same at every depth.
+    The root is depth 0, so the totals are the same at every depth. `shapes` as `analyses.shapes` gives them.
     """
-    root = read(model)
+    root = noted(read(model), shapes or {})
     sums = totals(root, None)
     numbers = _Numbers(sums.layer_params)
     rows = tuple(numbers.rows(fold(root) if folded else root))
@@ -57,6 +65,8 @@ class _Numbers:
             trainable_params=copies * sum(held.layer_numel for held in node.params if held.trainable),
             share=each * copies / self.layer_params if self.layer_params else 0.0,
             same_as=node.same_as,
+            inputs=in_out(node)[0],
+            outputs=in_out(node)[1],
         )
         for place, child in enumerate(node.children, start=1):
             yield from self.rows(child, depth + 1, copies, place == len(node.children))

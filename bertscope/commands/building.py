@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertscope.commands.output import note
 from bertscope.sources import Source, load
@@ -29,3 +29,12 @@ def build_model(
     built = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
     freeze(built, freeze_patterns or ())
     return source, built
+
+
+def traced_shapes(built: BertPreTrainedModel, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
+    """The shapes of a forward pass on meta, if they are wanted."""
+    if not wanted:
+        return None
+    from bertscope.analyses.shapes import shapes
+
+    return shapes(built.eval(), batch, seq)

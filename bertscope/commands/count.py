@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model
+from bertscope.commands.building import build_model, traced_shapes
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
@@ -22,6 +22,7 @@ examples:
   bertscope count bert-base-uncased --by group
   bertscope count bert-base-uncased --by parameter
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
+  bertscope count bert-base-uncased --shapes --batch 8 --seq 512
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./config.json --format json --output count.json
 """
@@ -48,6 +49,9 @@ def count(
             metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."
         ),
     ] = None,
+    shapes: options.Shapes = False,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -61,7 +65,8 @@ def count(
     from bertscope.analyses.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort)
+    found = traced_shapes(built, shapes, batch, seq)
+    report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     show(report, renderer, fmt, output)
     if expected is not None:
         _judge(expected, report.totals)

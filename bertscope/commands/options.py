@@ -54,10 +54,25 @@ Freeze = Annotated[
         "Repeatable.",
     ),
 ]
+Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
+Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
+Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
 
-__all__ = ["DEFAULT_MODEL", "Architecture", "Attention", "Format", "Freeze", "Model", "Output", "Pooler"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "Architecture",
+    "Attention",
+    "Batch",
+    "Format",
+    "Freeze",
+    "Model",
+    "Output",
+    "Pooler",
+    "Seq",
+    "Shapes",
+]

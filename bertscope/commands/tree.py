@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model
+from bertscope.commands.building import build_model, traced_shapes
 from bertscope.commands.output import show
 from bertscope.render import tree as renderer
 
@@ -15,6 +15,7 @@ EPILOG = """\b
 examples:
   bertscope tree --depth 3
   bertscope tree bert-large-zh --depth 4
+  bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
 """
 
@@ -29,6 +30,9 @@ def tree(
     pooler: options.Pooler = None,
     freeze: options.Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
+    shapes: options.Shapes = False,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -40,4 +44,6 @@ def tree(
     source, built = build_model(model, architecture, attention, pooler, freeze)
     from bertscope.analyses.tree import tree as analyse
 
-    show(analyse(built, depth=depth, name=source.name, folded=not unfold), renderer, fmt, output)
+    found = traced_shapes(built, shapes, batch, seq)
+    report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
+    show(report, renderer, fmt, output)

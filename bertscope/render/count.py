@@ -9,7 +9,7 @@ from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
 from bertscope.reports import CountReport, CountRow, Shape
-from bertscope.units import bytes_text, count_text, shape_text, share_text
+from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def _columns(report: CountReport, lines: list[_Line]) -> list[Column]:
     ]
     if any(line.row.copies > 1 for line in lines):
         columns.insert(3, Column("each", _each_text, right=True, give_up=1))
+    if any(line.row.inputs or line.row.outputs for line in lines):
+        columns[3:3] = [
+            Column("in", lambda line: tensors_text(line.row.inputs), give_up=7),
+            Column("out", lambda line: tensors_text(line.row.outputs), give_up=7),
+        ]
     if report.totals.frozen_params:
         columns.append(Column("trainable", lambda line: count_text(line.row.trainable_params), right=True))
     if any(line.row.tied_to or not line.row.in_layer_sum for line in lines):
@@ -89,7 +94,13 @@ _FIELDS = ("name", "path", "type", "copies", "each_params", "params", "distinct_
 def csv(report: CountReport) -> str:
     """For a spreadsheet; `depth` 1 marks the parts of the row above."""
     records = [
-        (line.depth, *(getattr(line.row, field) for field in _FIELDS), shapes_text(line.row.shapes))
+        (
+            line.depth,
+            *(getattr(line.row, field) for field in _FIELDS),
+            shapes_text(line.row.shapes),
+            tensors_text(line.row.inputs),
+            tensors_text(line.row.outputs),
+        )
         for line in _lines(report)
     ]
-    return csv_text(("depth", *_FIELDS, "shapes"), records)
+    return csv_text(("depth", *_FIELDS, "shapes", "inputs", "outputs"), records)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.reports import CountReport, FlopsReport, TreeReport
+from bertscope.flops_reports import FlopsReport
+from bertscope.reports import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8

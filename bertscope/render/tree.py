@@ -10,7 +10,7 @@ from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
 from bertscope.reports import TreeReport, TreeRow
-from bertscope.units import count_text, share_text
+from bertscope.units import count_text, share_text, tensors_text
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ def _columns(lines: list[_Line]) -> list[Column]:
         Column("params", lambda line: _params(line.row), right=True),
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", right=True, give_up=1),
     ]
+    if any(line.row.inputs or line.row.outputs for line in lines):
+        columns[2:2] = [
+            Column("in", lambda line: tensors_text(line.row.inputs), give_up=4),
+            Column("out", lambda line: tensors_text(line.row.outputs), give_up=4),
+        ]
     if any(line.row.copies > 1 for line in lines):
         columns.insert(2, Column("each", lambda line: _each(line.row), right=True, give_up=3))
     return columns
@@ -88,4 +93,8 @@ _FIELDS = ("depth", "depth_index", "path", "name", "type", "copies", "each_param
 
 def csv(report: TreeReport) -> str:
     """For a spreadsheet."""
-    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])
+    records = [
+        [*(getattr(row, field) for field in _FIELDS), tensors_text(row.inputs), tensors_text(row.outputs)]
+        for row in report.rows
+    ]
+    return csv_text((*_FIELDS, "inputs", "outputs"), records)

@@ -1,0 +1,45 @@
+"""`bertscope diff`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.output import show
+from bertscope.render import diff as renderer
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope diff bert-base-cased bert-base-uncased
+  bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
+  bertscope diff my-bert.yaml bert-tiny --exit-code
+"""
+
+_A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=options.complete_model)]
+_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=options.complete_model)]
+
+
+def diff(
+    a: _A,
+    b: _B,
+    architecture: options.Architecture = None,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Compare two models: settings, parameters that came, went or changed shape, totals and FLOPs.
+
+    Equal changes of neighbouring layers are one row. --architecture builds both as the same class.
+    """
+    one, other = (load(name, architecture=architecture) for name in (a, b))
+    from bertscope.analyses.diff import diff as analyse
+
+    report = analyse(one, other, batch=batch, seq=seq)
+    show(report, renderer, fmt, output)
+    if exit_code and not report.is_empty:
+        raise typer.Exit(1)

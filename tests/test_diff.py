@@ -1,0 +1,82 @@
+"""Two models side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import bertscope
+from bertscope.presets import preset_dir, preset_paths
+
+
+def source(preset: str = "bert-tiny", architecture: str | None = None, **fields):
+    found = bertscope.load(preset, architecture=architecture)
+    return replace(found, config=replace(found.config, **fields))
+
+
+@pytest.mark.parametrize("preset", preset_paths())
+def test_a_model_does_not_differ_from_itself(preset):
+    report = bertscope.diff(source(preset), source(preset))
+    assert report.is_empty
+    assert report.totals_a == report.totals_b
+    assert report.forward_flops_a == report.forward_flops_b
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")  # relative positions on sdpa
+
+PAIRS = [
+    (source(), source("bert-mini")),
+    (source(), source(num_hidden_layers=5)),
+    (source(), source(architecture="BertForMaskedLM")),
+    (source(), source(position_embedding_type="relative_key")),
+    (source(architecture="BertForMaskedLM"), source(architecture="BertForMaskedLM", tie_word_embeddings=False)),
+    (source("bert-base-cased"), source("bert-base-uncased")),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_the_other_way_round_is_the_mirror_image(a, b):
+    there, back = bertscope.diff(a, b), bertscope.diff(b, a)
+    assert [(c.field, c.a, c.b) for c in there.fields] == [(c.field, c.b, c.a) for c in back.fields]
+    mirrored = {"added": "removed", "removed": "added", "changed": "changed"}
+    assert {(r.path, r.status, r.shape_a, r.shape_b, r.params_a, r.params_b) for r in there.rows} == {
+        (r.path, mirrored[r.status], r.shape_b, r.shape_a, r.params_b, r.params_a) for r in back.rows
+    }
+    assert (there.totals_a, there.forward_flops_a) == (back.totals_b, back.forward_flops_b)
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_the_rows_explain_the_difference_of_the_totals(a, b):
+    report = bertscope.diff(a, b)
+    assert not report.is_empty
+    explained = sum(row.params_b - row.params_a for row in report.rows)
+    assert explained == report.totals_b.distinct_params - report.totals_a.distinct_params
+
+
+def test_equal_changes_of_neighbouring_layers_are_one_row():
+    report = bertscope.diff(source(), source(num_hidden_layers=5))
+    query = [row for row in report.rows if row.path.endswith("query.weight")]
+    assert [(row.path, row.copies, row.status) for row in query] == [
+        ("encoder.layer.2-4.attention.self.query.weight", 3, "added")
+    ]
+    assert [(change.field, change.a, change.b) for change in report.fields] == [("num_hidden_layers", 2, 5)]
+
+
+def test_a_body_and_the_same_body_under_a_head_agree():
+    report = bertscope.diff(source(), source(architecture="BertForSequenceClassification"))
+    assert {row.path for row in report.rows} == {"classifier.weight", "classifier.bias"}
+
+
+def test_the_command_shows_what_differs_and_exits_as_asked(cli, tmp_path):
+    result = cli("diff", "bert-base-uncased", "bert-large-uncased", "-a", "BertModel")
+    assert result.code == 0
+    assert "encoder.layer.12-23.attention.self.query.weight (12 x)" in result.out
+    assert "+225,659,648" in result.out
+    assert cli("diff", "bert-tiny", "bert-mini", "--exit-code").code == 1
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((preset_dir() / "bert-tiny.yaml").read_text())
+    same = cli("diff", mine, "bert-tiny", "--exit-code")
+    assert (same.code, same.out.splitlines()[-1]) == (0, "the two do not differ")
+    data = cli("diff", "bert-tiny", "bert-mini", "--format", "json").json
+    assert (data["kind"], data["fields"][0]["field"]) == ("diff", "hidden_size")
