@@ -20,6 +20,7 @@ _HOMES = {
     "check": "bertscope.analyses.check",
     "flops": "bertscope.analyses.flops",
     "diff": "bertscope.analyses.diff",
+    "explain": "bertscope.analyses.explain",
     **dict.fromkeys(
         (
             "BertModel",

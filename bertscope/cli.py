@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, diff, flops, presets, print_model, tree
+from bertscope.commands import check, count, diff, explain, flops, presets, print_model, tree
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
+app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)

@@ -1,0 +1,55 @@
+"""`bertscope explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.output import show, write
+from bertscope.render import explain as renderer
+from bertscope.render.console import Target, stdout_target
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope explain bert-large-zh
+  bertscope explain bert-large-zh Transformer-0-FeedForward
+  bertscope explain bert-base-cased encoder.layer.3 --naming tf
+  bertscope explain bert-large-zh --lang zh
+"""
+
+
+def explain(
+    model: options.Model = options.DEFAULT_MODEL,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PATH]", help="A step or a part: embeddings, encoder.layer.3, Transformer-0-FeedForward ..."
+        ),
+    ] = None,
+    naming: Annotated[
+        Literal["hf", "tf", "keras"] | None,
+        typer.Option(help="Show the three vocabularies side by side, this one first."),
+    ] = None,
+    lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
+    architecture: options.Architecture = None,
+    pooler: options.Pooler = None,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Walk through a model step by step: what goes in, what comes out, parameters and FLOPs as formulas.
+
+    The sums at the end compare the formulas with what is counted on the built model.
+    """
+    source = load(model, architecture=architecture, add_pooling_layer=pooler)
+    from bertscope.analyses.explain import explain as analyse
+
+    report = analyse(source, path, language=lang, batch=batch, seq=seq)
+    if naming is not None and fmt == "table":
+        write(renderer.text(report, Target() if output else stdout_target(), naming), output)
+    else:
+        show(report, renderer, fmt, output)

@@ -1,0 +1,102 @@
+"""The walk of `explain` as text, CSV and Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+
+from bertscope.explain_reports import Dims, ExplainReport, Formula, Step, Sum
+from bertscope.render.columns import Column, csv_text, markdown_text
+from bertscope.render.console import Target
+from bertscope.render.footer import title
+from bertscope.units import count_text
+
+NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
+
+
+def _dims(dims: Dims) -> str:
+    return f"[{', '.join(dims)}]"
+
+
+def _flow(step: Step) -> str:
+    return f"{' and '.join(map(_dims, step.inputs)) or 'ids'} -> {_dims(step.output)}"
+
+
+def _formula(formula: Formula | None) -> str:
+    if formula is None:
+        return "0"
+    return f"{formula.symbols} = {formula.numbers} = {count_text(formula.value)}"
+
+
+def table(report: ExplainReport, target: Target) -> str:
+    """For the terminal."""
+    return text(report, target, None)
+
+
+def text(report: ExplainReport, target: Target, naming: str | None) -> str:
+    """The steps one after another; with a naming the other two vocabularies stand beside it."""
+    blocks = [_step(step, target, naming) for step in report.steps]
+    at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products alone, a multiply-add is 2\n"
+    sums = "".join(_sum(item) for item in report.sums)
+    questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
+    return f"{title(report)}\n{at}\n" + "\n".join(blocks) + f"\n{sums}{questions}"
+
+
+def _step(step: Step, target: Target, naming: str | None) -> str:
+    first = NAMINGS[naming or "keras"]
+    others = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
+    name = getattr(step, first) or step.name
+    copies = f" ({step.copies} x)" if step.copies > 1 else ""
+    beside = "".join(
+        f"  =  {getattr(step, field)}" for field in others if getattr(step, field) and getattr(step, field) != name
+    )
+    lines = [f"{name}{copies}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
+    if step.flops is not None:
+        lines.append(f"  FLOPs: {_formula(step.flops)}")
+    return "\n".join(lines) + "\n" + _wrapped(step.sentence, target)
+
+
+def _wrapped(sentence: str, target: Target) -> str:
+    width = min(target.width or 110, 110)
+    lines = textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
+
+
+def _sum(item: Sum) -> str:
+    verdict = "equal to the built model" if item.agrees else "NOT equal to the built model"
+    params = f"{item.symbols} = " if "+" in item.symbols else ""
+    return (
+        f"{item.group}: {params}{count_text(item.params)} parameters (counted {count_text(item.counted_params)}), "
+        f"{count_text(item.flops)} FLOPs (counted {count_text(item.counted_flops)}): {verdict}\n"
+    )
+
+
+_COLUMNS = (
+    Column("step", lambda step: step.name + (f" ({step.copies} x)" if step.copies > 1 else "")),
+    Column("hf", lambda step: step.path),
+    Column("tf", lambda step: step.tf_name),
+    Column("in -> out", _flow),
+    Column("parameters", lambda step: _formula(step.params)),
+    Column("FLOPs", lambda step: _formula(step.flops)),
+    Column("what it does", lambda step: step.sentence),
+)
+
+
+def markdown(report: ExplainReport) -> str:
+    """For a page."""
+    sums = "".join(f"- {_sum(item)}" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
+    questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
+    return f"**{title(report)}**\n\n{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
+
+
+def csv(report: ExplainReport) -> str:
+    """For a spreadsheet."""
+    titles = ("step", "hf", "tf", "copies", "flow", "params_formula", "params", "flops_formula", "flops", "sentence")
+    return csv_text(titles, [_record(step) for step in report.steps])
+
+
+def _record(step: Step) -> list[object]:
+    params, flops = step.params, step.flops
+    return [
+        step.name, step.path, step.tf_name, step.copies, _flow(step), params.symbols if params else "",
+        params.value if params else 0, flops.symbols if flops else "", flops.value if flops else 0, step.sentence,
+    ]  # fmt: skip
