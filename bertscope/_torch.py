@@ -19,8 +19,6 @@ finally:
 
 from torch import nn  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class Embedding(nn.Embedding):
     """torch's Embedding without values on meta: there `normal_()` would import torch._dynamo (1.4 s)."""

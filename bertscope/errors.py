@@ -3,8 +3,7 @@
 BertscopeError            the question was wrong (exit code 2)
 ├── ConfigError           a value in a configuration
 ├── SourceError           a model, preset or file that cannot be found or read
-├── SelectionError        a path, pattern or name that matches nothing in the model
-└── MeasurementError      a measurement could not be made (exit code 3)
+└── SelectionError        a path, pattern, name or size that the model does not have
 
 Every message is one line: what was given, what is allowed, what to do next.
 """
@@ -59,12 +58,6 @@ class SourceError(BertscopeError):
 
 class SelectionError(BertscopeError, ValueError):
     """A path, pattern or name that matches nothing in this model."""
-
-
-class MeasurementError(BertscopeError):
-    """A measurement that could not be made."""
-
-    exit_code = 3
 
 
 class BertscopeWarning(UserWarning):

@@ -16,22 +16,25 @@ from bertscope.reports import CheckReport, Finding
 from bertscope.sources import load
 
 
-def check(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ()) -> CheckReport:
+def check(
+    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (), *, architecture: str | None = None
+) -> CheckReport:
     """Every expectation of the files (all presets without one) against the model that each file describes.
 
+    `architecture` builds another class than the files name.
     A file that cannot be read, or that expects nothing, gives a finding with status "error".
     """
     given = [models] if isinstance(models, (str, os.PathLike)) else models
     names = [os.fspath(model) for model in given] or list(preset_paths())
-    findings = [finding for name in names for finding in _check_one(name)]
+    findings = [finding for name in names for finding in _check_one(name, architecture)]
     return CheckReport(
         findings=tuple(findings), files=len(names), torch_version=str(torch.__version__), bertscope_version=__version__
     )
 
 
-def _check_one(name: str) -> Iterator[Finding]:
+def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
     try:
-        source = load(name)
+        source = load(name, architecture=architecture)
         if not source.expected:
             raise SourceError(f"{source.path} expects nothing: {_remedy(source)}")
         got = counts(source)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from bertscope.config import BertConfig
 from bertscope.flops_reports import Convention, FlopsReport
 
-NAMES = ("torch", "macs", "calflops", "electra", "palm")
-
 # google-research/electra, flops_computation.py: operations for each element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 ELECTRA_OUTPUT_SHARE = 0.15625  # the masked positions alone go through the output softmax

@@ -40,6 +40,7 @@ def check(
         Path | None,
         typer.Option("--write", metavar="FILE", help="Record today's counts into a preset file that has none."),
     ] = None,
+    architecture: options.Architecture = None,
     fmt: Annotated[
         Literal["text", "json", "github", "junit"], typer.Option("--format", "-f", help="How to show it.")
     ] = "text",
@@ -56,7 +57,7 @@ def check(
         return
     from bertscope.analyses.check import check as analyse
 
-    report = analyse(files or ())
+    report = analyse(files or (), architecture=architecture)
     render = {"text": renderer.text, "json": _json, "github": renderer.github, "junit": renderer.junit}[fmt]
     write(render(report), output)
     for finding in report.having("error"):
