@@ -248,6 +248,8 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
     checked: dict[int, tuple[int, ...]] = {}
     for key, heads in config.pruned_heads.items():
         layer = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 6 else key
+        if isinstance(layer, int) and -config.num_hidden_layers <= layer < 0:
+            layer += config.num_hidden_layers  # from the last, as lists count
         is_layer = isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < config.num_hidden_layers
         if not is_layer or not isinstance(heads, (list, tuple, set, frozenset)):
             raise ConfigError(
@@ -263,7 +265,7 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
                 field="pruned_heads",
             )
         if numbers:
-            checked[layer] = tuple(sorted(set(numbers)))
+            checked[layer] = tuple(sorted({*checked.get(layer, ()), *numbers}))
     return checked
 
 

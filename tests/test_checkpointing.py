@@ -181,3 +181,27 @@ def test_strategies_are_read_as_written():
     assert Checkpointing.parse("every-2") == Checkpointing(every=2)
     assert Checkpointing.parse("layers:0-2,5") == Checkpointing(layers=frozenset({0, 1, 2, 5}))
     assert Checkpointing.parse("selective") == Checkpointing(selective=True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_runs_in_one_autocast_block_have_the_same_gradients(model, strategy):
+    def gradients() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(IDS, MASK, labels=IDS).loss + model(IDS, MASK, labels=IDS).loss
+        loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.gradient_checkpointing_enable(strategy=strategy)
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+def test_reentrant_checkpointing_reaches_the_layers_under_frozen_embeddings(model):
+    model.bert.embeddings.requires_grad_(False)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    step_loss = model(IDS, MASK, labels=IDS).loss
+    step_loss.backward()
+    assert all(parameter.grad is not None for parameter in model.bert.encoder.parameters())

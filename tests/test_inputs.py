@@ -38,7 +38,7 @@ def ones(*shape: int) -> torch.Tensor:
         ({"input_ids": IDS, "attention_mask": ones(2, 3, 4)}, r"attention_mask has shape \(2, 3, 4\)"),
         ({"input_ids": IDS, "attention_mask": ones(4)}, "2, 3 or 4 dimensions"),
         ({"input_ids": IDS, "token_type_ids": ones(2, 3)}, r"token_type_ids has shape \(2, 3\) and the input \(2, 4\)"),
-        ({"input_ids": IDS, "position_ids": ones(4)}, r"position_ids has shape \(4,\) and the input \(2, 4\)"),
+        ({"input_ids": IDS, "position_ids": ones(5)}, r"position_ids has shape \(5,\) and the input \(2, 4\)"),
         ({"input_ids": IDS, "head_mask": torch.ones(3)}, r"head_mask has shape \(3,\); it must be \(2,\)"),
         ({"input_ids": IDS, "encoder_attention_mask": ones(2, 3)}, "encoder_hidden_states were not"),
         ({"input_ids": IDS, "encoder_hidden_states": torch.ones(1, 3, 8)}, r"shape \(1, 3, 8\) and .* batch 2"),
@@ -48,6 +48,18 @@ def ones(*shape: int) -> torch.Tensor:
         ),
         ({"input_ids": IDS, "past_key_values": ((torch.ones(2, 2, 1, 4),) * 2,)}, "1 layers and the model has 2"),
         ({"input_ids": IDS, "past_key_values": ((torch.ones(2, 2, 1, 4),) * 4,) * 2}, "no encoder_hidden_states"),
+        ({"input_ids": IDS, "past_key_values": ((torch.ones(3, 2, 1, 4),) * 2,) * 2}, r"\(3, 2, 1, 4\) and .* batch 2"),
+        ({"input_ids": IDS, "past_key_values": ((torch.ones(2, 3, 1, 4),) * 2,) * 2}, r"\(2, 3, 1, 4\) and .* 2 heads"),
+        ({"input_ids": IDS, "encoder_hidden_states": torch.ones(2, 3, 7)}, "7 wide and hidden_size is 8"),
+        ({"input_ids": IDS, "attention_mask": ones(2, 3, 4, 4)}, r"\(2, 3, 4, 4\) and .* 2 heads"),
+        (
+            {
+                "input_ids": IDS,
+                "past_key_values": ((torch.ones(2, 2, 1, 4),) * 4,) * 2,
+                "encoder_hidden_states": torch.ones(2, 3, 8),
+            },
+            "holds 1 encoder positions and encoder_hidden_states 3",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_with_both_sides(decoder, inputs, words):
@@ -185,3 +197,53 @@ def test_the_model_is_importable_by_itself():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cache_without_encoder_states_continues_with_them(decoder):
+    past = decoder(IDS[:, :3]).past_key_values
+    outputs = [
+        decoder(IDS[:, 3:], past_key_values=past, encoder_hidden_states=scale * torch.ones(2, 3, 8).cumsum(1))[0]
+        for scale in (1.0, -3.0)
+    ]
+    assert not torch.allclose(*outputs)
+    assert decoder.encoder.layer[0](torch.ones(2, 1, 8), past_key_value=past[0])[0].shape == (2, 1, 8)
+
+
+def test_labels_of_another_shape_are_refused_with_both_sides(tiny):
+    with pytest.raises(ValueError, match=r"labels has shape \(2, 3\) and the logits \(2, 4, 32\)"):
+        bertscope.BertForMaskedLM(tiny)(IDS, labels=IDS[:, :3])
+
+
+@pytest.mark.parametrize("decodes", [False, True], ids=["encoder", "decoder"])
+def test_a_compiled_model_takes_a_second_length(tiny, decodes):
+    torch._dynamo.reset()
+    config = replace(tiny, is_decoder=decodes, use_cache=False)
+    model = bertscope.BertLMHeadModel(config).eval() if decodes else bertscope.BertModel(config).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for length in (4, 3, 2):
+        ids = IDS[:, :length].clone()
+        given = (ids,) if decodes else (ids, torch.ones_like(ids))
+        torch.testing.assert_close(compiled(*given)[0], model(*given)[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_decoder_can_be_traced(tiny):
+    model = bertscope.BertLMHeadModel(replace(tiny, is_decoder=True, use_cache=False, return_dict=False)).eval()
+    traced = torch.jit.trace(model, (IDS,))
+    torch.testing.assert_close(traced(IDS)[0], model(IDS)[0])
+
+
+def test_positions_may_be_one_row_for_all(tiny):
+    model = bertscope.BertModel(tiny).eval()
+    torch.testing.assert_close(model(IDS, position_ids=torch.arange(4))[0], model(IDS)[0])
+    choice = bertscope.BertForMultipleChoice(tiny).eval()
+    torch.testing.assert_close(choice(IDS[None], position_ids=torch.arange(4)[None])[0], choice(IDS[None])[0])
+
+
+def test_the_model_exports_and_maps_over_samples(tiny):
+    model = bertscope.BertModel(replace(tiny, attn_implementation="eager")).eval()
+    exported = torch.export.export(model, (IDS,)).module()
+    torch.testing.assert_close(exported(IDS).last_hidden_state, model(IDS).last_hidden_state)
+    weights = dict(model.named_parameters())
+    mapped = torch.func.vmap(lambda row: torch.func.functional_call(model, weights, (row[None],)).pooler_output[0])(IDS)
+    torch.testing.assert_close(mapped, model(IDS).pooler_output)

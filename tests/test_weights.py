@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.config import ARCHITECTURES
 
 
 @pytest.fixture
@@ -155,3 +156,62 @@ def test_a_frozen_embedding_stays_frozen_when_resized(tiny):
     model = bertscope.BertForMaskedLM(tiny).requires_grad_(False)
     model.resize_token_embeddings(50)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "inside"])
+@pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
+def test_a_model_that_leaves_meta_computes_what_the_other_computes(model, tiny, assign, wrapped):
+    empty = bertscope.build(tiny, "BertForPreTraining")
+    outer = torch.nn.Sequential(empty) if wrapped else empty
+    if not assign:
+        outer.to_empty(device="cpu")
+    state = {f"0.{name}" if wrapped else name: tensor for name, tensor in model.state_dict().items()}
+    outer.load_state_dict(state, assign=assign)
+    assert torch.equal(empty.eval()(IDS)[0], model.eval()(IDS)[0])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_safetensors_saves_and_loads_the_model(tiny, tmp_path, name):
+    safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers, the oracle")
+    one, other = bertscope.build(tiny, name, device="cpu"), bertscope.build(tiny, name, device="cpu")
+    safetensors.save_model(one, tmp_path / "x")
+    assert safetensors.load_model(other, tmp_path / "x") == (set(), [])
+    assert equal(one, other)
+
+
+def test_pruning_one_layer_leaves_the_parameters_of_another_in_place(tiny):
+    model = bertscope.BertModel(tiny)
+    model.prune_heads({0: [0]})
+    before = list(model.encoder.layer[0].parameters())
+    model.prune_heads({1: [0]})
+    assert all(one is other for one, other in zip(before, model.encoder.layer[0].parameters(), strict=True))
+
+
+def test_layers_may_be_counted_from_the_last(tiny):
+    model = bertscope.BertModel(tiny)
+    model.prune_heads({-1: [0]})
+    assert model.config.pruned_heads == {1: (0,)}
+    assert bertscope.BertModel(replace(tiny, pruned_heads={-1: [0]})).config.pruned_heads == {1: (0,)}
+
+
+def test_a_block_refuses_heads_that_it_does_not_have(tiny):
+    block = bertscope.BertModel(tiny).encoder.layer[0].attention
+    for heads in ([99], [-1], [0, 1]):
+        with pytest.raises(ValueError, match="cannot be pruned"):
+            block.prune_heads(heads)
+    assert block.self.num_attention_heads == 2
+
+
+def test_larger_input_embeddings_bring_the_tied_head_along(tiny):
+    model = bertscope.BertForMaskedLM(tiny)
+    model.set_input_embeddings(torch.nn.Embedding(40, 8))
+    assert model(IDS).logits.shape == (2, 4, 40)
+    assert model.config.vocab_size == 40
+
+
+def test_a_multiple_that_is_no_integer_is_refused(tiny):
+    with pytest.raises(ValueError, match=r"integer; got 1\.3"):
+        bertscope.BertModel(tiny).resize_token_embeddings(40, pad_to_multiple_of=1.3)

@@ -143,13 +143,15 @@ class BertSdpaSelfAttention(BertSelfAttention):
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
+        if mask is not None or query.shape[2] == 1:  # decided here, so that a traced length is no tensor
+            is_causal = False
         context = functional.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             dropout_p=self.dropout.p if self.training else 0.0,
-            is_causal=is_causal and mask is None and query.shape[2] > 1,
+            is_causal=is_causal,
         )
         return context, None
 
@@ -200,12 +202,18 @@ class BertAttention(nn.Module):
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads, by their numbers in the unpruned layer; those already gone are passed over."""
         heads = set(heads) - self.pruned_heads
+        if not heads:
+            return  # what an optimizer holds stays what it is
         attention, size = self.self, self.self.attention_head_size
         left = [
             head
             for head in range(attention.num_attention_heads + len(self.pruned_heads))
             if head not in self.pruned_heads
         ]
+        if not heads < set(left):
+            raise ValueError(
+                f"heads {sorted(heads)} cannot be pruned; this layer has the heads {left}, and one must stay"
+            )
         rows = [place * size + row for place, head in enumerate(left) if head not in heads for row in range(size)]
         for name in ("query", "key", "value"):
             setattr(attention, name, _part_of(getattr(attention, name), rows, dim=0))

@@ -17,6 +17,7 @@ from bertscope.model.inputs import (
     additive_mask,
     cached_length,
     check_agreement,
+    check_cache,
     input_shape,
     layer_head_masks,
     self_attention_mask,
@@ -77,6 +78,7 @@ class BertModel(BertPreTrainedModel):
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
         )
+        check_cache(past_key_values, shape[0], config, encoder_hidden_states)
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, past)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertscope.spec import Checkpointing
 
@@ -19,7 +19,17 @@ def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
     options: dict[str, Any] = {"use_reentrant": how.use_reentrant}
     if how.selective:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_matrix_products)
+        return partial(checkpoint, partial(_without_weight_cache, layer), **options)
     return partial(checkpoint, layer, **options)
+
+
+def _without_weight_cache(layer: nn.Module, hidden: Tensor, *others: Any) -> Any:
+    """Autocast keeps the weights that it has cast; recomputation would then see fewer operators than the forward."""
+    kind = hidden.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return layer(hidden, *others)
+    with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False):
+        return layer(hidden, *others)
 
 
 def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,8 @@ Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +36,22 @@ class BertEmbeddings(nn.Module):
         positions = config.max_position_embeddings
         self.register_buffer("position_ids", index_row(positions, counting=True), persistent=False)
         self.register_buffer("token_type_ids", index_row(positions, counting=False), persistent=False)
+        self.register_load_state_dict_post_hook(_leave_meta)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertEmbeddings:
+        """As torch's; no file holds the buffers, so a model that leaves meta computes them anew."""
+        was_meta = self.position_ids.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.position_ids.is_meta:
+            self.reset_buffers()
+        return self
+
+    def reset_buffers(self) -> None:
+        """Position ids 0, 1 ... and token type ids all zero, on the device of the weights."""
+        positions = self.position_embeddings.num_embeddings
+        with torch.device(self.word_embeddings.weight.device):
+            self.position_ids = index_row(positions, counting=True)
+            self.token_type_ids = index_row(positions, counting=False)
 
     def forward(
         self,
@@ -55,6 +73,13 @@ class BertEmbeddings(nn.Module):
                 position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
             embeddings = embeddings + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embeddings))
+
+
+def _leave_meta(embeddings: nn.Module, keys: object) -> None:
+    """After weights were assigned to a model on meta, its buffers follow them."""
+    assert isinstance(embeddings, BertEmbeddings)
+    if embeddings.position_ids.is_meta and not embeddings.word_embeddings.weight.is_meta:
+        embeddings.reset_buffers()
 
 
 class BertIntermediate(nn.Module):
@@ -119,7 +144,11 @@ class BertLayer(nn.Module):
         )
         cache: tuple[Tensor, ...] = others.pop() if self.is_decoder else ()
         if self.is_decoder and encoder_hidden_states is not None:
-            past_cross: KeyValue | None = past_key_value[-2:] if past_key_value is not None else None  # type: ignore[assignment]
+            if not self.add_cross_attention:
+                raise ValueError("encoder_hidden_states were given and this layer has no cross-attention")
+            # A cache made without encoder states holds two tensors: then the cross-attention has none yet.
+            has_cross = past_key_value is not None and len(past_key_value) == 4
+            past_cross: KeyValue | None = past_key_value[2:] if has_cross else None  # type: ignore[index, assignment]
             hidden, *cross = self.crossattention(
                 hidden,
                 attention_mask,
@@ -181,6 +210,9 @@ class BertEncoder(nn.Module):
         if recomputes and use_cache:
             say_once("use_cache does not go with gradient checkpointing; the cache is switched off")
             use_cache = False
+        if recomputes and self.checkpointing.use_reentrant and torch.is_grad_enabled():
+            # Reentrant checkpointing gives the layers no gradients unless its input asks for one.
+            hidden_states = hidden_states if hidden_states.requires_grad else hidden_states.detach().requires_grad_()
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
         for index, layer in enumerate(self.layer):

@@ -229,5 +229,7 @@ class BertLMHeadModel(_WithLMHead):
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension; -100 counts for nothing."""
+    """Cross-entropy over the last dimension; -100 counts for nothing. Raises ValueError for other shapes."""
+    if labels.numel() * logits.shape[-1] != logits.numel():
+        raise ValueError(f"labels has shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}")
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

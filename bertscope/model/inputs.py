@@ -32,7 +32,7 @@ def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_s
 
 def cached_length(past_key_values: Cache | None, config: BertConfig, has_encoder_states: bool) -> int:
     """Length of the cached keys; raises ValueError for a cache of another model or of cross-attention alone."""
-    if past_key_values is None:
+    if not past_key_values:
         return 0
     if len(past_key_values) != config.num_hidden_layers:
         raise ValueError(
@@ -62,9 +62,10 @@ def check_agreement(
             f"the sequence is {past + length} long and max_position_embeddings is {config.max_position_embeddings}"
         )
     for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-        if ids is not None and tuple(ids.shape) not in ((batch, length), (1, length)):
+        if ids is not None and tuple(ids.shape) not in ((batch, length), (1, length), (length,)):
             raise ValueError(f"{name} has shape {tuple(ids.shape)} and the input {shape}")
-    _check_mask("attention_mask", attention_mask, (batch, length, past + length), "the input with its cache")
+    heads = 0 if config.pruned_heads else config.num_attention_heads  # pruned layers differ in their heads
+    _check_mask("attention_mask", attention_mask, (batch, heads, length, past + length), "the input with its cache")
     if encoder_hidden_states is None:
         if encoder_attention_mask is not None:
             raise ValueError("encoder_attention_mask was given and encoder_hidden_states were not")
@@ -76,22 +77,50 @@ def check_agreement(
     if encoder_hidden_states.dim() != 3 or encoder_hidden_states.shape[0] != batch:
         states = tuple(encoder_hidden_states.shape)
         raise ValueError(f"encoder_hidden_states has shape {states} and the input has batch {batch}")
-    encoder_length = encoder_hidden_states.shape[1]
-    _check_mask("encoder_attention_mask", encoder_attention_mask, (batch, length, encoder_length), "the encoder states")
+    if encoder_hidden_states.shape[2] != config.hidden_size:
+        width = encoder_hidden_states.shape[2]
+        raise ValueError(f"encoder_hidden_states is {width} wide and hidden_size is {config.hidden_size}")
+    sizes = (batch, heads, length, encoder_hidden_states.shape[1])
+    _check_mask("encoder_attention_mask", encoder_attention_mask, sizes, "the encoder states")
 
 
-def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int], other: str) -> None:
+def check_cache(
+    past_key_values: Cache | None, batch: int, config: BertConfig, encoder_hidden_states: Tensor | None
+) -> None:
+    """Raise ValueError for a cache of another batch, other heads, or another length of encoder states."""
+    if not past_key_values or config.pruned_heads:
+        return
+    key = past_key_values[0][0]
+    if (key.shape[0], key.shape[1]) != (batch, config.num_attention_heads):
+        raise ValueError(
+            f"past_key_values has shape {tuple(key.shape)} and the input has batch {batch}, "
+            f"the model {config.num_attention_heads} heads"
+        )
+    if len(past_key_values[0]) == 4 and encoder_hidden_states is not None:
+        cached, given = past_key_values[0][2].shape[2], encoder_hidden_states.shape[1]
+        if cached != given:
+            raise ValueError(f"past_key_values holds {cached} encoder positions and encoder_hidden_states {given}")
+
+
+def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int, int], other: str) -> None:
     """The last dimension must be there whole; the others may be 1 and broadcast."""
     if mask is None:
         return
-    batch, queries, keys = shape
-    wanted = {2: ((batch,), (keys,)), 3: ((batch,), (queries, 1), (keys,)), 4: ((batch,), (), (queries, 1), (keys,))}
+    batch, heads, queries, keys = shape
+    by_head = (heads, 1) if heads else ()
+    wanted = {
+        2: ((batch, 1), (keys,)),
+        3: ((batch, 1), (queries, 1), (keys,)),
+        4: ((batch, 1), by_head, (queries, 1), (keys,)),
+    }
     if mask.dim() not in wanted:
         raise ValueError(f"{name} must have 2, 3 or 4 dimensions; its shape is {tuple(mask.shape)}")
     sizes = zip(mask.shape, wanted[mask.dim()], strict=True)
-    fits = [not allowed or size in allowed or (place == 0 and size == 1) for place, (size, allowed) in enumerate(sizes)]
-    if not all(fits):
-        raise ValueError(f"{name} has shape {tuple(mask.shape)} and {other} has batch {batch}, length {keys}")
+    if not all(len(allowed) == 0 or size in allowed for size, allowed in sizes):
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)} and {other} has batch {batch}, length {keys}; "
+            f"{queries} positions attend" + (f", {heads} heads" if heads else "")
+        )
 
 
 def self_attention_mask(

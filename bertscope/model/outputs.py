@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelOutput:
     """Fields that are None count as absent: they have no index and no key.
 
@@ -53,7 +54,7 @@ class ModelOutput:
         return name in self.keys()
 
 
-@dataclass
+@dataclass(eq=False)
 class BaseModelOutputWithPastAndCrossAttentions(ModelOutput):
     """What BertEncoder returns."""
 
@@ -64,7 +65,7 @@ class BaseModelOutputWithPastAndCrossAttentions(ModelOutput):
     cross_attentions: Tensors | None = None  # layers of (B, N, S, encoder length)
 
 
-@dataclass
+@dataclass(eq=False)
 class BaseModelOutputWithPoolingAndCrossAttentions(ModelOutput):
     """What BertModel returns."""
 
@@ -76,7 +77,7 @@ class BaseModelOutputWithPoolingAndCrossAttentions(ModelOutput):
     cross_attentions: Tensors | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class BertForPreTrainingOutput(ModelOutput):
     """What BertForPreTraining returns."""
 
@@ -87,7 +88,7 @@ class BertForPreTrainingOutput(ModelOutput):
     attentions: Tensors | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _LossAndLogits(ModelOutput):
     """A loss (), logits, and what the body gave."""
 
@@ -97,32 +98,32 @@ class _LossAndLogits(ModelOutput):
     attentions: Tensors | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class MaskedLMOutput(_LossAndLogits):
     """What BertForMaskedLM returns; logits (B, S, V)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class NextSentencePredictorOutput(_LossAndLogits):
     """What BertForNextSentencePrediction returns; logits (B, 2)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class SequenceClassifierOutput(_LossAndLogits):
     """What BertForSequenceClassification returns; logits (B, num_labels)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class MultipleChoiceModelOutput(_LossAndLogits):
     """What BertForMultipleChoice returns; logits (B, C)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class TokenClassifierOutput(_LossAndLogits):
     """What BertForTokenClassification returns; logits (B, S, num_labels)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class CausalLMOutputWithCrossAttentions(ModelOutput):
     """What BertLMHeadModel returns."""
 
@@ -134,7 +135,7 @@ class CausalLMOutputWithCrossAttentions(ModelOutput):
     cross_attentions: Tensors | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class QuestionAnsweringModelOutput(ModelOutput):
     """What BertForQuestionAnswering returns."""
 
@@ -143,3 +144,7 @@ class QuestionAnsweringModelOutput(ModelOutput):
     end_logits: Tensor | None = None  # (B, S)
     hidden_states: Tensors | None = None
     attentions: Tensors | None = None
+
+
+for _kind in ModelOutput.__subclasses__() + _LossAndLogits.__subclasses__():
+    torch.export.register_dataclass(_kind)  # so that torch.export and torch.func see the tensors inside

@@ -56,8 +56,11 @@ class BertPreTrainedModel(nn.Module):
         return self.base_model.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Other word embeddings; the decoder follows if it is tied."""
+        """Other word embeddings; the decoder follows if it is tied, and the vocabulary with them."""
         self.base_model.embeddings.word_embeddings = value
+        self._set_config(replace(self.config, vocab_size=value.num_embeddings))
+        if self.config.tie_word_embeddings:
+            self._resize_decoder(value.num_embeddings)
         self.tie_weights()
 
     def get_output_embeddings(self) -> nn.Linear | None:
@@ -98,7 +101,10 @@ class BertPreTrainedModel(nn.Module):
         tied weight that the file leaves out is taken from its other address. Raises ValueError for
         TensorFlow's names.
         """
-        result = super().load_state_dict(translated(state_dict, self), strict, assign)
+        found, filled = translated(state_dict, self)
+        result = super().load_state_dict(found, strict, assign)
+        if not strict:  # what was not in the file is still told, as safetensors' loader expects of tied names
+            result.missing_keys.extend(filled)
         self.tie_weights()
         return result
 
@@ -140,7 +146,8 @@ class BertPreTrainedModel(nn.Module):
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove attention heads: layer -> the heads' numbers in the unpruned layer."""
         pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
-        for layer, heads in heads_to_prune.items():
+        for place, heads in heads_to_prune.items():
+            layer = place + self.config.num_hidden_layers if place < 0 else place
             pruned[layer] = pruned.get(layer, set()) | set(heads)
         config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
         for layer, heads in config.pruned_heads.items():
@@ -153,6 +160,8 @@ class BertPreTrainedModel(nn.Module):
         """Grow or shrink the vocabulary, the decoder with it; new rows are initialised. The new embeddings."""
         embeddings = self.get_input_embeddings()
         size = embeddings.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
+            raise ValueError(f"pad_to_multiple_of must be an integer; got {pad_to_multiple_of}")
         if pad_to_multiple_of:
             size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
         if size != embeddings.num_embeddings:

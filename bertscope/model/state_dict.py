@@ -12,8 +12,11 @@ _STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def translated(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The state dict under the names that `model` has; raises ValueError for TensorFlow's names."""
+def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """The state dict under the names that `model` has, and the tied names that were filled in.
+
+    Raises ValueError for TensorFlow's names.
+    """
     for name in state_dict:
         if "/" in name:
             raise ValueError(
@@ -26,8 +29,7 @@ def translated(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Any
         for name, tensor in state_dict.items()
         if not name.endswith(_STORED_BUFFERS)
     }
-    _fill_ties(found, model)
-    return found
+    return found, _fill_ties(found, model)
 
 
 def _modern(name: str) -> str:
@@ -45,13 +47,16 @@ def _own_name(name: str, own: set[str]) -> str:
     return other if other in own else name
 
 
-def _fill_ties(found: dict[str, Any], model: nn.Module) -> None:
-    """Give every address of a tied parameter the tensor that the file has under another one."""
+def _fill_ties(found: dict[str, Any], model: nn.Module) -> list[str]:
+    """Give every address of a tied parameter the tensor that the file has under another one; the names filled."""
+    filled = []
     addresses: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         addresses.setdefault(id(parameter), []).append(name)
     for names in addresses.values():
         stored = next((name for name in names if name in found), None)
         for name in names:
-            if stored is not None:
-                found.setdefault(name, found[stored])
+            if stored is not None and name not in found:
+                found[name] = found[stored]
+                filled.append(name)
+    return filled

@@ -93,7 +93,12 @@ class BertForSequenceClassification(_WithClassifier):
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.config.problem_type or self._problem_of(labels)
         if problem == "regression":
-            return functional.mse_loss(logits.squeeze(), labels.squeeze())
+            is_single = self.num_labels == 1
+            return (
+                functional.mse_loss(logits.squeeze(), labels.squeeze())
+                if is_single
+                else functional.mse_loss(logits, labels)
+            )
         if problem == "single_label_classification":
             return token_loss(logits, labels)
         return functional.binary_cross_entropy_with_logits(logits, labels)
@@ -131,7 +136,7 @@ class BertForMultipleChoice(_WithClassifier):
             raise ValueError("give either input_ids or inputs_embeds; neither was given")
         choices = given.shape[1]
         flat = [
-            None if tensor is None else tensor.flatten(0, 1)
+            tensor.flatten(0, 1) if tensor is not None and tensor.dim() > 2 else tensor  # (B * C, S) is flat already
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
         ]
         embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
@@ -204,7 +209,7 @@ class BertForQuestionAnswering(WithHead):
 
 
 def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    """Cross-entropy over the sequence (B, S); a position outside it counts for nothing."""
+    """Cross-entropy over the sequence (B, S); a position beyond its end counts for nothing, as in the reference."""
     length = logits.shape[1]
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
     return functional.cross_entropy(logits, positions.clamp(0, length), ignore_index=length)
