@@ -1,8 +1,7 @@
 """The heads of pre-training and language modelling, each with its loss.
 
 Letters in the shapes: B batch, S sequence length, H hidden size, V vocabulary.
-Every forward takes BertModel's inputs under BertModel's names and, with labels, returns the loss first;
-`options` are BertModel's output_attentions, output_hidden_states and return_dict.
+Every forward takes BertModel's inputs under BertModel's names and, with labels, returns the loss first.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch.nn import functional
 from bertscope.config import BertConfig
 from bertscope.model.activations import activation
 from bertscope.model.bert import BertModel
+from bertscope.model.inputs import Cache
 from bertscope.model.outputs import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
@@ -24,6 +24,7 @@ from bertscope.model.outputs import (
 from bertscope.model.pretrained import BertPreTrainedModel
 
 Flag = bool | None
+OptionalTensor = Tensor | None
 
 
 class BertPredictionHeadTransform(nn.Module):
@@ -105,17 +106,14 @@ class WithHead(BertPreTrainedModel):
         super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=self.add_pooling_layer)
 
-    def _body(self, *inputs: Any, options: dict[str, Flag], **named: Any) -> Any:
-        return self.bert(*inputs, **named, **{**options, "return_dict": True})
+    def _body(self, *inputs: Any, **named: Any) -> Any:
+        return self.bert(*inputs, **named, return_dict=True)
 
-    def _returned(
-        self, body: Any, options: dict[str, Flag], kind: type[Any], loss: Tensor | None, *logits: Tensor
-    ) -> Any:
+    def _returned(self, body: Any, return_dict: Flag, kind: type[Any], loss: Tensor | None, *logits: Tensor) -> Any:
         """An object of `kind`, or a tuple: loss, logits, then what the body gave in its own order."""
         names = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
         others = {name: getattr(body, name) for name in names}
-        wanted = options.get("return_dict")
-        if not (self.config.return_dict if wanted is None else wanted):
+        if not (self.config.return_dict if return_dict is None else return_dict):
             return tuple(value for value in (loss, *logits, *others.values()) if value is not None)
         return kind(loss, *logits, **{name: others[name] for name in names if name in kind.__dataclass_fields__})
 
@@ -148,84 +146,65 @@ class BertForPreTraining(WithHead):
         return self.cls.predictions.decoder
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
-        **options: Flag,
-    ) -> BertForPreTrainingOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, next_sentence_label: OptionalTensor = None,
+        output_attentions: Flag = None, output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> BertForPreTrainingOutput | tuple[Any, ...]:  # fmt: skip
         """Prediction logits (B, S, V) and sentence logits (B, 2); the loss needs both labels."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         scores, relationship = self.cls(body.last_hidden_state, body.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
             loss = token_loss(scores, labels) + token_loss(relationship, next_sentence_label)
-        return self._returned(body, options, BertForPreTrainingOutput, loss, scores, relationship)
+        return self._returned(body, return_dict, BertForPreTrainingOutput, loss, scores, relationship)
 
 
 class BertForMaskedLM(_WithLMHead):
     """Masked language modelling."""
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Flag,
-    ) -> MaskedLMOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, encoder_hidden_states: OptionalTensor = None,
+        encoder_attention_mask: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> MaskedLMOutput | tuple[Any, ...]:  # fmt: skip
         """Logits (B, S, V); labels (B, S), -100 where no loss is wanted."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             encoder_hidden_states, encoder_attention_mask,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, options, MaskedLMOutput, loss, logits)
+        return self._returned(body, return_dict, MaskedLMOutput, loss, logits)
 
 
 class BertLMHeadModel(_WithLMHead):
     """Causal language modelling: the next token from those before it."""
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
-        use_cache: Flag = None,
-        **options: Flag,
-    ) -> CausalLMOutputWithCrossAttentions | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, encoder_hidden_states: OptionalTensor = None,
+        encoder_attention_mask: OptionalTensor = None, labels: OptionalTensor = None,
+        past_key_values: Cache | None = None, use_cache: Flag = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> CausalLMOutputWithCrossAttentions | tuple[Any, ...]:  # fmt: skip
         """Logits (B, S, V); labels (B, S) are the inputs themselves, shifted here by one."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             encoder_hidden_states, encoder_attention_mask, past_key_values,
             use_cache=False if labels is not None else use_cache,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits[:, :-1], labels[:, 1:]) if labels is not None else None
-        return self._returned(body, options, CausalLMOutputWithCrossAttentions, loss, logits)
+        return self._returned(body, return_dict, CausalLMOutputWithCrossAttentions, loss, logits)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:

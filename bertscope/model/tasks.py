@@ -1,6 +1,6 @@
 """The heads of tasks: sentence pairs, classification, choice, tokens, answers; each with its loss.
 
-Letters in the shapes: B batch, S sequence length, L labels, C choices. Inputs and options as in `heads`.
+Letters in the shapes: B batch, S sequence length, L labels, C choices. Inputs as in `heads`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertscope.config import BertConfig
-from bertscope.model.heads import BertOnlyNSPHead, Flag, WithHead, token_loss
+from bertscope.model.heads import BertOnlyNSPHead, Flag, OptionalTensor, WithHead, token_loss
 from bertscope.model.outputs import (
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
@@ -33,24 +33,19 @@ class BertForNextSentencePrediction(WithHead):
         self.post_init()
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Flag,
-    ) -> NextSentencePredictorOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> NextSentencePredictorOutput | tuple[Any, ...]:  # fmt: skip
         """Logits (B, 2); labels (B,), 0 for a continuation and 1 for a random sentence."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.cls(body.pooler_output)
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, options, NextSentencePredictorOutput, loss, logits)
+        return self._returned(body, return_dict, NextSentencePredictorOutput, loss, logits)
 
 
 class _WithClassifier(WithHead):
@@ -71,24 +66,19 @@ class BertForSequenceClassification(_WithClassifier):
     add_pooling_layer = True
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Flag,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:  # fmt: skip
         """Logits (B, L); labels (B,) or (B, L), by `problem_type`."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.pooler_output))
         loss = self._loss(logits, labels) if labels is not None else None
-        return self._returned(body, options, SequenceClassifierOutput, loss, logits)
+        return self._returned(body, return_dict, SequenceClassifierOutput, loss, logits)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.config.problem_type or self._problem_of(labels)
@@ -120,16 +110,11 @@ class BertForMultipleChoice(_WithClassifier):
         super().__init__(config, num_outputs=1)
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Flag,
-    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:  # fmt: skip
         """Inputs (B, C, S) -> logits (B, C); labels (B,) are indices of choices."""
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
@@ -142,35 +127,30 @@ class BertForMultipleChoice(_WithClassifier):
         embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
         body = self._body(
             *flat, head_mask, embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.pooler_output)).view(-1, choices)
         loss = functional.cross_entropy(logits, labels) if labels is not None else None
-        return self._returned(body, options, MultipleChoiceModelOutput, loss, logits)
+        return self._returned(body, return_dict, MultipleChoiceModelOutput, loss, logits)
 
 
 class BertForTokenClassification(_WithClassifier):
     """A label for every token."""
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Flag,
-    ) -> TokenClassifierOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> TokenClassifierOutput | tuple[Any, ...]:  # fmt: skip
         """Logits (B, S, L); labels (B, S)."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.last_hidden_state))
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, options, TokenClassifierOutput, loss, logits)
+        return self._returned(body, return_dict, TokenClassifierOutput, loss, logits)
 
 
 class BertForQuestionAnswering(WithHead):
@@ -183,21 +163,16 @@ class BertForQuestionAnswering(WithHead):
         self.post_init()
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        **options: Flag,
-    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, start_positions: OptionalTensor = None,
+        end_positions: OptionalTensor = None, output_attentions: Flag = None, output_hidden_states: Flag = None,
+        return_dict: Flag = None,
+    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
         """Start and end logits (B, S) each; positions (B,), ignored where beyond the sequence."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            options=options,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         start, end = (
             part.squeeze(-1).contiguous() for part in self.qa_outputs(body.last_hidden_state).split(1, dim=-1)
@@ -205,7 +180,7 @@ class BertForQuestionAnswering(WithHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = (_position_loss(start, start_positions) + _position_loss(end, end_positions)) / 2
-        return self._returned(body, options, QuestionAnsweringModelOutput, loss, start, end)
+        return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
 
 
 def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:

@@ -315,3 +315,11 @@ def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
     assert len(got) == len(expected)
     for one, other in zip(flat(got), flat(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_every_forward_has_the_references_parameters_in_its_order(pair, name):
+    import inspect
+
+    both = pair(name, "meta", **SIZES)
+    own, reference = (list(inspect.signature(model.forward).parameters) for model in (both.own, both.reference))
+    assert own == [parameter for parameter in reference if parameter != "kwargs"]
