@@ -8,7 +8,6 @@ import typer
 
 from bertscope.commands import options
 from bertscope.commands.output import show
-from bertscope.render import diff as renderer
 from bertscope.sources import load
 
 EPILOG = """\b
@@ -38,6 +37,7 @@ def diff(
     """
     one, other = (load(name, architecture=architecture) for name in (a, b))
     from bertscope.analyses.diff import diff as analyse
+    from bertscope.render import diff as renderer
 
     report = analyse(one, other, batch=batch, seq=seq)
     show(report, renderer, fmt, output)

@@ -8,7 +8,6 @@ import typer
 
 from bertscope.commands import options
 from bertscope.commands.output import show, write
-from bertscope.render import explain as renderer
 from bertscope.render.console import Target, stdout_target
 from bertscope.sources import load
 
@@ -47,6 +46,7 @@ def explain(
     """
     source = load(model, architecture=architecture, add_pooling_layer=pooler)
     from bertscope.analyses.explain import explain as analyse
+    from bertscope.render import explain as renderer
 
     report = analyse(source, path, language=lang, batch=batch, seq=seq)
     if naming is not None and fmt == "table":

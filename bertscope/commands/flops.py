@@ -11,7 +11,6 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.errors import SelectionError
-from bertscope.render import flops as renderer
 from bertscope.render.console import Target, stdout_target
 from bertscope.sources import load
 
@@ -64,6 +63,7 @@ def flops(
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
     from bertscope.analyses.flops_model import FlopsRun, flops_model
+    from bertscope.render import flops as renderer
 
     run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
     report = flops_model(run, batches, seqs)

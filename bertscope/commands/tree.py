@@ -9,7 +9,6 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.building import build_model, traced_shapes
 from bertscope.commands.output import show
-from bertscope.render import tree as renderer
 
 EPILOG = """\b
 examples:
@@ -43,6 +42,7 @@ def tree(
     """
     source, built = build_model(model, architecture, attention, pooler, freeze)
     from bertscope.analyses.tree import tree as analyse
+    from bertscope.render import tree as renderer
 
     found = traced_shapes(built, shapes, batch, seq)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
