@@ -61,8 +61,7 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
         return loss, "the loss"
     from bertscope.analyses.operators import tensors
 
-    plain = output.to_tuple() if hasattr(output, "to_tuple") else output
-    floating = [tensor for tensor in tensors(plain) if tensor.is_floating_point()]
+    floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
         raise SelectionError("the module gives no floating-point tensor to go back from; use mode 'inference'")
     return floating[0].sum(), "the sum of the first output (what else comes out is unused)"

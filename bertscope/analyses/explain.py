@@ -18,13 +18,10 @@ from bertscope.analyses.totals import subject
 from bertscope.errors import SelectionError, suggestion
 from bertscope.explain_reports import Dims, ExplainReport, Formula, Question, Step, Sum
 from bertscope.flops_reports import FlopsReport
-from bertscope.model import build
+from bertscope.model import CLASSES, build
 from bertscope.presets import Source
 from bertscope.reports import CountReport
 
-WITH_POOLER = (
-    "BertForPreTraining", "BertForNextSentencePrediction", "BertForSequenceClassification", "BertForMultipleChoice",
-)  # fmt: skip
 WITH_LM_HEAD = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
 CLASSIFIERS = {
     "BertForSequenceClassification": ("classifier", "num_labels", False),
@@ -114,7 +111,7 @@ class _Walk:
             yield from self.layer()
         architecture = self.source.architecture
         pooled: Dims = (self.batch, "hidden_size")
-        if architecture in WITH_POOLER or (architecture == "BertModel" and self.source.add_pooling_layer):
+        if getattr(CLASSES[architecture], "add_pooling_layer", self.source.add_pooling_layer):
             names = ("Pooler-Dense", "pooler.dense", "bert/pooler/dense")
             flops = f"2 * {self.batch} * hidden_size * hidden_size"
             yield self.step("pooler", "pooler", names, (self.hidden,), pooled, SQUARE, flops)
@@ -256,12 +253,12 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
     body = {name: (params.get(name, 0), flops.get(name, 0)) for name in ("embeddings", "encoder", "pooler")}
     whole = (counted.totals.distinct_params, worked.rows[0].forward.matmul_flops)
     head = tuple(total - sum(part[place] for part in body.values()) for place, total in enumerate(whole))
-    levels = [("embeddings", body["embeddings"], 1)]
+    levels = [("embeddings", body["embeddings"])]
     if layers:
-        levels += [("layer", (body["encoder"][0] // layers, body["encoder"][1] // layers), 1)]
-    levels += [("pooler", body["pooler"], 1), ("head", (head[0], head[1]), 1)]
+        levels += [("layer", (body["encoder"][0] // layers, body["encoder"][1] // layers))]
+    levels += [("pooler", body["pooler"]), ("head", (head[0], head[1]))]
     total_params = total_flops = 0
-    for group, (got_params, got_flops), _ in levels:
+    for group, (got_params, got_flops) in levels:
         own = [step for step in steps if step.group == group]
         if not own:
             continue
@@ -278,7 +275,7 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
             flops=sum_flops,
             counted_flops=got_flops,
         )
-    symbols = " + ".join(f"{got[0] * (layers if group == 'layer' else 1):,}" for group, got, _ in levels if any(got))
+    symbols = " + ".join(f"{got[0] * (layers if group == 'layer' else 1):,}" for group, got in levels if any(got))
     yield Sum(group="total", symbols=symbols, params=total_params, counted_params=whole[0], flops=total_flops,
               counted_flops=whole[1])  # fmt: skip
 

@@ -116,10 +116,11 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors anywhere in nested containers."""
+    """The tensors anywhere in nested containers, or in an output object that can be a tuple."""
     from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
 def numel(value: Any) -> int:

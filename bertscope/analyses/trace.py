@@ -104,7 +104,7 @@ class _Recorder(TorchDispatchMode):
             while self.stack and self.stack.pop() != path:
                 pass  # recomputation may stop in the middle of a module
             self.trace.outputs.setdefault(path, _shapes(out))
-            self._label(tensors(_plain(out)), path)
+            self._label(tensors(out), path)
 
         return hook
 
@@ -120,10 +120,5 @@ class _Recorder(TorchDispatchMode):
 def _shapes(tree: Any) -> tuple[TensorShape, ...]:
     return tuple(
         TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for tensor in tensors(_plain(tree))
+        for tensor in tensors(tree)
     )
-
-
-def _plain(tree: Any) -> Any:
-    """An output object as the tuple of its values, which is what can be searched for tensors."""
-    return tree.to_tuple() if hasattr(tree, "to_tuple") else tree

@@ -121,9 +121,11 @@ class WithHead(BertPreTrainedModel):
 class _WithLMHead(WithHead):
     """A class with a language modelling head under `cls.predictions`."""
 
+    head: type[BertOnlyMLMHead | BertPreTrainingHeads] = BertOnlyMLMHead
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.cls = BertOnlyMLMHead(config)
+        self.cls = self.head(config)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -131,19 +133,11 @@ class _WithLMHead(WithHead):
         return self.cls.predictions.decoder
 
 
-class BertForPreTraining(WithHead):
+class BertForPreTraining(_WithLMHead):
     """Masked language modelling and next sentence prediction, as BERT was first trained."""
 
     add_pooling_layer = True
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.cls = BertPreTrainingHeads(config)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """The decoder."""
-        return self.cls.predictions.decoder
+    head = BertPreTrainingHeads
 
     def forward(
         self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
