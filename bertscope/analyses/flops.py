@@ -10,7 +10,8 @@ from bertscope._torch import nn, torch
 from bertscope.analyses.example import example_inputs, loss_of
 from bertscope.analyses.structure import Node, fold, read
 from bertscope.analyses.totals import subject
-from bertscope.analyses.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
+from bertscope.analyses.trace import Trace, trace
+from bertscope.analyses.whereabouts import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.errors import SelectionError
 from bertscope.flops_reports import FlopsReport, FlopsRow, OperatorRow, Work
 

@@ -1,26 +1,19 @@
-"""One run of a module on meta tensors: every operator, the module it ran in and the phase; every shape.
-
-Autograd nodes are labelled with the innermost module whose output they lead to, so that the backward
-pass is told by the module whose forward it undoes. Work inside a module's forward while a backward pass
-is under way is recomputation.
-"""
+"""One run of a module on meta tensors: every operator, the module it ran in and the phase; every shape."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertscope._torch import nn, torch
+from bertscope._torch import nn
 from bertscope.analyses.operators import bytes_moved, cost, numel, tensors
+from bertscope.analyses.whereabouts import Whereabouts
 from bertscope.flops_reports import Work
 from bertscope.reports import TensorShape
-
-FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 
 
 @dataclass
@@ -45,7 +38,7 @@ class Trace:
 def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     """Run `run`, which calls `model`, and record what happens."""
     recorder = _Recorder()
-    with recorder.hooked(model), recorder:
+    with recorder.place.following(model), recorder:
         run()
     return recorder.trace
 
@@ -54,14 +47,15 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.trace = Trace()
-        self.stack: list[str] = []
-        # Labelled nodes are kept alive: autograd would otherwise forget their Python side.
-        self.labels: dict[Any, str] = {}
+        self.place = Whereabouts(
+            entered=lambda path, tree: _keep(self.trace.inputs, path, tree),
+            left=lambda path, tree: _keep(self.trace.outputs, path, tree),
+        )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = operator(*args, **kwargs)
-        path, phase = self._where()
+        path, phase = self.place.now()
         calls = self.trace.calls[path, phase, str(operator._overloadpacket)]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
@@ -70,51 +64,9 @@ class _Recorder(TorchDispatchMode):
         calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved)
         return out
 
-    def _where(self) -> tuple[str, str]:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if self.stack:
-            return self.stack[-1], RECOMPUTE if in_backward else FORWARD
-        if in_backward:
-            return self.labels.get(torch._C._current_autograd_node(), ""), BACKWARD
-        return "", FORWARD
 
-    @contextmanager
-    def hooked(self, model: nn.Module) -> Iterator[None]:
-        """Hooks on every module that follow where the run is."""
-        with ExitStack() as stack:
-            for path, module in model.named_modules():
-                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True, prepend=True)
-                leave = module.register_forward_hook(self._leave(path), always_call=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
-            yield
-        self.labels.clear()
-
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self.stack:  # what came before belongs to the module around this one
-                self._label(tensors((args, kwargs)), self.stack[-1])
-            self.stack.append(path)
-            self.trace.inputs.setdefault(path, _shapes((args, kwargs)))
-
-        return hook
-
-    def _leave(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            while self.stack and self.stack.pop() != path:
-                pass  # recomputation may stop in the middle of a module
-            self.trace.outputs.setdefault(path, _shapes(out))
-            self._label(tensors(out), path)
-
-        return hook
-
-    def _label(self, outputs: list[torch.Tensor], path: str) -> None:
-        pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        while pending:
-            node = pending.pop()
-            if node is not None and node not in self.labels:
-                self.labels[node] = path
-                pending += [following for following, _ in node.next_functions]
+def _keep(shapes: dict[str, tuple[TensorShape, ...]], path: str, tree: Any) -> None:
+    shapes.setdefault(path, _shapes(tree))
 
 
 def _shapes(tree: Any) -> tuple[TensorShape, ...]:
