@@ -1,11 +1,12 @@
-"""How a model is run: so far, what is recomputed in the backward pass instead of kept."""
+"""How a model is run: at which sizes, in which precision, and what is recomputed instead of kept."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
-from bertscope.errors import ConfigError
+from bertscope.errors import ConfigError, SelectionError
 
 STRATEGIES = "none, full, every-K (every-2), layers:LIST (layers:0-5,8), selective"
 
@@ -60,3 +61,67 @@ def _numbers(text: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         numbers |= set(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
+
+
+Mode = Literal["inference", "forward", "training"]
+MODES: tuple[Mode, ...] = ("inference", "forward", "training")
+DTYPES = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("none", "sgd", "adam", "adamw", "adafactor")
+IMPLEMENTATIONS = ("default", "loop", "foreach", "fused")
+DEVICES = ("cpu", "cuda")
+KERNELS = ("auto", "flash", "efficient", "math")
+MAX_SIZE = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """How a model is run: what `estimate`, `profile` and `fit` are asked.
+
+    inference: eval, nothing kept. forward: train, what backward needs is kept. training: forward, backward
+    and, with an optimizer, its step, all in the steady state (optimizer state there, gradients freed).
+    dtype is that of the parameters; with `autocast` they stay fp32 and matrix products run in that dtype.
+    padding is the share of each sequence that is padding, hidden by an attention mask.
+    """
+
+    batch: int = 1
+    seq: int = 128
+    mode: Mode = "training"
+    dtype: str = "fp32"
+    autocast: str | None = None
+    optimizer: str = "adamw"
+    implementation: str = "default"  # of the optimizer: torch's foreach=, fused=
+    checkpointing: str = "none"
+    reentrant: bool = False
+    padding: float = 0.0
+    dropout: bool = True
+    freeze: tuple[str, ...] = ()
+    device: str = "cpu"
+    sdpa_kernel: str = "auto"  # of fused attention on CUDA: what torch takes by dtype and mask, or the one named
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "seq"):
+            if not 1 <= getattr(self, name) < MAX_SIZE:
+                raise SelectionError(f"{name} must be at least 1 and below 2**31; got {getattr(self, name)}")
+        allowed = {"mode": MODES, "dtype": DTYPES, "optimizer": OPTIMIZERS, "implementation": IMPLEMENTATIONS,
+                   "device": DEVICES, "sdpa_kernel": KERNELS, "autocast": (None, "bf16", "fp16")}  # fmt: skip
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                words = ", ".join(value for value in values if value)
+                raise SelectionError(f"{name} must be one of {words}; got {getattr(self, name)!r}")
+        if not 0 <= self.padding < 1:
+            raise SelectionError(f"padding is a share of each sequence, from 0 to below 1; got {self.padding}")
+        if self.autocast and self.dtype != "fp32":
+            raise SelectionError("autocast keeps the parameters in fp32; leave dtype fp32, or autocast out")
+        if self.optimizer == "adafactor" and self.implementation == "fused":
+            raise SelectionError("torch has no fused Adafactor; choose default, loop or foreach")
+        Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
+
+    @property
+    def steps_optimizer(self) -> bool:
+        """Whether the run ends with an optimizer's step."""
+        return self.mode == "training" and self.optimizer != "none"
+
+    @property
+    def precision(self) -> str:
+        """`fp32`, `bf16`, or `bf16 autocast`."""
+        return f"{self.autocast} autocast" if self.autocast else self.dtype

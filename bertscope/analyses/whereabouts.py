@@ -28,6 +28,7 @@ class Whereabouts:
 
     def __init__(self, entered: Seen = _nothing, left: Seen = _nothing) -> None:
         self.stack: list[str] = []
+        self.stretches = 0  # how often recomputation has begun
         self.entered, self.left = entered, left
 
     def now(self) -> tuple[str, str]:
@@ -39,6 +40,11 @@ class Whereabouts:
             node = torch._C._current_autograd_node()
             return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
         return "", FORWARD
+
+    @property
+    def recomputation(self) -> int:
+        """The number of the stretch of recomputation that is under way; 0 outside."""
+        return self.stretches if self.stack and torch._C._current_graph_task_id() != -1 else 0
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
@@ -55,6 +61,8 @@ class Whereabouts:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if self.stack:  # what came before belongs to the module around this one
                 _label(tensors((args, kwargs)), self.stack[-1])
+            elif torch._C._current_graph_task_id() != -1:
+                self.stretches += 1
             self.stack.append(path)
             self.entered(path, (args, kwargs))
 

@@ -1,0 +1,30 @@
+"""Modules without their memory: a copy whose tensors have shapes, strides and a device, and no bytes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from bertscope._torch import nn, torch
+from bertscope.errors import SelectionError
+
+
+def fake_copy(module: nn.Module) -> Any:
+    """The module with every parameter and buffer made anew, on the host as far as torch can see.
+
+    The caller has FakeTensorMode on. Ties stay ties. Raises SelectionError for what Python cannot copy.
+    """
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        memo[id(tensor)] = _fake(tensor)
+    try:
+        return copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise SelectionError(f"{type(module).__name__} cannot be copied to be estimated: {error}") from None
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
+    like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -1,0 +1,166 @@
+"""The tape of a step that really runs on the host: the allocator's own events, from torch's profiler.
+
+Sizes, order and addresses are the allocator's; only what a block is, is read from the run around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from bertscope._torch import nn, torch
+from bertscope.analyses.step import BACKWARD, FORWARD, Step
+from bertscope.analyses.tape import Allocation, Block, Tape, Writer
+
+_PHASE, _MODULE = "bertscope phase ", "bertscope module "
+_NODE = "autograd::engine::evaluate_function: "
+
+
+def measured(step: Step, *, device: str = "cpu") -> Tape:
+    """The tape of one step, run for real under the profiler; its optimizer state must be there."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    marks = _Marks(step)
+    state = tuple(_state(step, device))
+    with marks.around(step.model), profile(activities=activities, profile_memory=True) as profiler:
+        step.run(marks.phase)
+    reader = _Reader(marks.gradients, device)
+    for event in profiler.profiler.kineto_results.experimental_event_tree():
+        reader.read(event)
+    reader.writer.state.extend(state)
+    return reader.tape()
+
+
+def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
+    seen: set[int] = set()
+    for part, path, tensor in step.state():
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen and storage.nbytes() and tensor.device.type == device:
+            seen.add(storage._cdata)
+            yield Block(part, path, "", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), storage.nbytes()
+
+
+class _Marks:
+    """Names in the profile: the phases, the modules; and, beside it, where each phase's gradients lie."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.gradients: dict[str, set[int]] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """One phase of the step."""
+        with torch.profiler.record_function(_PHASE + name):
+            yield
+        grads = (param.grad for param in self.step.model.parameters())
+        self.gradients[name] = {grad.untyped_storage().data_ptr() for grad in grads if grad is not None}
+
+    @contextmanager
+    def around(self, model: nn.Module) -> Iterator[None]:
+        """Every module's forward inside a name."""
+        open_names: list[tuple[str, Any]] = []
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                enter = module.register_forward_pre_hook(self._enter(path, open_names), prepend=True)
+                leave = module.register_forward_hook(self._leave(path, open_names), always_call=True)
+                stack.callback(enter.remove)
+                stack.callback(leave.remove)
+            yield
+
+    def _enter(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            name = torch.profiler.record_function(_MODULE + path)
+            name.__enter__()
+            open_names.append((path, name))
+
+        return hook
+
+    def _leave(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            while open_names:
+                name, opened = open_names.pop()
+                opened.__exit__(None, None, None)
+                if name == path:
+                    return
+
+        return hook
+
+
+class _Place(NamedTuple):
+    """Where the reader of the profile is."""
+
+    phase: str = ""
+    path: str = ""
+    operator: str = ""
+    recompute: int = 0
+    in_module: bool = False
+
+
+@dataclass
+class _Reader:
+    """Walks the profiler's tree in order and writes the tape."""
+
+    gradients: dict[str, set[int]]
+    device: str
+    writer: Writer = field(default_factory=Writer)
+    modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
+    stretches: int = 0
+
+    def read(self, event: Any, place: _Place = _Place()) -> None:
+        """One event, and all that happens inside it."""
+        name = event.name
+        if name == "[memory]":
+            self._memory(event.extra_fields, place)
+            return
+        place = self._inside(name, event, place)
+        for child in event.children:
+            self.read(child, place)
+        if name.startswith(_PHASE):
+            self._end(place.phase)
+
+    def _inside(self, name: str, event: Any, place: _Place) -> _Place:
+        if name.startswith(_PHASE):
+            return _Place(phase=name.removeprefix(_PHASE))
+        if name.startswith(_MODULE):
+            if place.phase == BACKWARD and not place.in_module:
+                self.stretches += 1
+                place = place._replace(recompute=self.stretches)
+            return place._replace(path=name.removeprefix(_MODULE), in_module=True, operator="")
+        number = getattr(event.extra_fields, "sequence_number", -1)
+        if name.startswith(_NODE):
+            return place._replace(path=self.modules.get(number, place.path), operator="")
+        if number >= 0 and (place.in_module or place.phase == FORWARD):
+            self.modules[number] = place.path  # several may bear a number: the last of them made the node
+        is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
+        return place._replace(operator=name.removeprefix("aten::")) if is_first else place
+
+    def _memory(self, block: Any, place: _Place) -> None:
+        if block.device.type != self.device:
+            return
+        if block.alloc_size > 0:
+            made = Allocation(block.alloc_size, place.phase, place.path, place.operator, place.recompute)
+            self.writer.born(block.ptr, made, place.path, place.operator, place.phase)
+        else:
+            self.writer.gone(block.ptr, place.path, place.operator, place.phase, place.recompute)
+
+    def _end(self, phase: str) -> None:
+        if phase == FORWARD:
+            self.writer.end_of_forward()
+        self.writer.name(self.gradients.get(phase, ()), "gradients")
+
+    def tape(self) -> Tape:
+        """What was written."""
+        return self.writer.tape(512 if self.device == "cuda" else 1)
+
+
+@cache
+def _is_made_of_others(operator: str) -> bool:
+    """Whether torch takes the operator apart before a dispatch mode sees it: linear, dropout, reshape ..."""
+    packet = getattr(torch.ops.aten, operator.removeprefix("aten::"), None)
+    names = [operator if name == "default" else f"{operator}.{name}" for name in packet.overloads()] if packet else []
+    known = (name for name in names if torch._C._dispatch_has_kernel(name))  # some are TorchScript's alone
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in known)
