@@ -64,11 +64,56 @@ def test_calflops_figures_are_reproduced_under_its_convention():
     assert distinct_params(run) == 102_267_648
 
 
+@pytest.mark.parametrize(
+    ("preset", "architecture", "flops_of_calflops", "macs_of_calflops"),
+    [  # calflops 0.3.2 and flops-profiler 0.1.2 on transformers 4.43.4, eager, 1 x 128, as they printed
+        ("bert-base-uncased", "BertModel", 22_363_078_656, 11_174_215_680),
+        ("bert-large-uncased", "BertModel", 78_960_525_312, 39_461_060_608),
+        ("bert-base-uncased", "BertForMaskedLM", 28_514_254_848, 14_249_558_016),
+        ("bert-base-uncased", CLASSIFIER, 22_363_081_728, 11_174_217_216),
+    ],
+)
+def test_what_calflops_prints_is_reproduced(preset, architecture, flops_of_calflops, macs_of_calflops):
+    found = conventions_of(preset, architecture, seq=128)
+    assert (found["calflops"], found["macs"]) == (flops_of_calflops, macs_of_calflops)
+
+
+def test_calflops_training_row_is_three_times_its_forward():
+    # calflops README: fwd + bwd of a base model at 1 x 128, 67.089 GFLOPs
+    assert conventions_of("bert-base-chinese", "BertModel", seq=128, mode="training")["calflops"] == 67_089_235_968
+
+
+def test_what_fvcore_prints_is_reproduced():
+    # fvcore 0.1.5 on transformers 4.43.4, eager, 1 x 128
+    assert conventions_of("bert-base-uncased", "BertModel", seq=128)["fvcore"] == 11_186_503_680
+    assert conventions_of("bert-large-uncased", "BertModel", seq=128)["fvcore"] == 39_493_173_248
+
+
+@pytest.mark.parametrize(
+    ("preset", "seq", "training", "inference"),
+    [  # the numbers of google-research/electra, flops_computation.py, at 62e478a
+        ("bert-base-uncased", 128, 58_860_278_640, 28_616_498_688),
+        ("bert-base-uncased", 512, 251_106_840_000, 122_298_857_472),
+        ("bert-large-uncased", 128, 176_984_956_784, 87_465_671_680),
+        ("bert-large-uncased", 512, 748_909_788_608, 370_347_667_456),
+    ],
+)
+def test_electras_script_is_reproduced_to_the_last_digit(preset, seq, training, inference):
+    config = bertscope.load(preset).config
+    assert 2 * electra_forward(config, seq, training=True) == training
+    assert electra_forward(config, seq, training=False) == inference
+
+
 def test_electras_closed_form_gives_the_training_flops_that_it_published():
     # Clark et al. 2020, arXiv:2003.10555, table 1 and 8: BERT-Base 6.4e19, BERT-Large 1.9e20, 1M steps of 256 x 512
     for preset, published in (("bert-base-uncased", 6.4e19), ("bert-large-uncased", 1.9e20)):
         config = bertscope.load(preset).config
-        assert 2 * 256 * 1e6 * electra_forward(config, 512, output=True) == pytest.approx(published, rel=0.03)
+        assert 2 * 256 * 1e6 * electra_forward(config, 512, training=True) == pytest.approx(published, rel=0.01)
+
+
+def conventions_of(preset, architecture, *, seq, mode="inference"):
+    run = FlopsRun(source=source(preset, architecture, attn_implementation="eager"), mode=mode)
+    return {item.name: item.value for item in flops_model(run, (1,), (seq,)).conventions}
 
 
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", CLASSIFIER, "BertForQuestionAnswering", "BertForMultipleChoice")
@@ -229,7 +274,7 @@ def test_the_command_shows_the_figures(cli):
     "arguments",
     [
         ("--seq", "x"), ("--seq", "600"), ("--batch", "0"), ("--batch", "1,,2"), ("--checkpointing", "full"),
-        ("--mode", "training", "--checkpointing", "some"), ("--mode", "training", "--convention", "calflops"),
+        ("--mode", "training", "--checkpointing", "some"), ("--mode", "training", "--convention", "fvcore"),
         ("--mode", "training", "--checkpointing", "layers:7"), ("--freeze", "nothing"),
     ],
 )  # fmt: skip

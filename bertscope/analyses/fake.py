@@ -24,7 +24,7 @@ def fake_copy(module: nn.Module) -> Any:
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if nn.parameter.is_lazy(tensor):
         raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
     like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -69,7 +69,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     """The report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
     reports = {(batch, seq): run.at(batch, seq) for batch in batches for seq in seqs}
     first = next(iter(reports.values()))
-    made = conventions(first, run.source.config, run.source.architecture, distinct_params(run), batches[0], seqs[0])
+    made = conventions(first, run.source.config, distinct_params(run), batches[0], seqs[0])
     return replace(
         first,
         sweep=tuple(_point(found) for found in reports.values()),

@@ -30,7 +30,7 @@ def measured(step: Step, *, device: str = "cpu") -> Tape:
         step.run(marks.phase)
     reader = _Reader(marks.gradients, device)
     for event in profiler.profiler.kineto_results.experimental_event_tree():
-        reader.read(event)
+        reader.read(event, _Place())
     reader.writer.state.extend(state)
     return reader.tape()
 
@@ -110,7 +110,7 @@ class _Reader:
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     stretches: int = 0
 
-    def read(self, event: Any, place: _Place = _Place()) -> None:
+    def read(self, event: Any, place: _Place) -> None:
         """One event, and all that happens inside it."""
         name = event.name
         if name == "[memory]":

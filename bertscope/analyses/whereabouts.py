@@ -37,7 +37,7 @@ class Whereabouts:
         if self.stack:
             return self.stack[-1], RECOMPUTE if in_backward else FORWARD
         if in_backward:
-            node = torch._C._current_autograd_node()
+            node: Any = torch._C._current_autograd_node()
             return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
         return "", FORWARD
 

@@ -47,7 +47,7 @@ def flops(
     ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator instead of the modules.")] = False,
     convention: Annotated[
-        Literal["torch", "macs", "calflops", "electra", "palm"] | None,
+        Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total as this source counts, beside the others."),
     ] = None,
     fmt: options.Format = "table",
