@@ -19,12 +19,15 @@ _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
 
 
-def measured(step: Step, *, device: str = "cpu") -> Tape:
-    """The tape of one step, run for real under the profiler; its optimizer state must be there."""
+def measured(step: Step, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> Tape:
+    """The tape of one step, run for real under the profiler; its optimizer state must be there.
+
+    `told` hears of each phase as it begins.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    marks = _Marks(step)
+    marks = _Marks(step, told)
     state = tuple(_state(step, device))
     with marks.around(step.model), profile(activities=activities, profile_memory=True) as profiler:
         step.run(marks.phase)
@@ -47,13 +50,14 @@ def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
 class _Marks:
     """Names in the profile: the phases, the modules; and, beside it, where each phase's gradients lie."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, step: Step, told: Callable[[str], None]) -> None:
+        self.step, self.told = step, told
         self.gradients: dict[str, set[int]] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """One phase of the step."""
+        self.told(name)
         with torch.profiler.record_function(_PHASE + name):
             yield
         grads = (param.grad for param in self.step.model.parameters())

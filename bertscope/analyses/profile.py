@@ -1,0 +1,194 @@
+"""`profile`: each way to run a step in a fresh child process, which may die without taking the answer with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from bertscope.analyses.worker import Job
+from bertscope.errors import SelectionError
+from bertscope.memory_reports import Memory, Timing, Variant
+from bertscope.units import bytes_text
+
+Progress = Callable[[str], None]
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """What the children brought back; a snapshot is a file for PyTorch's memory viewer."""
+
+    variants: tuple[Variant, ...]
+    machine: str
+    snapshots: tuple[bytes | None, ...]
+
+
+@dataclass
+class _Told:
+    """What a child has said so far."""
+
+    stage: str = "starting"
+    estimated: Memory | None = None
+    result: dict[str, Any] | None = None
+    snapshot: bytes | None = None
+    problem: tuple[str, str] | None = None
+    closed: bool = False
+    stderr: list[bytes] = field(default_factory=list)
+
+
+def profile_variants(
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: Progress = lambda text: None
+) -> Profiled:
+    """Every job in a child of its own, one after the other.
+
+    A child that cannot finish leaves a variant with its `failure`. Raises SelectionError for a question
+    that the child refuses, KeyboardInterrupt after it has stopped the child.
+    """
+    heard = [_ask(job, timeout_seconds, progress) for job in jobs]
+    return Profiled(
+        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=True)),
+        machine=next((told.result["machine"] for told in heard if told.result), ""),
+        snapshots=tuple(told.snapshot for told in heard),
+    )
+
+
+def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from bertscope.analyses.worker import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches the parent alone, and the whole group can be stopped
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    told = _Told()
+    try:
+        with suppress(BrokenPipeError):
+            pickle.dump(job, child.stdin)  # type: ignore[arg-type]
+            child.stdin.close()  # type: ignore[union-attr]
+        _listen(child, told, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
+    finally:
+        _stop(child)
+    if told.result is None and told.problem is None:
+        told.problem = ("died", _death(child, told))
+    if told.problem is not None and told.problem[0] == "refused":
+        raise SelectionError(told.problem[1])
+    return told
+
+
+def _listen(
+    child: subprocess.Popen[bytes], told: _Told, deadline: float, timeout: float, job: Job, progress: Progress
+) -> None:
+    messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
+    threading.Thread(target=_receive, args=(child.stdout, messages), daemon=True).start()
+    threading.Thread(target=_collect, args=(child.stderr, told.stderr), daemon=True).start()
+    while True:
+        try:
+            message = messages.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            if time.monotonic() > deadline:
+                told.problem = ("timeout", f"ran for longer than {timeout:g} s")
+                return
+            progress(f"{job.spec.checkpointing}: {told.stage}")
+            continue
+        if message is None:
+            return
+        _note(told, *message)
+        progress(f"{job.spec.checkpointing}: {told.stage}")
+
+
+def _note(told: _Told, kind: str, content: Any) -> None:
+    if kind in ("stage", "estimated", "result", "snapshot"):
+        setattr(told, kind, content)
+    else:
+        told.problem = (kind, content)
+
+
+def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
+    with suppress(EOFError, OSError, pickle.UnpicklingError, ValueError):
+        while True:
+            messages.put(pickle.load(stream))
+    messages.put(None)
+
+
+def _collect(stream: Any, lines: list[bytes]) -> None:
+    with suppress(OSError, ValueError):
+        for line in stream:
+            lines[:] = [*lines[-20:], line]
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """No child outlives its parent's interest in it."""
+    with suppress(ProcessLookupError, PermissionError):
+        if child.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    for stream in (child.stdout, child.stderr):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+
+def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
+    code = child.returncode
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+    last = b"".join(told.stderr).decode(errors="replace").strip().splitlines()
+    return f"ended with exit code {code}" + (f": {last[-1][:200]}" if last else "")
+
+
+def _variant(job: Job, told: _Told) -> Variant:
+    spec = job.spec
+    variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=told.estimated)
+    if told.result is None:
+        return replace(variant, failure=_failure(job, told))
+    timing = told.result["timing"]
+    median = timing["median"]
+    return replace(
+        variant,
+        measured=told.result["measured"],
+        process=told.result["process"],
+        timing=Timing(
+            warmup_seconds=told.result["warmup"],
+            step_seconds=timing["seconds"],
+            median_seconds=median,
+            tokens_per_second=spec.batch * spec.seq / median if median else 0.0,
+            flops=timing["flops"],
+            flops_per_second=timing["flops"] / median if median else 0.0,
+        ),
+    )
+
+
+def _failure(job: Job, told: _Told) -> str:
+    """What happened, what had been reached, and what to try."""
+    kind, text = told.problem or ("died", "ended")
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)})" if job.memory_limit_bytes else ""
+    happened = f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
+    expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
+    remedy = "a smaller --batch or --seq"
+    if job.spec.checkpointing == "none" and job.spec.mode != "inference":
+        remedy += ", --checkpointing"
+    if kind == "timeout":
+        remedy += ", or a longer --timeout"
+    elif job.memory_limit_bytes:
+        remedy += ", or a higher --memory-limit"
+    return f"the child {happened} while {told.stage}{expected}; try {remedy}"
+
+
+def run_fields(spec: Any) -> dict[str, Any]:
+    """The run in the report's words, without what differs from variant to variant."""
+    return {name: value for name, value in asdict(spec).items() if name not in ("checkpointing", "reentrant")}
