@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope._torch import nn
@@ -29,7 +29,7 @@ RUN_UNITS = 3
 
 def estimate_memory(source: Source, spec: RunSpec) -> Memory:
     """The memory of a step of the model that `source` names."""
-    tape, ran = bert_tape(source, spec)
+    tape, ran = Tapes(source).tape(spec)
     return memory(tape, "estimated", device_terms(tape, spec), ran)
 
 
@@ -37,9 +37,8 @@ def device_terms(tape: Tape, spec: RunSpec) -> DeviceTerms | None:
     """What a CUDA device holds beside the tensors; None for the host."""
     if spec.device != "cuda":
         return None
-    highest = max((moment.live_bytes for moment in tape.peaks()), default=tape.state_bytes)
     return DeviceTerms(
-        allocated_bytes=highest + WORKSPACE_BYTES,
+        allocated_bytes=tape.peak_bytes + WORKSPACE_BYTES,
         workspace_bytes=WORKSPACE_BYTES,
         reserved_bytes=replayed(tape).peak_reserved_bytes + WORKSPACE_BYTES,
         context_low_bytes=CONTEXT_BYTES[0],
@@ -47,17 +46,28 @@ def device_terms(tape: Tape, spec: RunSpec) -> DeviceTerms | None:
     )
 
 
-def bert_tape(source: Source, spec: RunSpec) -> tuple[Tape, int | None]:
-    """The tape of the model's step, and how many layers ran where not all did."""
-    layers = source.config.num_hidden_layers
-    period = _period(source, spec)
-    units, rest = divmod(layers, period) if period else (0, 0)
-    if units > 2 * RUN_UNITS + 1:
-        ran = RUN_UNITS * period + rest
-        short = _run(source, spec, ran)
-        if same_course(unrolled(short, RUN_UNITS, RUN_UNITS + 1, period), _run(source, spec, ran + period)):
-            return unrolled(short, RUN_UNITS, units, period), ran
-    return _run(source, spec, layers), None
+@dataclass
+class Tapes:
+    """The tapes of one source's steps; it remembers for which runs few layers have proved to stand for all."""
+
+    source: Source
+    proved: dict[RunSpec, bool] = field(default_factory=dict)
+
+    def tape(self, spec: RunSpec) -> tuple[Tape, int | None]:
+        """The tape of the step, and how many layers ran where not all did."""
+        layers = self.source.config.num_hidden_layers
+        period = _period(self.source, spec)
+        units, rest = divmod(layers, period) if period else (0, 0)
+        if units > 2 * RUN_UNITS + 1:
+            ran = RUN_UNITS * period + rest
+            short = _run(self.source, spec, ran)
+            kind = replace(spec, batch=1, seq=1)
+            if kind not in self.proved:
+                longer = _run(self.source, spec, ran + period)
+                self.proved[kind] = same_course(unrolled(short, RUN_UNITS, RUN_UNITS + 1, period), longer)
+            if self.proved[kind]:
+                return unrolled(short, RUN_UNITS, units, period), ran
+        return _run(self.source, spec, layers), None
 
 
 def _period(source: Source, spec: RunSpec) -> int:
@@ -85,7 +95,7 @@ def fake_tape(make: Callable[[], tuple[nn.Module, dict[str, Any]]], spec: RunSpe
 def _device_step(module: nn.Module, inputs: dict[str, Any], spec: RunSpec) -> Step:
     """On CUDA torch's optimizers go over all parameters at once unless told otherwise."""
     if spec.device == "cuda" and spec.implementation == "default":
-        spec = RunSpec(**(asdict(spec) | {"implementation": "foreach"}))
+        spec = replace(spec, implementation="foreach")
     return make_step(module, inputs, spec)
 
 

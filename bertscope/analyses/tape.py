@@ -70,6 +70,11 @@ class Tape:
         return list(accumulate((self.taken(event.size_bytes) for event in self.events), initial=self.state_bytes))[1:]
 
     @property
+    def peak_bytes(self) -> int:
+        """The highest point of the step."""
+        return max(self.live_bytes(), default=self.state_bytes)
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """The phases in their order."""
         return tuple(dict.fromkeys(event.phase for event in self.events))
