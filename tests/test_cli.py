@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import bertscope
-from tests.conftest import ROOT, _Terminal
+from tests.conftest import ROOT, _Terminal, needs_graphviz
 
 COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -49,6 +49,8 @@ def examples() -> list[str]:
 
 @pytest.mark.parametrize("example", examples())
 def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
+    if ".svg" in example:
+        needs_graphviz()
     (tmp_path / "presets").symlink_to(ROOT / "presets")
     mine = (ROOT / "presets" / "bert-tiny.yaml").read_text()
     if "--write" in example:

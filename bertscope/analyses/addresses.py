@@ -12,6 +12,17 @@ def public(cls: type) -> type:
     return cls
 
 
+def type_name(cls: type, package: str) -> str:
+    """A class of `package`, and a plain one of Python, by its name; any other by its address."""
+    cls = public(cls)
+    return cls.__name__ if is_of(cls, package) or cls.__module__ == "builtins" else address(cls)
+
+
+def is_of(cls: type, package: str) -> bool:
+    """Whether the class, or what it stands for, is defined in that package."""
+    return public(cls).__module__.partition(".")[0] == package
+
+
 def address(cls: type) -> str:
     """Where a class is at home: the shortest inner package that exports it, else that of its file.
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from bertscope._torch import nn, torch
-from bertscope.analyses.addresses import address, public
+from bertscope.analyses.addresses import type_name
 from bertscope.analyses.operators import tensors
 from bertscope.diagram_reports import DiagramEdge, DiagramNode
 from bertscope.reports import TensorShape
@@ -154,7 +154,7 @@ class _Recorder(TorchFunctionMode):
                 if any(out is tensor for tensor in given):
                     out = torch.ops.aten.alias(out)  # what dropout passes through is drawn as its result
                 self.box = None
-                kind = address(public(type(module)))
+                kind = type_name(type(module), "bertscope")
                 name = path.rsplit(".", 1)[-1]
                 ident = f"layer_{name}" if name.isdecimal() else name
                 node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])

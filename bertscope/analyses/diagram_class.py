@@ -10,12 +10,14 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from bertscope._torch import nn, torch
-from bertscope.analyses.addresses import address, public
+from bertscope.analyses.addresses import address, is_of, type_name
 from bertscope.analyses.totals import subject
 from bertscope.config import BertConfig
 from bertscope.diagram_reports import ClassAttribute, ClassBox, ClassLink, ClassReport
@@ -69,13 +71,26 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
     config = replace(model.config, **changes)
     if package == "bertscope":
         return build(config, architecture, add_pooling_layer=has_pooler)
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtraError("the classes of transformers", "transformers") from None
     options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}
-    with torch.device("meta"):
+    with _quiet_transformers() as transformers, torch.device("meta"):
         return getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[Any]:
+    """The package, which here says nothing of models that are built only to be looked at."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import transformers
+        except ImportError:
+            raise MissingExtraError("--implementation transformers", "transformers") from None
+        before = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
+        try:
+            yield transformers
+        finally:
+            transformers.logging.set_verbosity(before)
 
 
 class _Reader:
@@ -91,7 +106,7 @@ class _Reader:
         """Every class in a model, its configuration's too; models of other settings add no class."""
         self.config_class = type(model.config)
         for module in model.modules():
-            if self._is_own(type(module)):
+            if is_of(type(module), self.package):
                 self._read_instance(module, when)
         if when:
             return
@@ -116,7 +131,7 @@ class _Reader:
             self.classes[cls][name] = found
         items = list(value) if isinstance(value, nn.ModuleList) else [value]
         part = type(items[0]) if items else type(None)
-        is_part = issubclass(part, nn.Module) and self._is_own(part)
+        is_part = issubclass(part, nn.Module) and is_of(part, self.package)
         if is_part or part is self.config_class:
             link = ClassLink(owner=cls.__name__, part=part.__name__, attribute=name, count=len(items), is_part=is_part)
             self.links.setdefault((link.owner, link.part, name), link)
@@ -128,21 +143,13 @@ class _Reader:
                 self._meet(base) if base is not nn.Module else self.classes.setdefault(base, {})
         self.classes.setdefault(cls, {})
 
-    def _is_own(self, cls: type) -> bool:
-        return public(cls).__module__.partition(".")[0] == self.package
-
     def _type_of(self, cls: type, name: str, value: Any) -> str:
         declared = cls.__init__.__annotations__.get(name)  # type: ignore[misc]
         if isinstance(declared, type) and isinstance(value, declared):
-            return self._type_name(declared)
+            return type_name(declared, self.package)
         if isinstance(value, nn.ModuleList) and len(value):
-            return f"{self._type_name(nn.ModuleList)}[{self._type_name(type(value[0]))}]"
-        return "None" if value is None else self._type_name(type(value))
-
-    def _type_name(self, cls: type) -> str:
-        """A class of the package, and a plain one of Python, by its name; any other by its address."""
-        cls = public(cls)
-        return cls.__name__ if self._is_own(cls) or cls.__module__ == "builtins" else address(cls)
+            return f"{type_name(nn.ModuleList, self.package)}[{type_name(type(value[0]), self.package)}]"
+        return "None" if value is None else type_name(type(value), self.package)
 
     def boxes(self) -> Iterator[ClassBox]:
         """The classes met, each with its attributes in the order in which `__init__` stores them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertscope._torch import nn, torch
-from bertscope.analyses.addresses import address
+from bertscope.analyses.addresses import type_name
 from bertscope.analyses.attention_names import name_attention
 from bertscope.analyses.dataflow import Flow, dataflow
 from bertscope.analyses.example import example_inputs
@@ -220,7 +220,7 @@ class _Report:
         return DiagramGroup(
             path=shown,
             name=self._below(shown, _shown(parent, self.runs)),
-            type=address(type(module)),
+            type=type_name(type(module), "bertscope"),
             copies=self._copies_of(path),
             parent=_shown(parent, self.runs),
         )

@@ -9,7 +9,7 @@ import typer
 
 from bertscope.commands import options
 from bertscope.commands.building import build_model
-from bertscope.commands.output import show
+from bertscope.commands.output import note, show
 from bertscope.errors import SelectionError
 
 EPILOG = """\b
@@ -25,6 +25,11 @@ examples:
 """
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
              ".json": "json"}  # fmt: skip
+_CONCERN = {
+    "class": {"--implementation"},
+    "forward": {"--depth", "--cache", "--no-mask", "--head-mask", "--batch", "--seq", "--direction"},
+    "tree": {"--depth", "--direction"},
+}
 
 
 def diagram(
@@ -86,6 +91,19 @@ def diagram(
     """
     if class_name and (kind != "class" or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
+    _note_what_has_no_effect(
+        kind,
+        {
+            "--implementation": implementation != "bertscope",
+            "--depth": depth is not None,
+            "--cache": cache is not None,
+            "--no-mask": not mask,
+            "--head-mask": head_mask is not None,
+            "--batch": batch != 1,
+            "--seq": seq != 128,
+            "--direction": direction is not None,
+        },
+    )
     changes: dict[str, object] = {"is_decoder": True, "add_cross_attention": True} if cross_attention else {}
     changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
     source, built = build_model(model, architecture, attention, pooler, changes=changes)
@@ -99,6 +117,13 @@ def diagram(
         implementation=implementation,
     )  # fmt: skip
     show(report, renderer, fmt or _format_of(output), output)
+
+
+def _note_what_has_no_effect(kind: str, given: dict[str, bool]) -> None:
+    """Say which of the options that were given concern other kinds of diagram."""
+    unused = [option for option, is_given in given.items() if is_given and option not in _CONCERN[kind]]
+    if unused:
+        note(f"without effect on --kind {kind}: {', '.join(unused)}")
 
 
 def _format_of(output: Path | None) -> str:

@@ -39,7 +39,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
         ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
         tail, head = map(_quoted, ends)
-        yield f"{tail} -> {head} [{kind}, label={_quoted(link.attribute)}{count}];"
+        yield f"{tail} -> {head} [{kind}, label={_lines([link.attribute])}{count}];"
 
 
 def _record(box: ClassBox, package: str) -> str:
@@ -50,7 +50,7 @@ def _record(box: ClassBox, package: str) -> str:
 
 
 def _in_record(written: str) -> str:
-    return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in written)
+    return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
 
 
 # ---- graphs ----
@@ -62,7 +62,7 @@ def _graph(report: GraphReport) -> Iterator[str]:
     yield from _group("", report)
     for edge in report.edges:
         lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
-        label = f" [label={_lines(lines)}]" if lines else ""
+        label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
         yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
 
 
@@ -73,7 +73,7 @@ def _group(path: str, report: GraphReport) -> Iterator[str]:
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f"subgraph cluster_{number} {{"
-            yield f'  label={_quoted(_group_label(group))}; style="rounded"; color="#57606a";'
+            yield f'  label={_lines([_group_label(group)])}; style="rounded"; color="#57606a";'
             yield from (f"  {line}" for line in _group(group.path, report))
             yield "}"
 
@@ -92,7 +92,12 @@ def _box(node: DiagramNode) -> str:
 
 def _lines(lines: list[str]) -> str:
     """A label of several lines, centred."""
-    return '"' + "\\n".join(_quoted(line)[1:-1] for line in lines) + '"'
+    return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
+
+
+def _as_text(written: str) -> str:
+    """A label's text: Graphviz takes `&amp;` in it for the character."""
+    return written.replace("&", "&amp;")
 
 
 def _quoted(written: str) -> str:

