@@ -230,6 +230,8 @@ def test_the_keys_of_a_cross_attention_come_from_the_encoder_or_from_the_cache()
     drawn = chains(bertscope.diagram(decoder, "forward", path))
     assert {("hidden_states", "query"), ("encoder_hidden_states", "key"), ("encoder_hidden_states", "value")} <= drawn
     assert ("key", "key_layer") in drawn
+    assert ("encoder_attention_mask", "+") in drawn
+    assert "attention_mask" not in {name for pair in drawn for name in pair}
     cached = chains(bertscope.diagram(decoder, "forward", path, given=Given(cache=7)))
     assert {("past_key_value[0]", "key_layer"), ("past_key_value[1]", "value_layer")} <= cached
     assert "key" not in {name for pair in cached for name in pair}

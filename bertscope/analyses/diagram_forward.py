@@ -164,6 +164,8 @@ def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
     if given.mask:
         ids = inputs["input_ids"]
         inputs["attention_mask"] = torch.empty(*ids.shape[:-1], cache + given.seq, device="meta")
+        if "encoder_hidden_states" in inputs:
+            inputs["encoder_attention_mask"] = torch.empty(inputs["encoder_hidden_states"].shape[:2], device="meta")
     if given.head_mask:
         inputs["head_mask"] = torch.empty(config.num_hidden_layers, config.num_attention_heads, device="meta")
     if cache:

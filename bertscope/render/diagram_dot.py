@@ -35,11 +35,11 @@ def _classes(report: ClassReport) -> Iterator[str]:
         for base in box.bases:
             yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
     for link in report.links:
-        count = f', taillabel="{link.count}"' if link.count != 1 else ""
+        label = f"{link.attribute} ({link.count} x)" if link.count != 1 else link.attribute
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
         ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
         tail, head = map(_quoted, ends)
-        yield f"{tail} -> {head} [{kind}, label={_lines([link.attribute])}{count}];"
+        yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
 
 
 def _record(box: ClassBox, package: str) -> str:
