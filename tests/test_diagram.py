@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.dataflow import dataflow
 from bertscope.analyses.diagram_forward import Given
 from bertscope.analyses.example import example_inputs
 from bertscope.analyses.shapes import shapes
@@ -394,3 +395,28 @@ def test_json_is_complete(cli):
     assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (1, "diagram", "forward", 128)
     assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
     assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
+
+
+class Identities(torch.nn.Module):
+    """Uses what goes into a dropout after it has come out of it, unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(3, 3), torch.nn.Dropout()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        before = self.linear(hidden)
+        after = self.dropout(before)
+        return (1 - after[:, None].squeeze(1)) * before
+
+
+def test_a_module_that_returns_its_input_does_not_take_it_over():
+    module = Identities().eval()
+    flow = dataflow(module, lambda: module(torch.ones(2, 3)), path="", opens=lambda module, level: False)
+    drawn = {(edge.source, edge.target, edge.views) for edge in flow.edges}
+    assert drawn == {
+        ("hidden", "linear", ()), ("linear", "dropout", ()), ("dropout", "rsub", ("[:, None]", "squeeze")),
+        ("rsub", "mul", ()), ("linear", "mul", ()), ("mul", "output", ()),
+    }  # fmt: skip
+    assert flow.nodes["rsub"].name == "1"
+    assert flow.nodes["rsub"].detail == "-"
