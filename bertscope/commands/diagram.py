@@ -1,0 +1,130 @@
+"""`bertscope diagram`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.building import build_model
+from bertscope.commands.output import note, show
+from bertscope.errors import SelectionError
+
+EPILOG = """\b
+examples:
+  bertscope diagram
+  bertscope diagram bert-base-uncased --class BertAttention
+  bertscope diagram --kind forward bert-large-zh
+  bertscope diagram --kind forward bert-base-uncased encoder.layer.0
+  bertscope diagram --kind forward bert-base-uncased encoder.layer.0.attention.self
+  bertscope diagram --kind forward bert-tiny encoder.layer.0.attention.self --position-embedding relative_key_query
+  bertscope diagram --kind forward bert-tiny encoder.layer.0 --cross-attention --cache 16
+  bertscope diagram --kind tree bert-base-uncased --depth 2 --output tree.svg
+"""
+_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
+             ".json": "json"}  # fmt: skip
+_CONCERN = {
+    "class": {"--implementation"},
+    "forward": {"--depth", "--cache", "--no-mask", "--head-mask", "--batch", "--seq", "--direction"},
+    "tree": {"--depth", "--direction"},
+}
+
+
+def diagram(
+    model: options.Model = options.DEFAULT_MODEL,
+    path: Annotated[
+        str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
+    ] = "",
+    kind: Annotated[
+        Literal["class", "forward", "tree"],
+        typer.Option("--kind", "-k", help="Its classes, the dataflow of its forward pass, or its tree of modules."),
+    ] = "class",
+    class_name: Annotated[
+        str | None, typer.Option("--class", metavar="NAME", help="class: one class, its bases and parts, and no more.")
+    ] = None,
+    implementation: Annotated[
+        Literal["bertscope", "transformers"],
+        typer.Option(help="class: whose classes to read (transformers needs the extra of that name)."),
+    ] = "bertscope",
+    depth: Annotated[
+        int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: how many levels to open.")
+    ] = None,
+    architecture: options.Architecture = None,
+    attention: Annotated[
+        Literal["eager", "sdpa"],
+        typer.Option(help="The attention kernel: eager, whose every step can be drawn, or sdpa, which is one box."),
+    ] = "eager",
+    pooler: options.Pooler = None,
+    position_embedding: Annotated[
+        Literal["absolute", "relative_key", "relative_key_query"] | None,
+        typer.Option(help="Positions of that type instead of the model's own."),
+    ] = None,
+    cross_attention: Annotated[
+        bool, typer.Option("--cross-attention", help="As a decoder with cross-attention to another model's states.")
+    ] = False,
+    cache: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="forward: cached positions; as many as --seq for an attention alone."),
+    ] = None,
+    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True,
+    head_mask: Annotated[
+        bool | None,
+        typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; only for an attention alone."),
+    ] = None,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
+    direction: Annotated[
+        Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
+    ] = None,
+    fmt: Annotated[
+        Literal["mermaid", "dot", "svg", "html", "json"] | None,
+        typer.Option("--format", "-f", help="How to write it; mermaid, or what the ending of --output says."),
+    ] = None,
+    output: options.Output = None,
+) -> None:
+    """Draw a model: its classes, the dataflow of a forward pass with the actual shapes, or its modules.
+
+    Everything is read off the live classes and a run on the meta device. Equal layers are drawn once. An attention
+    alone (PATH encoder.layer.0.attention.self) is drawn with everything that it can take.
+    """
+    if class_name and (kind != "class" or path):
+        raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
+    _note_what_has_no_effect(
+        kind,
+        {
+            "--implementation": implementation != "bertscope",
+            "--depth": depth is not None,
+            "--cache": cache is not None,
+            "--no-mask": not mask,
+            "--head-mask": head_mask is not None,
+            "--batch": batch != 1,
+            "--seq": seq != 128,
+            "--direction": direction is not None,
+        },
+    )
+    changes: dict[str, object] = {"is_decoder": True, "add_cross_attention": True} if cross_attention else {}
+    changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
+    source, built = build_model(model, architecture, attention, pooler, changes=changes)
+    from bertscope.analyses.diagram import diagram as analyse
+    from bertscope.analyses.diagram_forward import Given
+    from bertscope.render import diagram as renderer
+
+    given = Given(batch=batch, seq=seq, cache=cache, mask=mask, head_mask=head_mask)
+    report = analyse(
+        built, kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
+        implementation=implementation,
+    )  # fmt: skip
+    show(report, renderer, fmt or _format_of(output), output)
+
+
+def _note_what_has_no_effect(kind: str, given: dict[str, bool]) -> None:
+    """Say which of the options that were given concern other kinds of diagram."""
+    unused = [option for option, is_given in given.items() if is_given and option not in _CONCERN[kind]]
+    if unused:
+        note(f"without effect on --kind {kind}: {', '.join(unused)}")
+
+
+def _format_of(output: Path | None) -> str:
+    return _SUFFIXES.get(output.suffix.lower(), "mermaid") if output else "mermaid"

@@ -1,0 +1,422 @@
+"""Diagrams say what the live classes and a run say, and hold everything that the documents' diagrams hold."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.dataflow import dataflow
+from bertscope.analyses.diagram_forward import Given
+from bertscope.analyses.example import example_inputs
+from bertscope.analyses.shapes import shapes
+from bertscope.analyses.trace import trace
+from bertscope.errors import SelectionError
+from bertscope.model import CLASSES, build
+from tests.conftest import GOLDEN
+
+SELF = "encoder.layer.0.attention.self"
+
+# bert-class-diagrams.md, each class with its base and its attributes. Of the four types that are not a value's
+# own: a GELU is a torch.nn.Module.
+DOCUMENT = {
+    "BertModel": "BertConfig config, BertEmbeddings embeddings, BertEncoder encoder, BertPooler pooler",
+    "BertEmbeddings": "torch.nn.Embedding word_embeddings, torch.nn.Embedding position_embeddings, "
+    "torch.nn.Embedding token_type_embeddings, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
+    "BertEncoder": "BertConfig config, torch.nn.ModuleList[BertLayer] layer, bool gradient_checkpointing",
+    "BertLayer": "int chunk_size_feed_forward, int seq_len_dim, BertAttention attention, bool is_decoder, "
+    "bool add_cross_attention, BertAttention crossattention, BertIntermediate intermediate, BertOutput output",
+    "BertAttention": "BertSelfAttention self, BertSelfOutput output, set pruned_heads",
+    "BertSelfAttention": "int num_attention_heads, int attention_head_size, int all_head_size, "
+    "torch.nn.Linear query, torch.nn.Linear key, torch.nn.Linear value, torch.nn.Dropout dropout, "
+    "str position_embedding_type, bool is_decoder",
+    "BertSelfOutput": "torch.nn.Linear dense, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
+    "BertIntermediate": "torch.nn.Linear dense, torch.nn.Module intermediate_act_fn",
+    "BertOutput": "torch.nn.Linear dense, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
+    "BertPooler": "torch.nn.Linear dense, torch.nn.Tanh activation",
+}
+DOCUMENT_CONFIG = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+    "pad_token_id": 0, "position_embedding_type": "absolute", "use_cache": True, "classifier_dropout": None,
+}  # fmt: skip
+# Its self-attention, arrow by arrow; the linear layers by the names that they have in the module.
+DOCUMENT_ARROWS = """
+hidden_states > key > torch.cat > key_layer; past_key_value[0] > torch.cat > key_layer > torch.matmul
+hidden_states > value > torch.cat > value_layer; past_key_value[1] > torch.cat > value_layer
+hidden_states > query > query_layer > torch.matmul > attention_scores
+attention_scores > / > attention_scores > + > attention_scores; math.sqrt(self.attention_head_size) > /
+attention_mask > +; attention_scores > torch.nn.functional.softmax > dropout > attention_probs
+attention_probs > * > attention_probs; head_mask > *
+"""
+
+
+def document_attributes(name: str) -> list[tuple[str, str]]:
+    return [tuple(reversed(attribute.split(" "))) for attribute in DOCUMENT[name].split(", ")]
+
+
+def base(**changes):
+    """bert-base-uncased with eager attention, on meta."""
+    config = replace(bertscope.load("bert-base-uncased").config, attn_implementation="eager", **changes)
+    return build(config, "BertModel")
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return bertscope.diagram(base(), "forward", SELF)
+
+
+def labels(report) -> dict[str, str]:
+    return {node.id: node.name for node in report.nodes}
+
+
+def chains(report) -> set[tuple[str, str]]:
+    names = labels(report)
+    return {(names[edge.source], names[edge.target]) for edge in report.edges}
+
+
+# ---- classes ----
+
+
+@pytest.mark.parametrize("name", DOCUMENT)
+def test_the_class_has_the_documents_attributes_and_base(name):
+    report = bertscope.diagram(base(), around=name)
+    boxes = {box.name: box for box in report.classes}
+    lineage = [boxes[name]]
+    for box in lineage:
+        lineage += [boxes[parent] for parent in box.bases]
+    assert lineage[-1].address == "torch.nn.Module"
+    found = {item.name: item for box in reversed(lineage) for item in box.attributes}
+    for attribute, kind in document_attributes(name):
+        if kind == "torch.nn.Module":
+            assert boxes[found[attribute].type].bases == ("Module",)
+        else:
+            assert found[attribute].type == kind
+    order = [item.name for item in boxes[name].attributes]
+    wanted = [attribute for attribute, _ in document_attributes(name) if attribute in order]
+    assert [attribute for attribute in order if attribute in wanted] == wanted
+
+
+def test_the_attention_holds_its_two_parts_as_in_the_document():
+    report = bertscope.diagram(base(), around="BertAttention")
+    assert {(link.owner, link.part) for link in report.links} == {
+        ("BertAttention", "BertSelfAttention"), ("BertAttention", "BertSelfOutput"),
+    }  # fmt: skip
+    assert [box.name for box in report.classes] == ["Module", "BertAttention", "BertSelfAttention", "BertSelfOutput"]
+
+
+def test_the_config_has_the_documents_fields_and_defaults():
+    (config,) = [box for box in bertscope.diagram(base()).classes if box.name == "BertConfig"]
+    found = {item.name: item.default for item in config.attributes}
+    assert {name: found[name] for name in DOCUMENT_CONFIG} == {
+        name: repr(value) for name, value in DOCUMENT_CONFIG.items()
+    }
+    assert set(found) == {item.name for item in fields(bertscope.BertConfig)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_attribute_in_the_diagram_is_on_an_instance_and_every_one_of_an_instance_is_in_it(tiny, name):
+    model = build(tiny, name)
+    report = bertscope.diagram(model)
+    boxes = {box.name: box for box in report.classes}
+    for module in model.modules():
+        cls = type(module)
+        if not cls.__module__.startswith("bertscope.model"):
+            continue
+        shown = {item.name for base in cls.__mro__ if base.__name__ in boxes for item in boxes[base.__name__].attributes
+                 if not item.when}  # fmt: skip
+        held = {item for item in vars(module) if not item.startswith("_")} - set(vars(torch.nn.Module()))
+        assert shown == held | set(module._modules) | set(module._parameters) | set(module._buffers), cls
+        assert boxes[cls.__name__].bases == tuple(parent.__name__ for parent in cls.__bases__)
+
+
+def test_what_other_settings_bring_says_which_and_is_plain_where_the_model_has_it():
+    def conditions(model):
+        return {
+            item.name: item.when for box in bertscope.diagram(model).classes for item in box.attributes if item.when
+        }
+
+    assert conditions(base()) == {
+        "crossattention": "add_cross_attention = true",
+        "distance_embedding": "position_embedding_type = relative_key",
+        "max_position_embeddings": "position_embedding_type = relative_key",
+    }
+    decoder = base(is_decoder=True, add_cross_attention=True, position_embedding_type="relative_key_query")
+    assert conditions(decoder) == {}
+
+
+def test_the_encoder_holds_as_many_layers_as_it_has():
+    (link,) = [link for link in bertscope.diagram(base()).links if link.part == "BertLayer"]
+    assert (link.owner, link.count) == ("BertEncoder", 12)
+
+
+def test_the_fused_kernel_is_a_class_on_top_of_the_eager_one():
+    report = bertscope.diagram(base().__class__(bertscope.BertConfig(num_hidden_layers=1)))
+    boxes = {box.name: box for box in report.classes}
+    assert boxes["BertSdpaSelfAttention"].bases == ("BertSelfAttention",)
+    assert boxes["BertSdpaSelfAttention"].attributes == ()
+    assert "query" in {item.name for item in boxes["BertSelfAttention"].attributes}
+
+
+# ---- dataflow ----
+
+
+def test_every_arrow_of_the_documents_attention_is_one_of_ours(attention):
+    drawn = chains(attention)
+    for chain in re.split(r"[;\n]", DOCUMENT_ARROWS.strip()):
+        names = [name.strip() for name in chain.split(">")]
+        for pair in pairwise(names):
+            assert pair in drawn, pair
+    types = {node.name: node.detail for node in attention.nodes if node.role == "module"}
+    assert types == {**dict.fromkeys(("query", "key", "value"), "torch.nn.Linear"), "dropout": "torch.nn.Dropout"}
+
+
+def test_the_names_stand_at_the_tensors_that_have_their_shapes(attention):
+    found = {node.name: node.shape.shape for node in attention.nodes if node.role == "tensor"}
+    assert found == {
+        "query_layer": (1, 12, 128, 64), "key_layer": (1, 12, 256, 64), "value_layer": (1, 12, 256, 64),
+        "attention_scores": (1, 12, 128, 256), "attention_probs": (1, 12, 128, 256), "context_layer": (1, 12, 128, 64),
+    }  # fmt: skip
+
+
+WITNESSES = {"+": ("add",), "-": ("sub", "rsub"), "*": ("mul",), "/": ("div",), "torch.cat": ("cat",),
+             "torch.arange": ("arange",), "torch.nn.functional.softmax": ("_softmax",), "torch.matmul": ("bmm",),
+             "torch.einsum": ("bmm",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
+@pytest.mark.parametrize("cache", [0, 16])
+@pytest.mark.parametrize("head_mask", [True, False])
+def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, cache, head_mask):
+    model = base(position_embedding_type=positions, num_hidden_layers=1).eval()
+    report = bertscope.diagram(model, "forward", SELF, given=Given(seq=8, cache=cache, head_mask=head_mask))
+    drawn = Counter()
+    for node in report.nodes:
+        if node.role == "function":
+            drawn[WITNESSES[node.name.split(" ")[0]][0]] += 1
+    inputs = example_inputs(model, 1, 8) | {"attention_mask": torch.ones(1, 8 + cache, device="meta")}
+    past = torch.empty(1, 12, cache, 64, device="meta")
+    given = {"past_key_values": ((past, past),)} if cache else {}
+    given |= {"head_mask": torch.ones(12, device="meta")} if head_mask else {}
+    with torch.no_grad():
+        calls = trace(model, lambda: model(**inputs, **given)).calls
+    known = {name for names in WITNESSES.values() for name in names}
+    dispatched = Counter()
+    for (path, _, operator), call in calls.items():
+        name = operator.removeprefix("aten.")
+        if path == SELF and name in known:
+            dispatched[name] += call.calls
+    assert drawn == dispatched
+    modules = Counter(node.detail for node in report.nodes if node.role == "module")
+    assert modules["torch.nn.Linear"] == 3
+    assert modules["torch.nn.Embedding"] == (positions != "absolute")
+
+
+def test_relative_positions_score_the_distances_with_queries_and_with_keys():
+    for positions, takers in (("relative_key", {"query_layer"}), ("relative_key_query", {"query_layer", "key_layer"})):
+        drawn = chains(bertscope.diagram(base(position_embedding_type=positions), "forward", SELF))
+        assert {source for source, target in drawn if target == "torch.einsum"} == takers | {"distance_embedding"}
+        assert ("torch.einsum", "+") in drawn
+
+
+def test_the_keys_of_a_cross_attention_come_from_the_encoder_or_from_the_cache():
+    decoder = base(is_decoder=True, add_cross_attention=True)
+    path = "encoder.layer.3.crossattention.self"
+    drawn = chains(bertscope.diagram(decoder, "forward", path))
+    assert {("hidden_states", "query"), ("encoder_hidden_states", "key"), ("encoder_hidden_states", "value")} <= drawn
+    assert ("key", "key_layer") in drawn
+    assert ("encoder_attention_mask", "+") in drawn
+    assert "attention_mask" not in {name for pair in drawn for name in pair}
+    cached = chains(bertscope.diagram(decoder, "forward", path, given=Given(cache=7)))
+    assert {("past_key_value[0]", "key_layer"), ("past_key_value[1]", "value_layer")} <= cached
+    assert "key" not in {name for pair in cached for name in pair}
+
+
+def test_the_fused_kernel_is_one_box_with_its_operands_named(tiny):
+    report = bertscope.diagram(build(replace(tiny, attn_implementation="sdpa")), "forward", SELF, given=Given(seq=4))
+    fused = "torch.nn.functional.scaled_dot_product_attention"
+    assert {("query_layer", fused), ("key_layer", fused), ("value_layer", fused), (fused, "context_layer")} <= chains(
+        report
+    )
+    assert ("attention_mask", fused) in chains(report)
+
+
+def test_both_residuals_of_a_layer_are_drawn():
+    report = bertscope.diagram(base(), "forward", "encoder.layer.5")
+    sums = [node.id for node in report.nodes if node.name == "+"]
+    into = [{labels(report)[edge.source] for edge in report.edges if edge.target == one} for one in sums]
+    assert into == [{"hidden_states", "dropout"}, {"LayerNorm", "dropout"}]
+    assert report.path == "encoder.layer.0-11"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("depth", [None, 1, 2, 9])
+def test_the_shapes_on_the_arrows_are_those_that_come_out_of_the_modules(tiny, name, depth):
+    model = build(replace(tiny, num_hidden_layers=1), name).eval()
+    report = bertscope.diagram(model, "forward", depth=depth, given=Given(batch=3, seq=5, mask=False))
+    found = shapes(model, 3, 5)
+    boxes = {node.id: node for node in report.nodes if node.role == "module"}
+    assert boxes
+    for edge in report.edges:
+        if edge.source in boxes and not edge.views:
+            assert edge.shape in found[boxes[edge.source].path][1]
+        if edge.target in boxes:
+            assert edge.shape in found[boxes[edge.target].path][0]
+
+
+def test_equal_layers_are_drawn_once_and_a_pruned_one_apart():
+    whole = bertscope.diagram(base(), "forward")
+    assert [(node.name, node.copies) for node in whole.nodes if node.detail == "BertLayer"] == [("layer.0-11", 12)]
+    assert [group.name for group in whole.groups] == ["encoder"]
+    pruned = bertscope.diagram(base(pruned_heads={3: (0, 1)}), "forward")
+    assert [(node.name, node.copies) for node in pruned.nodes if node.detail == "BertLayer"] == [
+        ("layer.0-2", 3), ("layer.3", 1), ("layer.4-11", 8),
+    ]  # fmt: skip
+    assert {("layer.0-2", "layer.3"), ("layer.3", "layer.4-11")} <= chains(pruned)
+    attention = bertscope.diagram(base(pruned_heads={3: (0, 1)}), "forward", "encoder.layer.3.attention.self",
+                                  given=Given(head_mask=False))  # fmt: skip
+    assert {node.shape.shape for node in attention.nodes if node.name == "query_layer"} == {(1, 10, 128, 64)}
+
+
+def test_caches_and_head_masks_of_equal_layers_have_one_name():
+    report = bertscope.diagram(base(is_decoder=True), "forward", given=Given(cache=4, head_mask=True))
+    names = set(labels(report).values())
+    assert {"past_key_values[0-11][0]", "past_key_values[0-11][1]", "head_mask", "last_hidden_state"} <= names
+    (edge,) = [edge for edge in report.edges if edge.source == "head_mask"]
+    assert edge.views[-1] == "[0-11]"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_architecture_flows_from_its_ids_to_its_outputs(tiny, name):
+    report = bertscope.diagram(build(tiny, name), "forward", given=Given(seq=5))
+    reached, pending = set(), ["input_ids"]
+    while pending:
+        here = pending.pop()
+        reached.add(here)
+        pending += [edge.target for edge in report.edges if edge.source == here and edge.target not in reached]
+    outputs = {node.id for node in report.nodes if node.role == "output"}
+    assert outputs
+    assert outputs <= reached
+
+
+def test_a_diagram_leaves_the_model_as_it_was(tiny):
+    model = bertscope.BertModel(tiny).train()  # real weights
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = bertscope.diagram(model, "forward", SELF, given=Given(seq=4))
+    assert report.nodes
+    assert model.training
+    assert len(model.encoder.layer) == 2
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_model_without_layers_has_a_diagram(tiny):
+    report = bertscope.diagram(build(replace(tiny, num_hidden_layers=0)), "forward", given=Given(seq=4))
+    assert ("embeddings", "last_hidden_state") in chains(report)
+
+
+def test_what_dropout_passes_on_unchanged_is_still_drawn_as_its_result(tiny):
+    report = bertscope.diagram(build(tiny), "forward", "embeddings", given=Given(seq=4))
+    assert {("LayerNorm", "dropout"), ("dropout", "output")} <= chains(report)
+    assert ("LayerNorm", "output") not in chains(report)
+
+
+# ---- tree ----
+
+
+def test_the_tree_has_the_rows_and_sums_of_the_tree_command():
+    model = base()
+    report, rows = bertscope.diagram(model, "tree"), bertscope.tree(model).rows
+    assert [(node.path, node.params) for node in report.nodes] == [(row.path, row.params) for row in rows]
+    assert len(report.edges) == len(rows) - 1
+    under = bertscope.diagram(model, "tree", "encoder.layer.7.attention", depth=1)
+    assert [node.name for node in under.nodes] == ["attention", "self", "output"]
+
+
+# ---- forms and errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "golden"),
+    [
+        (("bert-base-uncased",), "diagram-class.mmd"),
+        (("bert-base-uncased", SELF, "--kind", "forward"), "diagram-forward-attention.mmd"),
+        (("bert-base-uncased", SELF, "--kind", "forward", "--position-embedding", "relative_key_query"),
+         "diagram-forward-relative.mmd"),
+        (("bert-base-uncased", "encoder.layer.0", "--kind", "forward"), "diagram-forward-layer.mmd"),
+    ],
+)  # fmt: skip
+def test_the_text_is_the_golden_one(cli, arguments, golden):
+    text = cli("diagram", *arguments).out.replace(f"bertscope {bertscope.__version__}", "bertscope VERSION")
+    assert text == (GOLDEN / golden).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bert-tiny", "encoder.layer.0.atention", "-k", "forward"), "did you mean 'encoder.layer.0-1.attention'"),
+        (("bert-tiny", "encoder.layer.9", "-k", "forward"), "no module 'encoder.layer.9'"),
+        (("bert-tiny", "encoder.layer", "-k", "forward"), "a forward pass does not call 'encoder.layer'"),
+        (("bert-tiny", "-k", "forward", "--cache", "400"), "at most 384"),
+        (("bert-tiny", "-k", "forward", "--seq", "513"), "at most max_position_embeddings 512"),
+        (("bert-tiny", "-k", "forward", "-a", "BertForQuestionAnswering", "--cache", "2"), "takes no cache"),
+        (("bert-tiny", "-k", "tree", "encoder.layers"), "did you mean 'encoder.layer'"),
+        (("bert-tiny", "--class", "BertAtention"), "did you mean 'BertAttention'"),
+        (("bert-tiny", "-k", "tree", "--class", "BertLayer"), "goes with --kind class"),
+        (("bert-tiny", "nowhere"), "no module 'nowhere'"),
+        (("bert-tiny", "-k", "flow"), "'class', 'forward', 'tree'"),
+    ],
+)
+def test_a_wrong_question_is_one_line_with_a_remedy(cli, arguments, words):
+    result = cli("diagram", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+
+
+def test_the_library_refuses_another_kind_and_implementation(tiny):
+    for wrong in ({"kind": "flow"}, {"implementation": "flax"}):
+        with pytest.raises(SelectionError, match="must be one of"):
+            bertscope.diagram(build(tiny), **wrong)
+
+
+def test_an_option_without_effect_is_noted(cli):
+    result = cli("diagram", "bert-tiny", "--seq", "3", "--class", "BertLayer")
+    assert result.code == 0
+    assert result.err == "note: without effect on --kind class: --seq\n"
+
+
+def test_json_is_complete(cli):
+    data = cli("diagram", "bert-tiny", "-k", "forward", "-f", "json").json
+    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (1, "diagram", "forward", 128)
+    assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
+    assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
+
+
+class Identities(torch.nn.Module):
+    """Uses what goes into a dropout after it has come out of it, unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(3, 3), torch.nn.Dropout()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        before = self.linear(hidden)
+        after = self.dropout(before)
+        return (1 - after[:, None].squeeze(1)) * before
+
+
+def test_a_module_that_returns_its_input_does_not_take_it_over():
+    module = Identities().eval()
+    flow = dataflow(module, lambda: module(torch.ones(2, 3)), path="", opens=lambda module, level: False)
+    drawn = {(edge.source, edge.target, edge.views) for edge in flow.edges}
+    assert drawn == {
+        ("hidden", "linear", ()), ("linear", "dropout", ()), ("dropout", "rsub", ("[:, None]", "squeeze")),
+        ("rsub", "mul", ()), ("linear", "mul", ()), ("mul", "output", ()),
+    }  # fmt: skip
+    assert flow.nodes["rsub"].name == "1"
+    assert flow.nodes["rsub"].detail == "-"

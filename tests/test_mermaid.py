@@ -1,0 +1,156 @@
+"""Mermaid's own parser (npm, under node) reads what `diagram` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+import bertscope
+from bertscope.analyses.diagram_forward import Given
+from bertscope.diagram_reports import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
+from bertscope.errors import SelectionError
+from bertscope.model import CLASSES, build
+from bertscope.render import diagram_mermaid
+from tests.conftest import ROOT
+
+TOOLS = ROOT / "tests" / "mermaid"
+INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--silent")
+
+
+@pytest.fixture(scope="session")
+def parse(request: pytest.FixtureRequest) -> Callable[[dict[str, str]], dict[str, str]]:
+    """{name: text} -> {name: the type of diagram, or the error}; installs the parser once into pytest's cache."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} here, so Mermaid's parser cannot run")
+    folder = request.config.cache.mkdir("mermaid")
+    is_there = (folder / "node_modules" / "mermaid").exists() and (folder / "node_modules" / "jsdom").exists()
+    is_same = is_there and (folder / "package.json").read_text() == (TOOLS / "package.json").read_text()
+    for name in ("package.json", "parse.mjs"):
+        shutil.copy(TOOLS / name, folder / name)
+    if not is_same:
+        done = subprocess.run(INSTALL, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            pytest.skip(f"npm cannot install Mermaid's parser here: {(done.stderr or done.stdout)[-300:]}")
+
+    def run(texts: dict[str, str]) -> dict[str, str]:
+        done = subprocess.run(
+            ["node", "parse.mjs"], cwd=folder, input=json.dumps(texts), capture_output=True, text=True, check=False,
+            timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def texts_of_every_kind(tiny) -> dict[str, str]:
+    """Every kind of diagram, architecture, kernel, position type and input."""
+    found = {}
+    tiny = replace(tiny, num_hidden_layers=3, attn_implementation="eager")
+    for name in CLASSES:
+        model = build(tiny, name)
+        for kind in ("class", "forward", "tree"):
+            found[f"{kind} {name}"] = bertscope.diagram(model, kind, given=Given(seq=5))
+        found[f"opened {name}"] = bertscope.diagram(model, "forward", given=Given(seq=5), depth=9)
+    for positions in ("absolute", "relative_key", "relative_key_query"):
+        decoder = replace(tiny, position_embedding_type=positions, is_decoder=True, add_cross_attention=True)
+        for kernel in ("eager", "sdpa"):
+            model = build(replace(decoder, attn_implementation=kernel))
+            for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
+                         "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
+                found[f"{path} {positions} {kernel}"] = bertscope.diagram(
+                    model, "forward", path, given=Given(seq=5, cache=3)
+                )
+    return {name: diagram_mermaid.text(report) for name, report in found.items()}
+
+
+@pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
+def test_mermaid_parses_every_diagram(parse, tiny):
+    texts = texts_of_every_kind(tiny)
+    wanted = {name: "classDiagram" if name.startswith("class ") else "flowchart-v2" for name in texts}
+    assert parse(texts) == wanted
+
+
+def test_mermaid_parses_the_golden_files_and_refuses_a_broken_one(parse):
+    texts = {path.name: path.read_text() for path in (ROOT / "tests" / "golden").glob("*.mmd")}
+    assert len(texts) >= 4
+    verdicts = parse(texts | {"broken": "flowchart LR\n  a[(] --> end\n"})
+    assert verdicts.pop("broken").startswith("error: ")
+    assert set(verdicts.values()) == {"classDiagram", "flowchart-v2"}
+
+
+NASTY = (
+    'a "quoted" name',
+    "a]b[c",
+    "{x}",
+    "<b>|y|",
+    "`code`",
+    "# 1",
+    "1. one",
+    "- x",
+    "end",
+    "嵌入",
+    "a\\b",
+    "&amp;",
+    ";",
+)
+
+
+def nasty_reports(tiny):
+    """Reports whose every name is one that Mermaid might take for markup."""
+    graph = bertscope.diagram(build(tiny), "tree", name='x: "y" #')
+    nodes = tuple(
+        DiagramNode(
+            id=word if word.isidentifier() and word.isascii() else f"n{number}", role=role, name=word, detail=word
+        )
+        for number, word in enumerate((*NASTY, "end", "class", "style", "default", "subgraph", "graph"))
+        for role in ("module" if number % 2 else "input",)
+    )
+    nodes = tuple({node.id: node for node in nodes}.values())
+    edges = tuple(
+        DiagramEdge(source=nodes[0].id, target=node.id, views=(word,)) for node, word in zip(nodes, NASTY, strict=False)
+    )
+    groups = tuple(
+        DiagramGroup(path=word, name=word, type=word, copies=2, parent="") for word in NASTY
+    )  # fmt: skip
+    nodes = (
+        *nodes,
+        *(DiagramNode(id=f"g{number}", role="module", name="x", group=word) for number, word in enumerate(NASTY)),
+    )
+    classes = bertscope.diagram(build(tiny), "class", name="a: b\\")
+    attributes = tuple(ClassAttribute(name="x", type=word, default=word, when=word) for word in NASTY)
+    boxes = tuple(ClassBox(name=f"C{n}", address=word, bases=(), attributes=attributes) for n, word in enumerate(NASTY))
+    return replace(graph, nodes=nodes, edges=edges, groups=groups), replace(classes, classes=boxes, links=())
+
+
+def test_mermaid_parses_names_that_look_like_its_own_markup(parse, tiny):
+    graph, classes = nasty_reports(tiny)
+    verdicts = parse({"graph": diagram_mermaid.text(graph), "class": diagram_mermaid.text(classes)})
+    assert verdicts == {"graph": "flowchart-v2", "class": "classDiagram"}
+
+
+def test_labels_are_quoted_and_no_quote_is_left_inside(tiny):
+    graph, _ = nasty_reports(tiny)
+    for line in diagram_mermaid.text(graph).splitlines()[4:]:
+        assert line.count('"') in (0, 2), line
+        assert line.strip() != "end_"
+
+
+def test_a_diagram_that_mermaid_would_refuse_is_refused_with_a_remedy(parse, tiny):
+    report = bertscope.diagram(build(tiny), "tree")
+    many = tuple(DiagramEdge(source="m0", target=f"m{number % 9}") for number in range(501))
+    with pytest.raises(SelectionError, match=r"501 arrows and Mermaid takes at most 500; .* --depth"):
+        diagram_mermaid.text(replace(report, edges=many))
+    long = replace(report.nodes[0], name="x" * 50_000)
+    with pytest.raises(SelectionError, match="Mermaid draws at most 50,000"):
+        diagram_mermaid.text(replace(report, nodes=(long, *report.nodes[1:])))
+    texts = {str(size): diagram_mermaid.source(replace(report, edges=many[:size])) for size in (500, 501)}
+    verdicts = parse(texts)
+    assert verdicts["500"] == "flowchart-v2"
+    assert verdicts["501"].startswith("error: ")
