@@ -55,6 +55,19 @@ class Checkpointing:
         raise ConfigError(f"unknown checkpointing strategy {strategy[:40]!r}; allowed: {STRATEGIES}")
 
 
+def parse_strategies(text: str) -> tuple[str, ...]:
+    """`none,full,layers:0-5,8` -> the strategies in it; a number belongs to the `layers:` before it."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and found[-1].startswith("layers:") and re.fullmatch(r"\d+(-\d+)?", part):
+            found[-1] += f",{part}"
+        else:
+            found.append(part.strip())
+    for strategy in found:
+        Checkpointing.parse(strategy)
+    return tuple(dict.fromkeys(found))
+
+
 def _numbers(text: str) -> frozenset[int]:
     numbers: set[int] = set()
     for part in text.split(","):

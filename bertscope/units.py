@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import Any
 
 # Bytes of one element, by the names that the command line and the reports use.
@@ -27,6 +29,19 @@ def bytes_text(size_bytes: int) -> str:
     while abs(size) >= 1024 and unit < len(_BINARY) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size_bytes} B" if unit == 0 else f"{size:,.2f} {_BINARY[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `16GiB`, `16 GB` (10**9), `512M` (binary, as torch and ulimit mean it) or a plain number.
+
+    Raises ValueError for anything else.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ValueError(text)
+    number, prefix, suffix = match[1], match[2].upper(), match[3].lower()
+    step = 1000 if suffix == "b" else 1024
+    return int(Fraction(number) * step ** " KMGTP".index(prefix or " "))
 
 
 def share_text(share: float) -> str:

@@ -6,21 +6,24 @@ two shallow models run and stand for the deep one, if the rule that lengthens th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bertscope._torch import nn
 from bertscope.analyses.allocator import replayed
 from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES, cuda_semantics, scratch_bytes
-from bertscope.analyses.fake import fake_copy
+from bertscope.analyses.example import loss_of
+from bertscope.analyses.fake import fake_copy, fake_like
 from bertscope.analyses.live import recorded
 from bertscope.analyses.memory import memory
-from bertscope.analyses.step import Step, bert_inputs, bert_model, make_step
+from bertscope.analyses.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
 from bertscope.analyses.tape import Tape
+from bertscope.analyses.totals import subject
 from bertscope.analyses.unroll import same_course, unrolled
-from bertscope.memory_reports import DeviceTerms, Memory, Variant
+from bertscope.errors import SelectionError
+from bertscope.memory_reports import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.presets import Source
 from bertscope.spec import Checkpointing, RunSpec
 
@@ -80,23 +83,17 @@ def _period(source: Source, spec: RunSpec) -> int:
 
 def _run(source: Source, spec: RunSpec, layers: int) -> Tape:
     model = bert_model(source, spec, "meta", layers)
-    return fake_tape(lambda: (fake_copy(model), bert_inputs(model, spec, "cpu")), spec)
-
-
-def fake_tape(make: Callable[[], tuple[nn.Module, dict[str, Any]]], spec: RunSpec) -> Tape:
-    """The tape of one step of what `make` gives under FakeTensorMode."""
     with _fakes(spec):
-        module, inputs = make()
-        on_device = spec.device == "cuda"
-        return recorded(_device_step(module, inputs, spec), on_device=on_device,
-                        scratch=scratch_bytes if on_device else None)  # fmt: skip
+        return _fake_tape(fake_copy(model), bert_inputs(model, spec, "cpu"), spec, call_with_keywords)
 
 
-def _device_step(module: nn.Module, inputs: dict[str, Any], spec: RunSpec) -> Step:
-    """On CUDA torch's optimizers go over all parameters at once unless told otherwise."""
-    if spec.device == "cuda" and spec.implementation == "default":
+def _fake_tape(module: nn.Module, inputs: dict[str, Any], spec: RunSpec, loss: Loss) -> Tape:
+    """The tape of one step of a module and inputs that are fake already."""
+    if spec.device != "cuda":
+        return recorded(make_step(module, inputs, spec, loss=loss))
+    if spec.implementation == "default":  # on CUDA torch's optimizers go over all parameters at once
         spec = replace(spec, implementation="foreach")
-    return make_step(module, inputs, spec)
+    return recorded(make_step(module, inputs, spec, loss=loss), on_device=True, scratch=scratch_bytes)
 
 
 @contextmanager
@@ -113,3 +110,60 @@ def _fakes(spec: RunSpec) -> Iterator[None]:
 def estimated_variant(source: Source, spec: RunSpec) -> Variant:
     """One line of a report: the estimate for one strategy."""
     return Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=estimate_memory(source, spec))
+
+
+def estimate(
+    module: nn.Module, inputs: Any, *, loss: Loss | None = None, name: str | None = None, **run: Any
+) -> MemoryReport:
+    """The memory of a step of any module, with nothing allocated; the module stays as it is.
+
+    `inputs` is a tensor, a tuple, or a dictionary of keywords, real or on meta. `loss(module, inputs)` tells
+    what the step goes back from; without it the output's loss, or the sum of its first tensor. `run` are
+    the fields of RunSpec: mode, dtype of autocast, optimizer, device ... Raises SelectionError where
+    the module cannot be copied, or what it does depends on values.
+    """
+    spec = RunSpec(**run)
+    tape = module_tape(module, inputs, spec, loss)
+    found = memory(tape, "estimated", device_terms(tape, spec))
+    variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found)
+    return memory_report(module, spec, (variant,), name=name)
+
+
+def memory_report(
+    module: nn.Module, spec: RunSpec, variants: tuple[Variant, ...], *, name: str | None = None, machine: str = ""
+) -> MemoryReport:
+    """The variants with what they are about."""
+    return MemoryReport(
+        subject=replace(subject(module, name, spec.dtype), obtained="measured" if machine else "estimated"),
+        run={field: value for field, value in asdict(spec).items() if field not in ("checkpointing", "reentrant")},
+        machine=machine or f"{spec.device} semantics, on fake tensors",
+        variants=variants,
+    )
+
+
+def module_tape(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Tape:
+    """The tape of a step of any module."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    given, how = named_inputs(inputs, loss)
+    with _fakes(spec):
+        copied = fake_copy(module).train(spec.mode != "inference")
+        try:
+            return _fake_tape(copied, fake_like(given), spec, how)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise SelectionError(
+                f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"
+            ) from None
+
+
+def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
+    """Inputs under names, and how the step is computed from them."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs), loss or call_with_keywords
+    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+    def call(module: nn.Module, named: dict[str, Any]) -> Any:
+        """The module on its inputs in their order."""
+        return loss_of(module(*named.values()))[0]
+
+    return {f"input {number}": value for number, value in enumerate(given)}, loss or call

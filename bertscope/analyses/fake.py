@@ -28,3 +28,20 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
         raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
     like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+
+
+def fake_like(tree: Any) -> Any:
+    """The same structure with fake tensors on the host for real or meta ones; a tensor that stands twice is one."""
+    from torch.utils._pytree import tree_map
+
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(leaf: Any) -> Any:
+        """One tensor, or what is none as it is."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = _fake(leaf)
+        return made[id(leaf)]
+
+    return tree_map(fake, tree)

@@ -115,7 +115,7 @@ def _timeline(tape: Tape) -> Iterator[Sample]:
         return
     yield Sample(phase=tape.events[0].phase, parts=Parts(**start))
     live = tape.live_bytes()
-    chosen = set(_highest(live, max(len(live) // SAMPLES, 1)))
+    chosen = {*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in tape.peaks())}
     sums = accumulate(tape.events, lambda there, event: _with(there, event, tape), initial=start)
     next(sums)
     for index, there in enumerate(sums):

@@ -10,6 +10,7 @@ from typing import Any
 from bertscope._torch import nn, torch
 from bertscope.analyses.count import freeze
 from bertscope.analyses.example import example_inputs, loss_of
+from bertscope.analyses.operators import tensors
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.presets import Source
 from bertscope.spec import RunSpec
@@ -25,6 +26,12 @@ _WAYS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
 }
 Phase = Callable[[str], AbstractContextManager[Any]]
+Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
+
+
+def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """What a step goes back from, by default: the output's loss, or the sum of its first tensor."""
+    return loss_of(model(**inputs))[0]
 
 
 @dataclass
@@ -32,10 +39,11 @@ class Step:
     """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
 
     model: nn.Module
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, Any]
     spec: RunSpec
     optimizer: torch.optim.Optimizer | None = None
     kind: str = "cpu"  # the device whose autocast acts
+    loss: Loss = call_with_keywords
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Forward and, by the mode, backward and the optimizer's step. The output is dropped before backward."""
@@ -52,8 +60,7 @@ class Step:
 
     def _forward(self) -> torch.Tensor:
         with torch.set_grad_enabled(self.spec.mode != "inference"), self._autocast():
-            output = self.model(**self.inputs)
-            return loss_of(output)[0]
+            return self.loss(self.model, self.inputs)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.spec.autocast is None:
@@ -79,8 +86,9 @@ class Step:
             yield "parameters", path, parameter
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
-        for name, tensor in self.inputs.items():
-            yield "inputs", name, tensor
+        for name, value in self.inputs.items():
+            for tensor in tensors(value):
+                yield "inputs", name, tensor
         paths = {id(param): path for path, param in self.model.named_parameters()}
         for param, state in self.optimizer.state.items() if self.optimizer is not None else ():
             for name, value in state.items():
@@ -103,9 +111,11 @@ def bert_model(source: Source, spec: RunSpec, device: str, layers: int | None = 
     return model.to(TORCH_DTYPES[spec.dtype]).train(spec.mode != "inference")
 
 
-def make_step(model: nn.Module, inputs: dict[str, torch.Tensor], spec: RunSpec, kind: str = "cpu") -> Step:
+def make_step(
+    model: nn.Module, inputs: dict[str, Any], spec: RunSpec, kind: str = "cpu", loss: Loss = call_with_keywords
+) -> Step:
     """The model and its inputs with the optimizer that `spec` asks for."""
-    return Step(model, inputs, spec, make_optimizer(model.parameters(), spec), kind)
+    return Step(model, inputs, spec, make_optimizer(model.parameters(), spec), kind, loss)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim.Optimizer | None:
@@ -114,7 +124,8 @@ def make_optimizer(params: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim
     if not spec.steps_optimizer or not trainable:
         return None
     optimizer: Any = getattr(torch.optim, _OPTIMIZERS[spec.optimizer])
-    return optimizer(trainable, lr=1e-4, **_WAYS[spec.implementation])
+    # A rate of nothing leaves the weights as they are; memory and work are the same.
+    return optimizer(trainable, lr=0.0, **_WAYS[spec.implementation])
 
 
 def bert_inputs(model: BertPreTrainedModel, spec: RunSpec, device: str) -> dict[str, torch.Tensor]:
