@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "units", "reports", "flops_reports", "explain_reports"}
+BASE = {"errors", "units", "reports", "flops_reports", "explain_reports", "memory_reports"}
 TEXT = BASE | {"config", "spec", "reading", "presets", "sources"}
 
 # Room -> the rooms of bertscope and the outside packages that it may import at module level.
@@ -23,6 +23,7 @@ MAY = {
     "reports": (set(), set()),
     "flops_reports": ({"reports"}, set()),
     "explain_reports": ({"reports"}, set()),
+    "memory_reports": ({"reports"}, set()),
     "reading": (BASE, {"yaml"}),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
