@@ -67,7 +67,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
             "font": {"family": "system-ui, sans-serif", "size": 13},
             "xaxis": {
                 "title": {"text": X_LABEL, "standoff": 6},
-                "range": [0, len(panel.samples)],
+                "range": [0, max(len(panel.samples) - 1, 1)],
                 "unifiedhovertitle": {"text": "sample %{x}"},  # the index in the CSV
                 "showticklabels": False,
                 "showgrid": False,
@@ -81,11 +81,10 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
 
 
 def _area(panel: Panel, picture: Pictured, part: str) -> dict[str, Any]:
-    heights = picture.heights(panel, part)
     return {
         "type": "scatter",
         "name": part_name(part),
-        "y": [round(height, 5) for height in [*heights, heights[-1]]],
+        "y": [round(height, 5) for height in picture.heights(panel, part)],
         "customdata": [bytes_text(getattr(sample.parts, part)) for sample in panel.samples],
         "hovertemplate": "%{customdata}",
         "stackgroup": "parts",
@@ -110,7 +109,7 @@ def _total(panel: Panel) -> dict[str, Any]:
 def _peak(panel: Panel, picture: Pictured) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "x": [panel.peak_index + 0.5],
+        "x": [panel.peak_index],
         "y": [panel.samples[panel.peak_index].parts.total / picture.unit_bytes],
         "mode": "markers",
         "marker": {"size": 9, "line": {"width": 1}},
@@ -120,14 +119,13 @@ def _peak(panel: Panel, picture: Pictured) -> dict[str, Any]:
 
 
 def _peak_words(panel: Panel, picture: Pictured) -> dict[str, Any]:
-    left = panel.peak_index > 0.7 * len(panel.samples)
     return {
         "text": f"<b>{panel.peak_text}</b>",
-        "x": panel.peak_index + 0.5,
+        "x": panel.peak_index,
         "y": panel.samples[panel.peak_index].parts.total / picture.unit_bytes,
-        "xanchor": "right" if left else "left",
+        "xanchor": "right" if panel.peak_near_end else "left",
         "yanchor": "bottom",
-        "xshift": -5 if left else 5,
+        "xshift": -5 if panel.peak_near_end else 5,
         "showarrow": False,
     }
 
@@ -140,7 +138,7 @@ def _line(mark: PhaseMark) -> dict[str, Any]:
 def _words(mark: PhaseMark) -> dict[str, Any]:
     return {
         "text": f"{escape(mark.phase)}<br>{mark.peak_text}",
-        "x": mark.end + 1 if mark.at_end else mark.start,
+        "x": mark.end if mark.at_end else mark.start,
         "y": 1,
         "yref": "paper",
         "xanchor": "right" if mark.at_end else "left",

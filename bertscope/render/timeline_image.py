@@ -11,7 +11,7 @@ from bertscope.render.footer import title
 from bertscope.render.timeline_panels import COLORS, X_LABEL, Panel, PhaseMark, Pictured, part_name, pictured, run_text
 
 _PANEL_INCHES = (6.4, 4.2)
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 10,
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -101,19 +101,19 @@ def _mark_phase(axes: Any, mark: PhaseMark) -> None:
         ha="right" if mark.at_end else "left",
         va="top",
         fontsize=9,
+        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},  # over the line of a short phase
     )
 
 
 def _mark_peak(axes: Any, panel: Panel, picture: Pictured) -> None:
     height = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
-    left = panel.peak_index > 0.7 * len(panel.samples)
     axes.plot([panel.peak_index + 0.5], [height], "o", color="black", markersize=5)
     axes.annotate(
         panel.peak_text,
         (panel.peak_index + 0.5, height),
-        xytext=(-6 if left else 6, 3),
+        xytext=(-6 if panel.peak_near_end else 6, 3),
         textcoords="offset points",
-        ha="right" if left else "left",
+        ha="right" if panel.peak_near_end else "left",
         va="bottom",
         fontweight="bold",
     )

@@ -12,7 +12,7 @@ from bertscope.units import binary_unit, bytes_text
 X_LABEL = "allocations and frees, in the step's order (not time)"
 NOTE = (
     "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
-    "A long step is thinned out: in each stretch the highest and the last point are drawn, so no peak is lost. "
+    "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never lost. "
     "1 GiB = 2**30 B, 1 MiB = 2**20 B."
 )
 # From the ground up: what is there all the time, then what comes and goes. The colours are those of
@@ -52,6 +52,11 @@ class Panel:
     marks: tuple[PhaseMark, ...]
     peak_index: int
     peak_text: str
+
+    @property
+    def peak_near_end(self) -> bool:
+        """Whether the peak's words stand to its left, for want of room."""
+        return self.peak_index > 0.7 * (len(self.samples) - 1)
 
     @property
     def title(self) -> str:
