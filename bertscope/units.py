@@ -25,10 +25,14 @@ def signed_text(difference: int) -> str:
 
 def bytes_text(size_bytes: int) -> str:
     """Bytes in the binary unit that keeps the number under 1024: `413.29 MiB` (1 MiB = 2**20 B)."""
-    size, unit = float(size_bytes), 0
-    while abs(size) >= 1024 and unit < len(_BINARY) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size_bytes} B" if unit == 0 else f"{size:,.2f} {_BINARY[unit]}"
+    divisor, unit = binary_unit(size_bytes)
+    return f"{size_bytes} B" if divisor == 1 else f"{size_bytes / divisor:,.2f} {unit}"
+
+
+def binary_unit(size_bytes: int) -> tuple[int, str]:
+    """The binary unit that keeps the number under 1024, as its bytes and its name: `(1048576, "MiB")`."""
+    power = min(max(abs(size_bytes).bit_length() - 1, 0) // 10, len(_BINARY) - 1)
+    return 1024**power, _BINARY[power]
 
 
 def parse_bytes(text: str) -> int:
