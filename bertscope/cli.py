@@ -13,7 +13,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
+from bertscope.commands import (
+    check,
+    count,
+    diagram,
+    diff,
+    estimate,
+    explain,
+    fit,
+    flops,
+    presets,
+    print_model,
+    profile,
+    tree,
+)
+from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 
 app = typer.Typer(
@@ -29,6 +43,9 @@ app = typer.Typer(
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
+app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate)
+app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
+app.command(epilog=fit.EPILOG)(fit.fit)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=diagram.EPILOG)(diagram.diagram)
 app.command(epilog=diff.EPILOG)(diff.diff)

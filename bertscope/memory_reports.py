@@ -122,6 +122,7 @@ class Variant:
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
+    pays_from_batch: int | None = None  # the least batch at which the peak is below the first variant's, if not here
     failure: str = ""  # why there is no measurement
 
     @property

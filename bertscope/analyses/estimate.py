@@ -6,7 +6,7 @@ two shallow models run and stand for the deep one, if the rule that lengthens th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -110,6 +110,31 @@ def _fakes(spec: RunSpec) -> Iterator[None]:
 def estimated_variant(source: Source, spec: RunSpec) -> Variant:
     """One line of a report: the estimate for one strategy."""
     return Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=estimate_memory(source, spec))
+
+
+def estimate_report(
+    source: Source, specs: Sequence[RunSpec], progress: Callable[[str], None] = lambda text: None
+) -> MemoryReport:
+    """The estimates of one model's step in several ways."""
+    variants: list[Variant] = []
+    for spec in specs:
+        progress(f"estimating {spec.checkpointing}")
+        variant = estimated_variant(source, spec)
+        if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
+            variant = replace(variant, pays_from_batch=breaks_even(source, specs[0], spec))
+        variants.append(variant)
+    return memory_report(bert_model(source, specs[0], "meta"), specs[0], tuple(variants), name=source.name)
+
+
+def _peak_bytes(variant: Variant) -> int:
+    return variant.memory.peak.peak_bytes if variant.memory else 0
+
+
+def breaks_even(source: Source, plain: RunSpec, other: RunSpec) -> int | None:
+    """The least batch from which `other` has a lower peak than `plain`."""
+    from bertscope.analyses.fit import pays_from  # which asks this room for tapes
+
+    return pays_from(Tapes(source), plain, other)
 
 
 def estimate(

@@ -7,20 +7,23 @@ search is arithmetic, and its answer is checked: the peaks at that batch and at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 
 from bertscope.analyses.allocator import replayed
 from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES
 from bertscope.analyses.estimate import Tapes
 from bertscope.analyses.flops_model import FlopsRun
+from bertscope.analyses.step import bert_model
 from bertscope.analyses.tape import Event, Tape
-from bertscope.fit_reports import FitRow
+from bertscope.analyses.totals import subject
+from bertscope.fit_reports import Card, FitReport, FitRow
 from bertscope.presets import Source
 from bertscope.spec import RunSpec
 
 LARGEST_BATCH = 2**20
 _SAMPLES = (2, 3)
+_VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
 
 
@@ -79,6 +82,19 @@ def _line(one: int, other: int, batches: tuple[int, int]) -> tuple[int, int]:
     if rest:
         raise ArithmeticError
     return one - slope * batches[0], slope
+
+
+def pays_from(tapes: Tapes, plain: RunSpec, other: RunSpec) -> int | None:
+    """The least batch from that of `plain` on at which `other` has the lower peak; None where there is none to find."""
+    lines = []
+    for spec in (plain, other):
+        one, two = (tapes.tape(replace(spec, batch=batch))[0] for batch in _SAMPLES)
+        lines.append(growth(one, two))
+    first, second = lines
+    if first is None or second is None:
+        return None
+    behind = _last(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
+    return max(behind + 1, plain.batch) if behind < LARGEST_BATCH // 2 else None
 
 
 @dataclass
@@ -189,3 +205,35 @@ def _settled(guess: int, holds: Callable[[int], bool]) -> int:
     while guess < LARGEST_BATCH and holds(guess + 1):
         guess += 1
     return guess
+
+
+def fit_report(
+    source: Source,
+    ways: Sequence[RunSpec],
+    seqs: Sequence[int],
+    budget: int | Card,
+    *,
+    batch: int | None = None,
+    context_bytes: int | None = None,
+    progress: Progress = lambda text: None,
+) -> FitReport:
+    """What fits in a budget of bytes, or on a card: the largest batches, or with `batch` the ways that hold it.
+
+    Raises SelectionError for a length that the model does not have.
+    """
+    known = budget if isinstance(budget, Card) else None
+    budget_bytes = budget.memory_bytes if isinstance(budget, Card) else budget
+    overhead = overhead_bytes(ways[0], context_bytes)
+    fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
+    rows = fitter.at_batch(batch, seqs, ways) if batch else list(fitter.largest(seqs, ways))
+    run = {name: value for name, value in asdict(ways[0]).items() if name not in _VARIED}
+    about = subject(bert_model(source, replace(ways[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    return FitReport(
+        subject=replace(about, obtained="estimated"),
+        run=run,
+        budget_bytes=budget_bytes,
+        overhead_bytes=overhead,
+        card=known,
+        asked_batch=batch,
+        rows=tuple(rows),
+    )

@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
+from bertscope import __version__
 from bertscope.analyses.worker import Job
 from bertscope.errors import SelectionError
-from bertscope.memory_reports import Memory, Timing, Variant
+from bertscope.memory_reports import Memory, MemoryReport, Timing, Variant
+from bertscope.reports import Subject
 from bertscope.units import bytes_text
 
 Progress = Callable[[str], None]
@@ -33,6 +36,28 @@ class Profiled:
     snapshots: tuple[bytes | None, ...]
 
 
+def profile_report(
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: Progress = lambda text: None
+) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
+    """The measurements of one model's step in several ways, and their snapshots."""
+    found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
+    first = jobs[0]
+    run = {name: value for name, value in asdict(first.spec).items() if name not in ("checkpointing", "reentrant")}
+    config = first.source.config
+    about = Subject(
+        name=first.source.name,
+        architecture=first.source.architecture,
+        dtype=first.spec.dtype,
+        attention=config.attn_implementation,
+        config=config.to_dict(),
+        ignored_fields=config.ignored,
+        torch_version=version("torch"),  # this process does without torch
+        bertscope_version=__version__,
+        obtained="measured",
+    )
+    return MemoryReport(subject=about, run=run, machine=found.machine, variants=found.variants), found.snapshots
+
+
 @dataclass
 class _Told:
     """What a child has said so far."""
@@ -41,6 +66,7 @@ class _Told:
     estimated: Memory | None = None
     result: dict[str, Any] | None = None
     snapshot: bytes | None = None
+    pays_from: int | None = None
     problem: tuple[str, str] | None = None
     closed: bool = False
     stderr: list[bytes] = field(default_factory=list)
@@ -108,7 +134,7 @@ def _listen(
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "estimated", "result", "snapshot"):
+    if kind in ("stage", "estimated", "result", "snapshot", "pays_from"):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
@@ -153,7 +179,12 @@ def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
 
 def _variant(job: Job, told: _Told) -> Variant:
     spec = job.spec
-    variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=told.estimated)
+    variant = Variant(
+        checkpointing=spec.checkpointing,
+        reentrant=spec.reentrant,
+        estimated=told.estimated,
+        pays_from_batch=told.pays_from,
+    )
     if told.result is None:
         return replace(variant, failure=_failure(job, told))
     timing = told.result["timing"]
@@ -189,8 +220,3 @@ def _failure(job: Job, told: _Told) -> str:
     elif job.memory_limit_bytes:
         remedy += ", or a higher --memory-limit"
     return f"the child {happened} while {told.stage}{expected}; try {remedy}"
-
-
-def run_fields(spec: Any) -> dict[str, Any]:
-    """The run in the report's words, without what differs from variant to variant."""
-    return {name: value for name, value in asdict(spec).items() if name not in ("checkpointing", "reentrant")}

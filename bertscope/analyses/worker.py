@@ -38,6 +38,7 @@ class Job:
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
+    beside: RunSpec | None = None  # the first way, when this is another
     wants_snapshot: bool = False  # the tape as PyTorch's memory viewer reads it
 
 
@@ -87,13 +88,15 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope._torch import torch
-    from bertscope.analyses.estimate import estimate_memory
+    from bertscope.analyses.estimate import breaks_even, estimate_memory
     from bertscope.analyses.flops_model import FlopsRun
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.spec))
+    if job.beside is not None:
+        say("pays_from", breaks_even(job.source, job.beside, job.spec))
     flops = step_flops(FlopsRun, job)
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)
