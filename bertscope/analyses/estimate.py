@@ -130,6 +130,10 @@ def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
+def _peak_bytes(variant: Variant) -> int:
+    return variant.memory.peak.peak_bytes if variant.memory else 0
+
+
 def breaks_even(source: Source, plain: RunSpec, other: RunSpec) -> int | None:
     """The least batch from which `other` has a lower peak than `plain`."""
     from bertscope.analyses.fit import pays_from  # which asks this room for tapes

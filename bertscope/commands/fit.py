@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,5 +96,5 @@ def _ways(spec: RunSpec, precision: str, strategies: str) -> list[RunSpec]:
         raise SelectionError(f"--precision takes {', '.join(PRECISIONS)}; got {precision[:40]!r}")
     kind = "autocast" if precision.startswith("autocast-") else "dtype"
     chosen = parse_strategies(strategies) if spec.mode != "inference" else ("none",)
-    dtype = precision.removeprefix("autocast-")
-    return [replace(spec, checkpointing=strategy, **{kind: dtype}) for strategy in chosen]
+    changes: dict[str, Any] = {kind: precision.removeprefix("autocast-")}
+    return [replace(spec, checkpointing=strategy, **changes) for strategy in chosen]

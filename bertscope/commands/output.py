@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import typer
@@ -18,12 +18,12 @@ from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json_data
 
 
-def show(report: Any, renderer: ModuleType, fmt: str, output: Path | None) -> None:
+def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
     """Write the report by `renderer.table`, `.csv`, `.markdown` ..., or as JSON."""
     write(_text(report, renderer, fmt, Target() if output else stdout_target()), output)
 
 
-def _text(report: Any, renderer: ModuleType, fmt: str, target: Target) -> str:
+def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
     if fmt == "json":
         return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
     if fmt == "table":

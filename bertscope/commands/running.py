@@ -92,7 +92,7 @@ def specs(spec: dict[str, Any], strategies: str, dtype: str | None, autocast: bo
     """One run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
     if autocast and dtype == "fp32":
         raise SelectionError("autocast computes in bf16 or fp16; give --dtype bf16, or leave --dtype out")
-    precision = {"autocast": dtype or "bf16"} if autocast else {"dtype": dtype or "fp32"}
+    precision: dict[str, Any] = {"autocast": dtype or "bf16"} if autocast else {"dtype": dtype or "fp32"}
     if spec.get("mode") == "inference" and strategies != "none":
         raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
     first = RunSpec(**spec, **precision)

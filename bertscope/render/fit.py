@@ -58,13 +58,14 @@ def _notes(report: FitReport) -> Iterator[str]:
         yield f"not even {what} fits: the nearest, {least.checkpointing} in {least.precision}, is {short} too much"
     elif report.asked_batch:
         first = next(row for row in report.rows if row.fits)
-        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {first.precision}, checkpointing {first.checkpointing}"
-    yield "estimated: every operator of the step dispatched, nothing allocated; the peak of the batch and of one more are both taken"
+        way = f"{first.precision}, checkpointing {first.checkpointing}"
+        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {way}"
+    yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
-        yield f"peaks hold {overhead} for context and workspaces (--context says it for your card); not yet checked on a card"
+        yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); not yet checked on a card"
         yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 

@@ -75,7 +75,8 @@ def _place_text(peak: PhasePeak) -> str:
 
 
 def _comparison(first: Variant, other: Variant) -> str:
-    assert first.memory is not None and other.memory is not None
+    assert first.memory is not None
+    assert other.memory is not None
     before, after = first.memory.peak.peak_bytes, other.memory.peak.peak_bytes
     kept = f"keeps {bytes_text(other.memory.kept_bytes)} for backward instead of {bytes_text(first.memory.kept_bytes)}"
     text = f"{variant_name(other)} {kept}; the peak "
@@ -107,7 +108,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield f"{max(layer for layer in layers if layer)} layers ran and stand for all, as a second run has proved"
     if any(variant.memory and variant.memory.device for variant in report.variants):
         yield from _device_notes(report)
-    yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state (optimizer state there, gradients freed after it)"
+    yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"
 
 
 def _accuracy(report: MemoryReport) -> str:
@@ -120,8 +121,8 @@ def _device_notes(report: MemoryReport) -> Iterator[str]:
     device = next(variant.memory.device for variant in report.variants if variant.memory and variant.memory.device)
     low, high = device.context_low_bytes, device.context_high_bytes
     if low == high:
-        yield f"context and whatever else is on the card: {bytes_text(low)}, measured"
+        yield f"context, and whatever else is on the card: {bytes_text(low)}, measured"
         return
-    yield f"allocated holds {bytes_text(device.workspace_bytes)} of cuBLAS workspaces (64 MiB on Hopper); blocks of 512 B"
+    yield f"allocated: in blocks of 512 B, with {bytes_text(device.workspace_bytes)} for cuBLAS (64 MiB on Hopper)"
     yield "reserved is the caching allocator replayed over two steps; the real one may keep up to a tenth more or less"
     yield f"the CUDA context comes on top, outside torch: {bytes_text(low)} to {bytes_text(high)} by card and driver"
