@@ -113,6 +113,23 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutlookPoint:
+    """The estimated peaks of the first variant and of this one at another batch."""
+
+    batch: int
+    first_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Where a variant that buys nothing here begins to: the least such batch, and peaks beyond it."""
+
+    pays_from_batch: int
+    points: tuple[OutlookPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One way to run the step: estimated, measured, or both."""
 
@@ -122,7 +139,7 @@ class Variant:
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
-    pays_from_batch: int | None = None  # the least batch at which the peak is below the first variant's, if not here
+    outlook: Outlook | None = None  # beside the first variant, where this one's peak is no lower
     failure: str = ""  # why there is no measurement
 
     @property

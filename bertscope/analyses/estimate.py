@@ -23,7 +23,7 @@ from bertscope.analyses.tape import Tape
 from bertscope.analyses.totals import subject
 from bertscope.analyses.unroll import same_course, unrolled
 from bertscope.errors import SelectionError
-from bertscope.memory_reports import DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.memory_reports import DeviceTerms, Memory, MemoryReport, Outlook, Variant
 from bertscope.presets import Source
 from bertscope.spec import Checkpointing, RunSpec
 
@@ -121,7 +121,7 @@ def estimate_report(
         progress(f"estimating {spec.checkpointing}")
         variant = estimated_variant(source, spec)
         if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
-            variant = replace(variant, pays_from_batch=breaks_even(source, specs[0], spec))
+            variant = replace(variant, outlook=outlook(source, specs[0], spec))
         variants.append(variant)
     return memory_report(bert_model(source, specs[0], "meta"), specs[0], tuple(variants), name=source.name)
 
@@ -130,15 +130,11 @@ def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
-def _peak_bytes(variant: Variant) -> int:
-    return variant.memory.peak.peak_bytes if variant.memory else 0
+def outlook(source: Source, plain: RunSpec, other: RunSpec) -> Outlook | None:
+    """How the peaks of two ways compare at other batches."""
+    from bertscope.analyses.fit import outlook_of  # which asks this room for tapes
 
-
-def breaks_even(source: Source, plain: RunSpec, other: RunSpec) -> int | None:
-    """The least batch from which `other` has a lower peak than `plain`."""
-    from bertscope.analyses.fit import pays_from  # which asks this room for tapes
-
-    return pays_from(Tapes(source), plain, other)
+    return outlook_of(Tapes(source), plain, other)
 
 
 def estimate(

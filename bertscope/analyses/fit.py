@@ -18,11 +18,13 @@ from bertscope.analyses.step import bert_model
 from bertscope.analyses.tape import Event, Tape
 from bertscope.analyses.totals import subject
 from bertscope.fit_reports import Card, FitReport, FitRow
+from bertscope.memory_reports import Outlook, OutlookPoint
 from bertscope.presets import Source
 from bertscope.spec import RunSpec
 
 LARGEST_BATCH = 2**20
 _SAMPLES = (2, 3)
+_OUTLOOK = (8, 32)
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
 
@@ -84,17 +86,26 @@ def _line(one: int, other: int, batches: tuple[int, int]) -> tuple[int, int]:
     return one - slope * batches[0], slope
 
 
-def pays_from(tapes: Tapes, plain: RunSpec, other: RunSpec) -> int | None:
-    """The least batch from that of `plain` on at which `other` has the lower peak; None where there is none to find."""
-    lines = []
-    for spec in (plain, other):
-        one, two = (tapes.tape(replace(spec, batch=batch))[0] for batch in _SAMPLES)
-        lines.append(growth(one, two))
+def outlook_of(tapes: Tapes, plain: RunSpec, other: RunSpec) -> Outlook | None:
+    """The least batch at which `other` has the lower peak, and both peaks at larger ones; None if no line is found."""
+    lines = [_line_of(tapes, spec) for spec in (plain, other)]
     first, second = lines
     if first is None or second is None:
         return None
     behind = _last(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
-    return max(behind + 1, plain.batch) if behind < LARGEST_BATCH // 2 else None
+    if behind >= LARGEST_BATCH // 2:
+        return None
+    batches = [batch for batch in _OUTLOOK if batch > max(plain.batch, behind)]
+    points = tuple(
+        OutlookPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        for batch in batches
+    )
+    return Outlook(pays_from_batch=behind + 1, points=points)
+
+
+def _line_of(tapes: Tapes, spec: RunSpec) -> Growth | None:
+    one, two = (tapes.tape(replace(spec, batch=batch))[0] for batch in _SAMPLES)
+    return growth(one, two)
 
 
 @dataclass
@@ -146,8 +157,7 @@ class Fitter:
 
     def _search(self, spec: RunSpec) -> int:
         """The largest batch that fits; 0 for none. Arithmetic first, then really taken."""
-        tapes = [self._tape(replace(spec, batch=batch)) for batch in _SAMPLES]
-        line = growth(tapes[0], tapes[1])
+        line = _line_of(self.tapes, spec)
         room = self.budget_bytes - self.overhead_bytes
 
         def really(batch: int) -> bool:

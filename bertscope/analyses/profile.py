@@ -19,7 +19,7 @@ from typing import Any
 from bertscope import __version__
 from bertscope.analyses.worker import Job
 from bertscope.errors import SelectionError
-from bertscope.memory_reports import Memory, MemoryReport, Timing, Variant
+from bertscope.memory_reports import Memory, MemoryReport, Outlook, Timing, Variant
 from bertscope.reports import Subject
 from bertscope.units import bytes_text
 
@@ -66,7 +66,7 @@ class _Told:
     estimated: Memory | None = None
     result: dict[str, Any] | None = None
     snapshot: bytes | None = None
-    pays_from: int | None = None
+    outlook: Outlook | None = None
     problem: tuple[str, str] | None = None
     closed: bool = False
     stderr: list[bytes] = field(default_factory=list)
@@ -134,7 +134,7 @@ def _listen(
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "estimated", "result", "snapshot", "pays_from"):
+    if kind in ("stage", "estimated", "result", "snapshot", "outlook"):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
@@ -183,7 +183,7 @@ def _variant(job: Job, told: _Told) -> Variant:
         checkpointing=spec.checkpointing,
         reentrant=spec.reentrant,
         estimated=told.estimated,
-        pays_from_batch=told.pays_from,
+        outlook=told.outlook,
     )
     if told.result is None:
         return replace(variant, failure=_failure(job, told))

@@ -88,7 +88,7 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope._torch import torch
-    from bertscope.analyses.estimate import breaks_even, estimate_memory
+    from bertscope.analyses.estimate import estimate_memory, outlook
     from bertscope.analyses.flops_model import FlopsRun
 
     if job.threads is not None:
@@ -96,7 +96,7 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.spec))
     if job.beside is not None:
-        say("pays_from", breaks_even(job.source, job.beside, job.spec))
+        say("outlook", outlook(job.source, job.beside, job.spec))
     flops = step_flops(FlopsRun, job)
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)

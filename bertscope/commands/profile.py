@@ -22,7 +22,7 @@ examples:
 
 def profile(
     model: options.Model = options.DEFAULT_MODEL,
-    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")] = 2,
+    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")] = 1,
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")] = 128,
     mode: running.Mode = "training",
     checkpointing: running.Strategies = "none",

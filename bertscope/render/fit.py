@@ -65,7 +65,7 @@ def _notes(report: FitReport) -> Iterator[str]:
         yield f"{report.card.name}: {report.card.source}"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
-        yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); not yet checked on a card"
+        yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
         yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 

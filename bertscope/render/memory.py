@@ -33,16 +33,18 @@ def _lines(report: MemoryReport) -> Iterator[_Line]:
     variants = report.variants
     for part in PARTS:
         if any(memory and getattr(memory.peak.parts, part) for memory in _memories(report)):
-            yield _line(part.replace("_", " "), report, lambda memory, part=part: getattr(memory.peak.parts, part))
+            yield _line(part.replace("_", " "), report, _part(part))
     yield _line("peak", report, lambda memory: memory.peak.peak_bytes, is_strong=True)
     for number, phase in enumerate(next((memory.phases for memory in _memories(report) if memory), ())):
         name = f"  in {_PHASE_NAMES.get(phase.phase, phase.phase)}"
-        yield _line(name, report, lambda memory, number=number: memory.phases[number].peak_bytes)
+        yield _line(name, report, _phase_peak(number))
     if report.run.get("mode") != "inference":
         yield _line("kept for backward", report, lambda memory: memory.kept_bytes)
     if any(memory and memory.device for memory in _memories(report)):
-        yield _line("allocated on the device", report, lambda memory: memory.device and memory.device.allocated_bytes)
-        yield _line("reserved by torch", report, lambda memory: memory.device and memory.device.reserved_bytes)
+        yield _line(
+            "allocated on the device", report, lambda memory: memory.device.allocated_bytes if memory.device else None
+        )
+        yield _line("reserved by torch", report, lambda memory: memory.device.reserved_bytes if memory.device else None)
     if any(variant.estimated and variant.measured for variant in variants):
         yield _Line("estimated peak", tuple(_estimate(variant) for variant in variants))
     if any(variant.process for variant in variants):
@@ -67,6 +69,22 @@ def _line(name: str, report: MemoryReport, of: Callable[[Memory], int | None], i
     return _Line(name, tuple("" if value is None else bytes_text(value) for value in values), is_strong)
 
 
+def _part(part: str) -> Callable[[Memory], int]:
+    return lambda memory: int(getattr(memory.peak.parts, part))
+
+
+def _phase_peak(number: int) -> Callable[[Memory], int]:
+    return lambda memory: memory.phases[number].peak_bytes
+
+
+def _cell(number: int) -> Callable[[_Line], str]:
+    return lambda line: line.cells[number]
+
+
+def _kept_cell(number: int) -> Callable[[tuple[KeptRow, tuple[int, ...]]], str]:
+    return lambda row: bytes_text(row[1][number])
+
+
 def _of(value: Any, text: Callable[[Any], str]) -> str:
     return "" if value is None else text(value)
 
@@ -88,7 +106,7 @@ def _seconds(timing: Any) -> str:
 def _columns(report: MemoryReport) -> list[Column]:
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
-        columns.append(Column(_heading(variant), lambda line, number=number: line.cells[number], right=True))
+        columns.append(Column(_heading(variant), _cell(number), right=True))
     return columns
 
 
@@ -105,7 +123,7 @@ def _kept_columns(report: MemoryReport) -> list[Column]:
         Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
     ]
     for number, variant in enumerate(report.variants):
-        columns.append(Column(variant_name(variant), lambda row, n=number: bytes_text(row[1][n]), right=True))
+        columns.append(Column(variant_name(variant), _kept_cell(number), right=True))
     return columns
 
 

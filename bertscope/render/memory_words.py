@@ -59,6 +59,8 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         yield f"{variant_name(variant)}: the peak stands {_place(variant)}"
     for other in known[1:]:
         yield _comparison(known[0], other)
+        if not _is_lower(other, known[0]) and other.outlook is not None:
+            yield _outlook(other)
 
 
 def _place(variant: Variant) -> str:
@@ -74,6 +76,12 @@ def _place_text(peak: PhasePeak) -> str:
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
 
 
+def _is_lower(other: Variant, first: Variant) -> bool:
+    assert first.memory is not None
+    assert other.memory is not None
+    return other.memory.peak.peak_bytes < first.memory.peak.peak_bytes
+
+
 def _comparison(first: Variant, other: Variant) -> str:
     assert first.memory is not None
     assert other.memory is not None
@@ -86,14 +94,25 @@ def _comparison(first: Variant, other: Variant) -> str:
         text += "stays: it stands where nothing of that is left"
     else:
         text += f"rises by {bytes_text(after - before)}"
-    if after >= before and other.pays_from_batch:
-        text += f" (from batch {other.pays_from_batch} on it falls)"
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
         text += f"; a step takes {ratio:.2f} x as long"
         if first.timing.flops:
             text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
     return text
+
+
+def _outlook(variant: Variant) -> str:
+    assert variant.outlook is not None
+    points = (
+        f"at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
+        for point in variant.outlook.points
+    )
+    return (
+        f"from batch {variant.outlook.pays_from_batch} on it falls"
+        + "".join(f", {point}" for point in points)
+        + " (estimated)"
+    )
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
