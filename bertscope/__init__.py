@@ -22,6 +22,8 @@ _HOMES = {
     "diagram": "bertscope.analyses.diagram",
     "diff": "bertscope.analyses.diff",
     "explain": "bertscope.analyses.explain",
+    "estimate": "bertscope.analyses.estimate",
+    "profile": "bertscope.analyses.measure",
     **dict.fromkeys(
         (
             "BertModel",

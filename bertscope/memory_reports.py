@@ -98,9 +98,9 @@ class Timing:
     warmup_seconds: float
     step_seconds: tuple[float, ...]
     median_seconds: float
-    tokens_per_second: float
-    flops: int  # matrix products of the step, a multiply-add as 2
-    flops_per_second: float
+    tokens_per_second: float | None = None
+    flops: int | None = None  # matrix products of the step, a multiply-add as 2
+    flops_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

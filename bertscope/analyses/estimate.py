@@ -148,8 +148,7 @@ def estimate(
     the module cannot be copied, or what it does depends on values.
     """
     spec = RunSpec(**run)
-    tape = module_tape(module, inputs, spec, loss)
-    found = memory(tape, "estimated", device_terms(tape, spec))
+    found = module_memory(module, inputs, spec, loss)
     variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found)
     return memory_report(module, spec, (variant,), name=name)
 
@@ -164,6 +163,12 @@ def memory_report(
         machine=machine or f"{spec.device} semantics, on fake tensors",
         variants=variants,
     )
+
+
+def module_memory(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Memory:
+    """The memory of a step of any module."""
+    tape = module_tape(module, inputs, spec, loss)
+    return memory(tape, "estimated", device_terms(tape, spec))
 
 
 def module_tape(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Tape:

@@ -5,6 +5,8 @@ Sizes, order and addresses are the allocator's; only what a block is, is read fr
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +14,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bertscope._torch import nn, torch
-from bertscope.analyses.step import BACKWARD, FORWARD, Step
+from bertscope.analyses.memory import memory
+from bertscope.analyses.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
+from bertscope.memory_reports import MemoryReport, Timing, Variant
+from bertscope.spec import RunSpec
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
@@ -36,6 +41,56 @@ def measured(step: Step, told: Callable[[str], None] = lambda phase: None, devic
         reader.read(event, _Place())
     reader.writer.state.extend(state)
     return reader.tape()
+
+
+def profile(
+    module: nn.Module, inputs: Any, *, loss: Loss | None = None, steps: int = 3, name: str | None = None, **run: Any
+) -> MemoryReport:
+    """Run steps of any module here and now, and measure memory and time beside the estimate.
+
+    `inputs`, `loss` and `run` as in `estimate`; module and inputs must lie on the device of `run`. The
+    optimizer has a learning rate of 0, and the mode of the module is put back, but what a forward pass changes
+    by itself (running statistics, the random state) stays changed. Raises SelectionError for a wrong question.
+    """
+    from bertscope.analyses.estimate import memory_report, module_memory, named_inputs
+
+    spec = RunSpec(**run)
+    given, how = named_inputs(inputs, loss)
+    estimated = module_memory(module, inputs, spec, loss)
+    modes = {part: part.training for part in module.modules()}
+    try:
+        step = make_step(module.train(spec.mode != "inference"), given, spec, spec.device, how)
+        step.make_optimizer_state()
+        started = time.perf_counter()
+        tape = measured(step, device=spec.device)
+        warmup = time.perf_counter() - started
+        seconds = tuple(_seconds(step) for _ in range(steps))
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    timing = Timing(
+        warmup_seconds=warmup,
+        step_seconds=seconds,
+        median_seconds=statistics.median(seconds) if seconds else 0.0,
+    )
+    variant = Variant(
+        checkpointing=spec.checkpointing,
+        reentrant=spec.reentrant,
+        estimated=estimated,
+        measured=memory(tape, "measured"),
+        timing=timing,
+    )
+    return memory_report(
+        module, spec, (variant,), name=name, machine=f"this process, {torch.get_num_threads()} threads"
+    )
+
+
+def _seconds(step: Step) -> float:
+    started = time.perf_counter()
+    step.run()
+    if step.kind == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:

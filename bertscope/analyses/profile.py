@@ -25,6 +25,7 @@ from bertscope.units import bytes_text
 
 Progress = Callable[[str], None]
 _POLL_SECONDS = 0.2
+INTERRUPTED = ("interrupted", "was interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class _Told:
 
     stage: str = "starting"
     estimated: Memory | None = None
+    found: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     snapshot: bytes | None = None
     outlook: Outlook | None = None
@@ -77,13 +79,17 @@ def profile_variants(
 ) -> Profiled:
     """Every job in a child of its own, one after the other.
 
-    A child that cannot finish leaves a variant with its `failure`. Raises SelectionError for a question
-    that the child refuses, KeyboardInterrupt after it has stopped the child.
+    A child that cannot finish leaves a variant with its `failure`; after an interruption no further one is
+    started. Raises SelectionError for a question that the child refuses.
     """
-    heard = [_ask(job, timeout_seconds, progress) for job in jobs]
+    heard: list[_Told] = []
+    for job in jobs:
+        heard.append(_ask(job, timeout_seconds, progress))
+        if heard[-1].problem == INTERRUPTED:
+            break
     return Profiled(
-        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=True)),
-        machine=next((told.result["machine"] for told in heard if told.result), ""),
+        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=False)),
+        machine=next((told.found["machine"] for told in heard if told.found), ""),
         snapshots=tuple(told.snapshot for told in heard),
     )
 
@@ -103,6 +109,8 @@ def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
             pickle.dump(job, child.stdin)  # type: ignore[arg-type]
             child.stdin.close()  # type: ignore[union-attr]
         _listen(child, told, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
+    except KeyboardInterrupt:
+        told.problem = INTERRUPTED
     finally:
         _stop(child)
     if told.result is None and told.problem is None:
@@ -134,7 +142,7 @@ def _listen(
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "estimated", "result", "snapshot", "outlook"):
+    if kind in ("stage", "estimated", "found", "result", "snapshot", "outlook"):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
@@ -185,16 +193,16 @@ def _variant(job: Job, told: _Told) -> Variant:
         estimated=told.estimated,
         outlook=told.outlook,
     )
-    if told.result is None:
+    if told.found is not None:
+        variant = replace(variant, measured=told.found["measured"], process=told.found["process"])
+    if told.found is None or told.result is None:
         return replace(variant, failure=_failure(job, told))
-    timing = told.result["timing"]
+    timing = told.result
     median = timing["median"]
     return replace(
         variant,
-        measured=told.result["measured"],
-        process=told.result["process"],
         timing=Timing(
-            warmup_seconds=told.result["warmup"],
+            warmup_seconds=told.found["warmup"],
             step_seconds=timing["seconds"],
             median_seconds=median,
             tokens_per_second=spec.batch * spec.seq / median if median else 0.0,
@@ -212,6 +220,8 @@ def _failure(job: Job, told: _Told) -> str:
         f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
     )
     expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
+    if kind == "interrupted":
+        return f"the child {happened} while {told.stage}{expected}; run it again to measure"
     remedy = "a smaller --batch or --seq"
     if job.spec.checkpointing == "none" and job.spec.mode != "inference":
         remedy += ", --checkpointing"

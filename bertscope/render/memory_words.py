@@ -97,7 +97,7 @@ def _comparison(first: Variant, other: Variant) -> str:
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
         text += f"; a step takes {ratio:.2f} x as long"
-        if first.timing.flops:
+        if first.timing.flops and other.timing.flops:
             text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
     return text
 
