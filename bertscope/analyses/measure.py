@@ -168,6 +168,7 @@ class _Reader:
     writer: Writer = field(default_factory=Writer)
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     stretches: int = 0
+    after: str = FORWARD  # the phase that has ended last: what goes between two phases is of the first
 
     def read(self, event: Any, place: _Place) -> None:
         """One event, and all that happens inside it."""
@@ -180,6 +181,7 @@ class _Reader:
             self.read(child, place)
         if name.startswith(_PHASE):
             self._end(place.phase)
+            self.after = place.phase
 
     def _inside(self, name: str, event: Any, place: _Place) -> _Place:
         if name.startswith(_PHASE):
@@ -200,11 +202,12 @@ class _Reader:
     def _memory(self, block: Any, place: _Place) -> None:
         if block.device.type != self.device:
             return
+        phase = place.phase or self.after
         if block.alloc_size > 0:
-            made = Allocation(block.alloc_size, place.phase, place.path, place.operator, place.recompute)
-            self.writer.born(block.ptr, made, place.path, place.operator, place.phase)
+            made = Allocation(block.alloc_size, phase, place.path, place.operator, place.recompute)
+            self.writer.born(block.ptr, made, place.path, place.operator, phase)
         else:
-            self.writer.gone(block.ptr, place.path, place.operator, place.phase, place.recompute)
+            self.writer.gone(block.ptr, place.path, place.operator, phase, place.recompute)
 
     def _end(self, phase: str) -> None:
         if phase == FORWARD:
