@@ -51,9 +51,7 @@ def main() -> None:
                  "mode": mode}  # fmt: skip
         done = subprocess.run([sys.executable, __file__, "--one", json.dumps(asked)], capture_output=True, text=True)
         if done.returncode:
-            print(
-                f"| {model} | {size} | {attention} | {autocast} | {strategy} | {mode} | not measured, {done.returncode} |"
-            )
+            print(f"| {model} | {size} | {attention} | {autocast} | {strategy} | {mode} | not measured |")
             continue
         for phase, measured, estimated in json.loads(done.stdout.splitlines()[-1]):
             error = (estimated - measured) / measured
