@@ -25,6 +25,7 @@ from bertscope.commands import (
     presets,
     print_model,
     profile,
+    report,
     tree,
 )
 from bertscope.commands.running import WithBareCheckpointing
@@ -46,6 +47,7 @@ app.command(epilog=flops.EPILOG)(flops.flops)
 app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate)
 app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
 app.command(epilog=fit.EPILOG)(fit.fit)
+app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=diagram.EPILOG)(diagram.diagram)
 app.command(epilog=diff.EPILOG)(diff.diff)

@@ -28,7 +28,7 @@ class _Line:
     is_strong: bool = False
 
 
-def _lines(report: MemoryReport) -> Iterator[_Line]:
+def memory_lines(report: MemoryReport) -> Iterator[_Line]:
     """What stands in the table: the parts at the peak, the peaks of the phases, and what was measured beside them."""
     variants = report.variants
     for part in PARTS:
@@ -103,7 +103,7 @@ def _seconds(timing: Any) -> str:
     return f"{timing.median_seconds:.3f} s (median of {len(timing.step_seconds)})"
 
 
-def _columns(report: MemoryReport) -> list[Column]:
+def memory_columns(report: MemoryReport) -> list[Column]:
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
         columns.append(Column(_heading(variant), _cell(number), right=True))
@@ -115,7 +115,7 @@ def _heading(variant: Variant) -> str:
     return f"{variant_name(variant)} ({obtained})"
 
 
-def _kept_columns(report: MemoryReport) -> list[Column]:
+def kept_columns(report: MemoryReport) -> list[Column]:
     columns = [
         Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
@@ -147,11 +147,11 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
 def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOWN_ROWS) -> str:
     """The report for the terminal."""
     text = f"{title(report)}, {run_text(report.run)}\n"
-    text += table_text(_columns(report), list(_lines(report)), target, lambda line: line.is_strong)
+    text += table_text(memory_columns(report), list(memory_lines(report)), target, lambda line: line.is_strong)
     rows = kept_rows(report)
     if rows:
         shown = rows[:shown_rows]
-        text += "\n" + table_text(_kept_columns(report), shown, target, lambda row: False)
+        text += "\n" + table_text(kept_columns(report), shown, target, lambda row: False)
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
@@ -162,9 +162,9 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOW
 def markdown(report: MemoryReport) -> str:
     """The report as GitHub tables."""
     text = f"{title(report)}, {run_text(report.run)}\n\n".replace("_", "\\_")
-    text += markdown_text(_columns(report), list(_lines(report)))
+    text += markdown_text(memory_columns(report), list(memory_lines(report)))
     if rows := kept_rows(report):
-        text += "\n" + markdown_text(_kept_columns(report), rows)
+        text += "\n" + markdown_text(kept_columns(report), rows)
     return (
         text + "\n" + "".join(f"- {line}\n" for line in (*conclusions(report), *footnotes(report))).replace("_", "\\_")
     )
