@@ -40,7 +40,7 @@ const search = (field) => {
     row.hidden = !row.textContent.toLowerCase().includes(wanted);
     shown += !row.hidden;
   }
-  field.nextElementSibling.textContent = wanted ? `${shown} rows` : "";
+  field.closest(".search").querySelector("output").textContent = wanted ? `${shown} rows` : "";
 };
 addEventListener("click", (event) => {
   const button = event.target.closest("button");
@@ -96,6 +96,7 @@ p button { border: 1px solid var(--line); border-radius: .2rem; padding: .1rem .
 figure { margin: 1rem 0; overflow: auto; }
 figcaption { color: var(--soft); }
 .js-plotly-plot text { fill: var(--ink) !important; }
+.js-plotly-plot .treemaplayer text, .js-plotly-plot .iciclelayer text { fill: #1b1b1b !important; }
 .js-plotly-plot .crisp { stroke: var(--line) !important; }
 .js-plotly-plot .shapelayer path, .js-plotly-plot .spikeline { stroke: var(--ink) !important; }
 .js-plotly-plot .point { fill: var(--ink) !important; stroke: var(--paper) !important; }

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from bertscope.diagram_reports import GraphReport
+from bertscope.errors import MissingExtraError
 from bertscope.page_reports import ModelPart, PageReport
 from bertscope.render import fit as fit_words
 from bertscope.render.columns import Column
-from bertscope.render.diagram import inline_svg
+from bertscope.render.diagram import inline_svg, mermaid
 from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
@@ -119,7 +120,11 @@ def _forward(model: ModelPart, ident: str) -> str:
 
 def _picture(graph: GraphReport) -> str:
     where = graph.path or "the whole model"
-    return f'<figure class="scroll"><figcaption>{escape(where)}</figcaption>\n{inline_svg(graph)}</figure>\n'
+    try:
+        picture = inline_svg(graph)
+    except MissingExtraError as error:
+        picture = f"<p>{escape(str(error))}</p>\n<pre>{escape(mermaid(graph))}</pre>\n"
+    return f'<figure class="scroll"><figcaption>{escape(where)}</figcaption>\n{picture}</figure>\n'
 
 
 def _configuration(model: ModelPart, ident: str) -> str:

@@ -11,7 +11,7 @@ from bertscope.units import count_text, share_text
 
 _FONT = {"family": "system-ui, sans-serif", "size": 13}
 _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
-_WHEEL = tuple(COLORS.values())
+_TINTS = ("#ffffff", "#e4eef8", "#cfe2f3", "#bcd6ee", "#d9ead3", "#fce5cd", "#fff2cc")  # by depth; dark ink on all
 
 
 def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
@@ -42,11 +42,10 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
                 "textinfo": "label+percent root",
                 "maxdepth": 4,
                 "tiling": {"pad": 1},
-                "marker": {"colorscale": [[0, "#dbe9f6"], [1, "#0072B2"]]},
+                "marker": {"colors": [_TINTS[min(path.count(".") + bool(path), len(_TINTS) - 1)] for path in paths]},
             }
         ],
-        "layout": {**_BARE, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}, "treemapcolorway": _WHEEL,
-                   "iciclecolorway": _WHEEL},
+        "layout": {**_BARE, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}},
     }  # fmt: skip
 
 
