@@ -44,7 +44,8 @@ def page_report(sources: Sequence[Source], run: PageRun, progress: Progress = la
 def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
     progress(f"{source.name}: parameters")
     model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
-    tensors, modules = count(model, by="parameter", name=source.name), tree(model, name=source.name)
+    tensors = count(model, by="parameter", name=source.name, dtype="fp32")
+    modules = tree(model, name=source.name)
     progress(f"{source.name}: FLOPs")
     lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
     sizes = tuple(dict.fromkeys((run.seq, *lengths)))
