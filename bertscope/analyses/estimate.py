@@ -28,6 +28,8 @@ from bertscope.presets import Source
 from bertscope.spec import Checkpointing, RunSpec
 
 RUN_UNITS = 3
+# What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
+MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
 def estimate_memory(source: Source, spec: RunSpec) -> Memory:
@@ -144,13 +146,32 @@ def estimate(
 
     `inputs` is a tensor, a tuple, or a dictionary of keywords, real or on meta. `loss(module, inputs)` tells
     what the step goes back from; without it the output's loss, or the sum of its first tensor. `run` are
-    the fields of RunSpec: mode, dtype of autocast, optimizer, device ... Raises SelectionError where
-    the module cannot be copied, or what it does depends on values.
+    fields of RunSpec: mode, autocast, optimizer, implementation, device, sdpa_kernel; with `padding` above 0
+    a module that asks whether anything is masked is told that it is. Raises SelectionError for other fields,
+    where the module cannot be copied, or where what it does depends on values.
     """
-    spec = RunSpec(**run)
+    spec = module_run(run)
     found = module_memory(module, inputs, spec, loss)
     variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found)
-    return memory_report(module, spec, (variant,), name=name)
+    return module_report(module, spec, variant, name=name)
+
+
+def module_run(run: Mapping[str, Any]) -> RunSpec:
+    """The RunSpec for a module that is given as it is; raises SelectionError for what the module itself settles."""
+    for name in run:
+        if name not in MODULE_FIELDS:
+            raise SelectionError(
+                f"{name} is the module's own affair, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
+            )
+    return RunSpec(**run)
+
+
+def module_report(
+    module: nn.Module, spec: RunSpec, variant: Variant, *, name: str | None = None, machine: str = ""
+) -> MemoryReport:
+    """One variant of a module that is given as it is: of the run only what concerns it."""
+    report = memory_report(module, spec, (variant,), name=name, machine=machine)
+    return replace(report, run={name: value for name, value in report.run.items() if name in MODULE_FIELDS})
 
 
 def memory_report(

@@ -18,7 +18,6 @@ from bertscope.analyses.memory import memory
 from bertscope.analyses.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
 from bertscope.memory_reports import MemoryReport, Timing, Variant
-from bertscope.spec import RunSpec
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
@@ -49,25 +48,22 @@ def profile(
     """Run steps of any module here and now, and measure memory and time beside the estimate.
 
     `inputs`, `loss` and `run` as in `estimate`; module and inputs must lie on the device of `run`. The
-    optimizer has a learning rate of 0, and the mode of the module is put back, but what a forward pass changes
-    by itself (running statistics, the random state) stays changed. Raises SelectionError for a wrong question.
+    optimizer has a learning rate of 0, and gradients and mode of the module are put back, but what a forward
+    pass changes by itself (running statistics, the random state) stays changed. Raises SelectionError for a
+    wrong question.
     """
-    from bertscope.analyses.estimate import memory_report, module_memory, named_inputs
+    from bertscope.analyses.estimate import module_memory, module_report, module_run, named_inputs
 
-    spec = RunSpec(**run)
+    spec = module_run(run)
     given, how = named_inputs(inputs, loss)
     estimated = module_memory(module, inputs, spec, loss)
-    modes = {part: part.training for part in module.modules()}
-    try:
+    with _put_back(module):
         step = make_step(module.train(spec.mode != "inference"), given, spec, spec.device, how)
         step.make_optimizer_state()
         started = time.perf_counter()
         tape = measured(step, device=spec.device)
         warmup = time.perf_counter() - started
         seconds = tuple(_seconds(step) for _ in range(steps))
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
     timing = Timing(
         warmup_seconds=warmup,
         step_seconds=seconds,
@@ -80,9 +76,23 @@ def profile(
         measured=memory(tape, "measured"),
         timing=timing,
     )
-    return memory_report(
-        module, spec, (variant,), name=name, machine=f"this process, {torch.get_num_threads()} threads"
-    )
+    machine = f"this process, {torch.get_num_threads()} threads"
+    return module_report(module, spec, variant, name=name, machine=machine)
+
+
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    """Modes and gradients as they were, whatever happens in between."""
+    modes = {part: part.training for part in module.modules()}
+    gradients = [(param, param.grad) for param in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for param, gradient in gradients:
+            param.grad = gradient
 
 
 def _seconds(step: Step) -> float:

@@ -64,6 +64,7 @@ class _Told:
     """What a child has said so far."""
 
     stage: str = "starting"
+    taken: int = 0  # by torch and Python, of the memory limit
     estimated: Memory | None = None
     found: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
@@ -142,7 +143,7 @@ def _listen(
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "estimated", "found", "result", "snapshot", "outlook"):
+    if kind in ("stage", "taken", "estimated", "found", "result", "snapshot", "outlook"):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
@@ -212,10 +213,14 @@ def _variant(job: Job, told: _Told) -> Variant:
     )
 
 
+def _taken(told: _Told) -> str:
+    return f", of which torch and Python take {bytes_text(told.taken)}" if told.taken else ""
+
+
 def _failure(job: Job, told: _Told) -> str:
     """What happened, what had been reached, and what to try."""
     kind, text = told.problem or ("died", "ended")
-    limit = f" (limit {bytes_text(job.memory_limit_bytes)})" if job.memory_limit_bytes else ""
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{_taken(told)})" if job.memory_limit_bytes else ""
     happened = (
         f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
     )

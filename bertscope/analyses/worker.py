@@ -53,22 +53,30 @@ def main() -> None:
         pickle.dump((kind, content), out)
         out.flush()
 
-    _be_a_good_child(job)
+    _be_a_good_child()
     try:
         say("result", run(job, say))
     except Exception as error:
         say(*_explained(error, job))
 
 
-def _be_a_good_child(job: Job) -> None:
-    """Die with the parent, be the first to go when memory runs out, and take no more than is allowed."""
+def _be_a_good_child() -> None:
+    """Die with the parent, and be the first to go when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _obey_limit(job: Job, say: Say) -> None:
+    """Take no more than is allowed from here on, and tell what of it torch and Python have taken already.
+
+    Not sooner: libraries that run out of memory while they load may hang instead of failing.
+    """
     if job.memory_limit_bytes is not None and job.spec.device == "cpu":
         import resource
 
+        say("taken", _status("VmData") or 0)
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
@@ -100,6 +108,7 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     flops = step_flops(FlopsRun, job)
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)
+    _obey_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
     found = _measure(step, job, say)

@@ -42,7 +42,7 @@ def profile(
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="torch's threads.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights and inputs.")] = 0,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most that the step may take: 4GiB.")
+        str | None, typer.Option(metavar="SIZE", help="The most that the process may take: 4GiB.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="For each way to run.")] = 600,
     rows: running.Rows = 10,

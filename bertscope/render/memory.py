@@ -54,10 +54,9 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
         )
     if any(variant.timing for variant in variants):
         yield _Line("step", tuple(_of(variant.timing, _seconds) for variant in variants))
-        yield _Line(
-            "tokens per second", tuple(_of(v.timing, lambda t: f"{t.tokens_per_second:,.0f}") for v in variants)
-        )
-        yield _Line("FLOP/s", tuple(_of(v.timing, lambda t: f"{t.flops_per_second / 1e9:,.1f} G") for v in variants))
+    if any(variant.timing and variant.timing.tokens_per_second for variant in variants):
+        yield _Line("tokens per second", tuple(_of(variant.timing, _tokens) for variant in variants))
+        yield _Line("FLOP/s", tuple(_of(variant.timing, _work) for variant in variants))
 
 
 def _memories(report: MemoryReport) -> list[Memory | None]:
@@ -101,6 +100,14 @@ def _step_text(process: Any) -> str:
 
 def _seconds(timing: Any) -> str:
     return f"{timing.median_seconds:.3f} s (median of {len(timing.step_seconds)})"
+
+
+def _tokens(timing: Any) -> str:
+    return _of(timing.tokens_per_second, lambda rate: f"{rate:,.0f}")
+
+
+def _work(timing: Any) -> str:
+    return _of(timing.flops_per_second, lambda rate: f"{rate / 1e9:,.1f} G")
 
 
 def memory_columns(report: MemoryReport) -> list[Column]:
