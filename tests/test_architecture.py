@@ -17,7 +17,7 @@ BASE = {
     "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports", "fit_reports",
     "cards",
 }  # fmt: skip
-TEXT = BASE | {"config", "spec", "reading", "presets", "sources"}
+TEXT = BASE | {"config", "spec", "reading", "expectations", "presets", "sources", "expectation_files"}
 
 # Room -> the rooms of bertscope and the outside packages that it may import at module level.
 MAY = {
@@ -33,13 +33,17 @@ MAY = {
     "reading": (BASE, {"yaml"}),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
+    "expectations": (BASE | {"reading", "spec"}, set()),
     "presets": (TEXT, {"yaml"}),
     "sources": (TEXT, {"yaml"}),
+    "expectation_files": (TEXT, set()),
     "_torch": (set(), {"torch"}),
     "model": (TEXT | {"_torch", "model"}, {"torch"}),
     "analyses": (TEXT | {"_torch", "model", "analyses", ""}, {"torch"}),
     "render": (BASE | {"render"}, set()),
     "commands": (TEXT | {"render", "commands"}, {"typer"}),
+    "testing": (set(), set()),
+    "pytest_plugin": ({"errors"}, {"pytest"}),
     "cli": (BASE | {"commands", ""}, {"typer"}),
     "__main__": ({"cli"}, set()),
     "__init__": (set(), set()),
