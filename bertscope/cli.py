@@ -8,18 +8,33 @@ import gc
 import os
 import sys
 import warnings
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
+from bertscope.commands import (
+    check,
+    convert,
+    count,
+    diagram,
+    diff,
+    doctor,
+    explain,
+    flops,
+    presets,
+    print_model,
+    schema,
+    tree,
+)  # fmt: skip
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
+from bertscope.render.console import choose_color
 
 app = typer.Typer(
     name="bertscope",
     help="Everything about a BERT before you run it: parameters, FLOPs, tree, diagrams, and expected counts checked.",
-    epilog="Run 'bertscope COMMAND --help' for examples of each command.",
+    epilog="Run 'bertscope COMMAND --help' for examples of each command. "
+    "Exit codes: 0 fine, 1 the answer is no, 2 the question was wrong.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -35,6 +50,9 @@ app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=convert.EPILOG)(convert.convert)
+app.command(epilog=schema.EPILOG)(schema.schema)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 
 
 def _show_version(value: bool) -> None:
@@ -48,8 +66,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    color: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR, or as said here. Before the command."),
+    ] = "auto",
 ) -> None:
     """Options of bertscope itself."""
+    choose_color(color)
 
 
 def main() -> None:

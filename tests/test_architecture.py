@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
-    "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports", "fit_reports",
-    "cards",
+    "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports",
+    "fit_reports", "cards", "tool_reports",
 }  # fmt: skip
 TEXT = BASE | {"config", "spec", "reading", "expectations", "presets", "sources", "expectation_files"}
 
@@ -44,7 +44,10 @@ MAY = {
     "commands": (TEXT | {"render", "commands"}, {"typer"}),
     "testing": (set(), set()),
     "pytest_plugin": ({"errors"}, {"pytest"}),
-    "cli": (BASE | {"commands", ""}, {"typer"}),
+    "conversion": (TEXT, {"yaml"}),
+    "schema": (BASE | {""}, set()),
+    "tool_reports": ({"reports"}, set()),
+    "cli": (BASE | {"commands", "render", ""}, {"typer"}),
     "__main__": ({"cli"}, set()),
     "__init__": (set(), set()),
 }

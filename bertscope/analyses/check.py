@@ -147,9 +147,7 @@ class Witness:
             return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
         if not isinstance(got, int):
             hint = suggestion(key, self.counts)
-            return (
-                f"{key}: expected {expected:,}, got nothing: {self.source.architecture} has no such row; {hint}"
-            )
+            return f"{key}: expected {expected:,}, got nothing: {self.source.architecture} has no such row; {hint}"
         within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
         return f"{key}: expected {expected:,}{within}, got {got:,}, difference {got - expected:+,}{share}"

@@ -35,9 +35,7 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: Annotated[
-        str, typer.Option(metavar="STRATEGY", help="With training: none, full, every-2, layers:0-5, selective.")
-    ] = "none",
+    checkpointing: options.Checkpointing = "none",
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
