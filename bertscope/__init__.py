@@ -22,6 +22,9 @@ _HOMES = {
     "diagram": "bertscope.analyses.diagram",
     "diff": "bertscope.analyses.diff",
     "explain": "bertscope.analyses.explain",
+    "convert": "bertscope.conversion",
+    "schema": "bertscope.schemas",
+    "doctor": "bertscope.analyses.doctor",
     **dict.fromkeys(
         (
             "BertModel",

@@ -12,19 +12,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bertscope.config import RULES, BertConfig
-from bertscope.errors import ConfigError, MissingExtraError, SourceError
-from bertscope.presets import Source, preset_of, read_preset
-from bertscope.reading import SCALARS, TAG, read_mapping, read_text, read_yaml
+from bertscope.errors import ConfigError, SelectionError, SourceError
+from bertscope.presets import Source, preset_of
+from bertscope.reading import SCALARS, TAG, read_mapping, read_yaml
+from bertscope.sources import load
 
 MEMBER = "bertscope"
-_PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
+PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
 _ORDER = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 
 
@@ -40,7 +40,7 @@ def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
 def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
     """The members of a config.json as the keys of a preset."""
     raw, own = dict(members), members.get(MEMBER)
-    preset = dict(own) if isinstance(own, Mapping) and set(own) <= set(_PRESET_ONLY) else {}
+    preset = dict(own) if isinstance(own, Mapping) and set(own) <= set(PRESET_ONLY) else {}
     if preset:
         del raw[MEMBER]
     names, decided = raw.get("architectures"), _decided(raw)
@@ -108,7 +108,7 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
     members |= extra
     if members["model_type"] is None:
         del members["model_type"]
-    own = {key: preset[key] for key in _PRESET_ONLY if key in preset}
+    own = {key: preset[key] for key in PRESET_ONLY if key in preset}
     members |= {MEMBER: own} if own else {}
     return dict(sorted(members.items()))
 
@@ -121,92 +121,42 @@ def json_text(members: Mapping[str, Any]) -> str:
 # ---- files --------------------------------------------------------------------------------------
 
 
+def convert(model: str, to: str | None = None) -> str:
+    """A preset as a config.json, or a config.json as a preset; raises ConfigError where it contradicts itself."""
+    source = load(model)
+    return converted(source, direction(source, to))
+
+
+def direction(source: Source, to: str | None = None) -> str:
+    """`json` or `yaml`: the other one, which `to` may say; raises SelectionError where it is that already."""
+    given = "json" if source_path(source).suffix == ".json" else "yaml"
+    wanted = to or ("json" if given == "yaml" else "yaml")
+    if wanted == given or wanted not in ("json", "yaml"):
+        raise SelectionError(f"{source.path} is {given}; to takes the other of json and yaml")
+    return wanted
+
+
 def converted(source: Source, to: str) -> str:
-    """The file of a source as `json` or as `yaml`; raises ConfigError where it contradicts itself."""
-    path = _path(source)
+    """The text of a source as `json` or as `yaml`."""
+    path = source_path(source)
     data = read_mapping(path).plain()
     if to == "json":
         members = config_members(data)
-        _compare(source.config, BertConfig.from_dict(members), path)
+        compare(source.config, BertConfig.from_dict(members), path)
         return json_text(members)
     text = yaml_text(preset_data(data))
-    _compare(source.config, preset_of(read_yaml(text, path), path).config, path)
+    compare(source.config, preset_of(read_yaml(text, path), path).config, path)
     return text
 
 
-def updated(source: Source, existing: Path) -> str:
-    """The text of the preset `existing` with the values of a config.json; comments and form stay.
-
-    What only a preset says stays too, unless the config.json carries it. Raises MissingExtraError without ruamel.yaml.
-    """
-    try:
-        from ruamel.yaml import YAML
-        from ruamel.yaml.util import load_yaml_guess_indent
-    except ImportError:
-        raise MissingExtraError(f"keeping the comments of {existing}", "convert",
-                                otherwise="; or name a file that does not exist") from None  # fmt: skip
-    read_preset(existing)
-    text, data = read_text(existing), preset_data(read_mapping(_path(source)).plain())
-    editor = YAML()
-    editor.preserve_quotes, editor.width = True, 10**6  # type: ignore[assignment]
-    document, indent, offset = load_yaml_guess_indent(text, yaml=editor)
-    kept = {key: document[key] for key in _PRESET_ONLY if key in document and key not in data}
-    _merge(document, data | kept)
-    editor.indent(sequence=indent if offset else None, offset=offset)
-    editor.line_break = "\r\n" if "\r\n" in text else "\n"  # type: ignore[assignment]
-    out = StringIO()
-    editor.dump(document, out)
-    _compare(source.config, preset_of(read_yaml(out.getvalue(), existing), existing).config, existing)
-    return out.getvalue()
-
-
-def _merge(document: Any, data: Mapping[str, Any]) -> None:
-    """Make the document say what `data` says, touching only what differs."""
-    for key in [key for key in document if str(key) not in data]:
-        keys = list(document)
-        comment = _taken_below(document, key)
-        del document[key]
-        if key != keys[0]:
-            _put_below(document, keys[keys.index(key) - 1], comment)
-    last = next(reversed(document), None)
-    comment = _taken_below(document, last) if set(data) - set(document) else ""
-    for key, value in data.items():
-        old = document.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            _merge(old, value)
-        elif key not in document or old != value or isinstance(old, bool) != isinstance(value, bool):
-            document[key] = value
-    flat = [key for key, value in document.items() if not isinstance(value, (Mapping, list))]
-    _put_below(document, flat[-1] if flat else last, comment)
-
-
-def _taken_below(document: Any, key: Any) -> str:
-    """The comment on the lines below a key, which ruamel.yaml keeps with that key; taken off it."""
-    slots = document.ca.items.get(key) or [None] * 4
-    beside, _, below = slots[2].value.partition("\n") if slots[2] is not None else ("", "", "")
-    if below:
-        slots[2].value = f"{beside}\n"
-    return below
-
-
-def _put_below(document: Any, key: Any, comment: str) -> None:
-    """Put a comment on the lines below a key."""
-    from ruamel.yaml.error import CommentMark
-    from ruamel.yaml.tokens import CommentToken
-
-    if comment:
-        slots = document.ca.items.setdefault(key, [None] * 4)
-        beside = slots[2].value.rstrip("\n") if slots[2] is not None else ""
-        slots[2] = CommentToken(f"{beside}\n{comment}", CommentMark(len(beside) and 1), None)
-
-
-def _path(source: Source) -> Path:
+def source_path(source: Source) -> Path:
+    """The file of a source; raises SourceError where it has none that can be converted."""
     if source.path is None or source.path.suffix not in (".json", ".yaml", ".yml"):
         raise SourceError(f"{source.name} is no file to convert; give a preset (.yaml) or a config.json")
     return source.path
 
 
-def _compare(one: BertConfig, other: BertConfig, path: Path) -> None:
+def compare(one: BertConfig, other: BertConfig, path: Path) -> None:
     """Both files must mean the same; the class's name stands in `architecture` of a preset."""
     one, other = (replace(config, architectures=None) for config in (one, other))
     for name in RULES:

@@ -15,8 +15,8 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     got, the difference, and what each child of the module has. Raises TypeError for a number that is no integer.
     """
     __tracebackhide__ = True
-    for number in (expected, trainable):
-        if not (number is None and number is trainable) and (not isinstance(number, int) or isinstance(number, bool)):
+    for number in (expected, 0 if trainable is None else trainable):
+        if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"a number of parameters is an integer; got {number!r}")
     from bertscope.analyses.count import count
 

@@ -50,15 +50,13 @@ def convert(
     What only a preset says stands in the config.json under "bertscope"; members of a config.json that shape
     no BERT stand in the preset under 'extra'.
     """  # fmt: skip
+    from bertscope.conversion import converted, direction
+    from bertscope.conversion_update import updated
+
     source = load(model)
-    given = _SUFFIXES.get(source.path.suffix if source.path else "")
-    wanted = to or ("json" if given == "yaml" else "yaml")
-    if wanted == given:
-        raise SelectionError(f"{source.path} is {wanted} already; --to takes the other of json and yaml")
+    wanted = direction(source, to)
     if output is not None and _SUFFIXES.get(output.suffix, wanted) != wanted:
         raise SelectionError(f"{output} has the ending of the other format; what is written is {wanted}")
-    from bertscope.conversion import converted, updated
-
     if output is not None and wanted == "yaml" and output.is_file():
         write(updated(source, output), output)
         note(f"{output} was there: its values are those of {source.path} now; comments and 'expected' stay")

@@ -11,6 +11,7 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.errors import SelectionError
+from bertscope.flops_reports import FlopsReport
 from bertscope.render.console import Target, stdout_target
 from bertscope.sources import load
 
@@ -72,10 +73,18 @@ def flops(
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         write(renderer.convention(report, convention), output)
-    elif operators and fmt in ("table", "csv"):
-        write(renderer.operators(report, target) if fmt == "table" else renderer.operator_csv(report.operators), output)
+    elif operators and fmt != "json":
+        write(_operators(report, fmt, target), output)
     else:
         show(report, renderer, fmt, output)
+
+
+def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
+    from bertscope.render import flops as renderer
+
+    if fmt == "table":
+        return renderer.operators(report, target)
+    return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
