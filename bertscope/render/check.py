@@ -84,6 +84,12 @@ _COLUMNS = (
 )
 
 
+def _columns(report: CheckReport) -> list[Column]:
+    """Without differences no column of them."""
+    some = any(finding.difference for finding in report.findings)
+    return [column for column in _COLUMNS if some or column.title != "difference"]
+
+
 def _value(value: int | str | None) -> str:
     if value is None:
         return ""
@@ -92,13 +98,13 @@ def _value(value: int | str | None) -> str:
 
 def table(report: CheckReport, target: Target) -> str:
     """For the terminal: every finding."""
-    body = table_text(_COLUMNS, report.findings, target, lambda finding: finding.status != "passed")
+    body = table_text(_columns(report), report.findings, target, lambda finding: finding.status != "passed")
     return body + _summary(report)
 
 
 def markdown(report: CheckReport) -> str:
     """For a pull request."""
-    return f"{markdown_text(_COLUMNS, report.findings)}\n{_summary(report)}"
+    return f"{markdown_text(_columns(report), report.findings)}\n{_summary(report)}"
 
 
 _FIELDS = ("status", "model", "key", "expected", "got", "difference", "tolerance", "path", "line", "message")
