@@ -71,10 +71,16 @@ class _Dumper(yaml.SafeDumper):
 
 for _name, _pattern in SCALARS:
     _Dumper.add_implicit_resolver(TAG + _name, re.compile(f"(?:{_pattern.pattern})$"), None)
+_Dumper.add_representer(str, lambda dumper, value: dumper.represent_scalar(f"{TAG}str", value, _quotes(value)))
 _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar(f"{TAG}float", _float_text(value)))
 _Dumper.add_representer(
     list, lambda dumper, value: dumper.represent_sequence(f"{TAG}seq", value, flow_style=_is_flat(value))
 )
+
+
+def _quotes(text: str) -> str | None:
+    """Double quotes, in which it is escaped, for what a reader might fold or drop; else as PyYAML likes."""
+    return None if text.isprintable() else '"'
 
 
 def _float_text(value: float) -> str:

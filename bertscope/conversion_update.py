@@ -25,18 +25,18 @@ def updated(source: Source, existing: Path) -> str:
         raise MissingExtraError(f"keeping the comments of {existing}", "convert",
                                 otherwise="; or name a file that does not exist") from None  # fmt: skip
     read_preset(existing)
-    text, data = read_text(existing), preset_data(read_mapping(source_path(source)).plain())
+    whole, data = read_text(existing), preset_data(read_mapping(source_path(source)).plain())
     editor = YAML()
     editor.preserve_quotes, editor.width = True, 10**6  # type: ignore[assignment]
-    document, indent, offset = load_yaml_guess_indent(text, yaml=editor)
+    document, indent, offset = load_yaml_guess_indent(whole.replace("\r\n", "\n"), yaml=editor)
     kept = {key: document[key] for key in PRESET_ONLY if key in document and key not in data}
     _merge(document, data | kept)
     editor.indent(sequence=indent if offset else None, offset=offset)
-    editor.line_break = "\r\n" if "\r\n" in text else "\n"  # type: ignore[assignment]
     out = StringIO()
     editor.dump(document, out)
-    compare(source.config, preset_of(read_yaml(out.getvalue(), existing), existing).config, existing)
-    return out.getvalue()
+    text = out.getvalue().replace("\n", "\r\n" if "\r\n" in whole else "\n")
+    compare(source.config, preset_of(read_yaml(text, existing), existing).config, existing)
+    return text
 
 
 def _merge(document: Any, data: Mapping[str, Any]) -> None:
@@ -48,8 +48,10 @@ def _merge(document: Any, data: Mapping[str, Any]) -> None:
         if key != keys[0]:
             _put_below(document, keys[keys.index(key) - 1], comment)
     last = next(reversed(document), None)
-    comment = _taken_below(document, last) if set(data) - set(document) else ""
-    for key, value in data.items():
+    comment = _taken_below(document, last) if set(data) - set(map(str, document)) else ""
+    own = {str(key): key for key in document}  # a key such as 0 is a number here, and a text in JSON
+    for name, value in data.items():
+        key = own.get(name, name)
         old = document.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             _merge(old, value)

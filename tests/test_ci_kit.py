@@ -1,4 +1,4 @@
-"""The CI kit for real: a nested pytest, pre-commit in a repository, the action's own steps; as the README shows them."""
+"""The CI kit for real, as the README shows it: a nested pytest, pre-commit in a repository, the action's own steps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_one_expectation_can_be_named_and_the_plugin_left_out(plugin, tmp_path):
 
 def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "import sys\n\ndef test_it():\n    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
+        "import sys\n\ndef test_it():\n"
+        "    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
     )
     done = run(*plugin, "-q", "-p", "bertscope.pytest_plugin", cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout

@@ -143,6 +143,9 @@ def test_class_attention_and_pooler_are_as_the_file_says():
 
 
 RUN = "batch: 1, seq: 8, mode: training"
+MEMORY = TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     "
+FLOPS = TINY_MLM + "  flops:\n    x: "
+FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\n      peak_bytes: 1\n"
 
 
 @pytest.mark.parametrize(
@@ -161,20 +164,20 @@ RUN = "batch: 1, seq: 8, mode: training"
         (TINY_MLM + "  ties:\n    a: 5\n", 5, "the address that it is tied to"),
         (TINY_MLM + "  distinct_params: many\n", 4, "integer of at least 0"),
         (TINY_MLM + "  flops: 5\n", 4, "expected.flops must hold"),
-        (TINY_MLM + "  flops:\n    x: {batch: 1, seq: 8, matmul_flops: 1}\n", 5, "'mode' is missing"),
-        (TINY_MLM + f"  flops:\n    x: {{{RUN}}}\n", 5, "'matmul_flops' is missing"),
-        (TINY_MLM + f"  flops:\n    x:\n      {{{RUN},\n      device: cuda, matmul_flops: 1}}\n", 7, "unknown key 'device'"),
-        (TINY_MLM + "  flops:\n    x: {batch: 1, seq: 8, mode: forward, matmul_flops: 1}\n", 5, "inference or training"),
-        (TINY_MLM + "  memory:\n    x:\n      batch: many\n      seq: 8\n      mode: training\n      peak_bytes: 1\n", 6,
+        (FLOPS + "{batch: 1, seq: 8, matmul_flops: 1}\n", 5, "'mode' is missing"),
+        (FLOPS + f"{{{RUN}}}\n", 5, "'matmul_flops' is missing"),
+        (FLOPS + f"\n      {{{RUN},\n      device: cuda, matmul_flops: 1}}\n", 7, "unknown key 'device'"),
+        (FLOPS + "{batch: 1, seq: 8, mode: forward, matmul_flops: 1}\n", 5, "inference or training"),
+        (TINY_MLM + FORM.format("many", 8), 6,
          "batch must be an integer"),
-        (TINY_MLM + "  memory:\n    x:\n      batch: 1\n      seq: 0\n      mode: training\n      peak_bytes: 1\n", 7,
+        (TINY_MLM + FORM.format("1", 0), 7,
          "seq must be at least 1"),
-        (TINY_MLM + "  memory:\n    x:\n      batch: true\n      seq: 8\n      mode: training\n      peak_bytes: 1\n", 6,
+        (TINY_MLM + FORM.format("true", 8), 6,
          "batch must be an integer"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     optimizer: adamx}}\n", 6, "optimizer must be one of none"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     checkpointing: some}}\n", 6, "unknown checkpointing"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     freeze: all}}\n", 6, "freeze must be a list of patterns"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     tolerance: 200 %}}\n", 6, "a share from 0 to below 1"),
+        (MEMORY + "optimizer: adamx}\n", 6, "optimizer must be one of none"),
+        (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
+        (MEMORY + "freeze: all}\n", 6, "freeze must be a list of patterns"),
+        (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: -1}}\n", 5, "integer of at least 0"),
     ],
@@ -184,10 +187,10 @@ def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monke
     (tmp_path / "mine.bertscope.yaml").write_text(text)
     result = cli("check", "mine.bertscope.yaml", "--format", "github")
     assert result.code == 2
-    assert result.err.startswith(f"error: mine.bertscope.yaml:{line}: ") or "absent.yaml" in result.err, result.err
+    assert result.err.startswith(f"error: mine.bertscope.yaml:{line}: "), result.err
     assert result.err.count("\n") == 1
     assert words in result.err
-    assert f"file=mine.bertscope.yaml,line={line}::" in result.out or "absent.yaml" in result.out
+    assert f"file=mine.bertscope.yaml,line={line}::" in result.out
     with pytest.raises(BertscopeError):
         read_expectation_file(tmp_path / "mine.bertscope.yaml")
 
