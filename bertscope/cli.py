@@ -32,7 +32,7 @@ from bertscope.render.console import choose_color
 
 app = typer.Typer(
     name="bertscope",
-    help="Everything about a BERT before you run it: parameters, FLOPs, tree, diagrams, and expected counts checked.",
+    help="Everything about a BERT before you run it: parameters, FLOPs, tree, diagrams, and what you expect.",
     epilog="Run 'bertscope COMMAND --help' for examples of each command. "
     "Exit codes: 0 fine, 1 the answer is no, 2 the question was wrong.",
     no_args_is_help=True,
@@ -44,15 +44,21 @@ app = typer.Typer(
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
-app.command(epilog=explain.EPILOG)(explain.explain)
-app.command(epilog=diagram.EPILOG)(diagram.diagram)
-app.command(epilog=diff.EPILOG)(diff.diff)
+app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
+    explain.explain
+)
+app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")(
+    diagram.diagram
+)
+app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(epilog=check.EPILOG)(check.check)
-app.command(epilog=convert.EPILOG)(convert.convert)
-app.command(epilog=schema.EPILOG)(schema.schema)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=check.EPILOG, short_help="Verify what files expect of their models.")(check.check)
+app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
+    convert.convert
+)
+app.command(epilog=schema.EPILOG, short_help="Print the JSON Schema of what --format json writes.")(schema.schema)
+app.command(epilog=doctor.EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")(doctor.doctor)
 
 
 def _show_version(value: bool) -> None:

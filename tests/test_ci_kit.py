@@ -84,8 +84,7 @@ def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_pa
         "import sys\n\ndef test_it():\n"
         "    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
     )
-    done = run(*plugin, "-q", "-p", "bertscope.pytest_plugin", cwd=tmp_path)
-    assert "1 passed" in done.stdout, done.stdout
+    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
 
 
 def test_a_file_is_collected_without_torch(plugin, tmp_path):
@@ -260,6 +259,15 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations hold, 0 do not\n")
+
+
+def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(installed, tmp_path):
+    project(tmp_path, wrong=DIFFERS)
+    pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    done = run(*pytest_here, cwd=tmp_path, **installed)
+    assert (done.returncode, f"\n{LINE}\n" in done.stdout) == (1, True), done.stdout + done.stderr
+    done = run(*pytest_here, "-p", "no:bertscope", cwd=tmp_path, **installed)
+    assert "no tests ran" in done.stdout
 
 
 def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypatch):

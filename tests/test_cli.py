@@ -38,6 +38,12 @@ def test_every_command_has_help_with_examples(cli, command):
     assert f"bertscope {command}" in result.out.partition("examples:")[2]
 
 
+def test_the_list_of_commands_says_each_in_a_whole_sentence(cli):
+    lines = cli("--help").out.partition("Commands:")[2].partition("\n\n")[0].strip().splitlines()
+    assert len(lines) >= len(COMMANDS)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def examples() -> list[str]:
     from bertscope.cli import app
 
