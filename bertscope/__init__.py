@@ -24,6 +24,9 @@ _HOMES = {
     "explain": "bertscope.analyses.explain",
     "estimate": "bertscope.analyses.estimate",
     "profile": "bertscope.analyses.measure",
+    "convert": "bertscope.conversion",
+    "schema": "bertscope.schemas",
+    "doctor": "bertscope.analyses.doctor",
     **dict.fromkeys(
         (
             "BertModel",

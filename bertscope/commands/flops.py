@@ -11,6 +11,7 @@ from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.commands.running import numbers
 from bertscope.errors import SelectionError
+from bertscope.flops_reports import FlopsReport
 from bertscope.render.console import Target, stdout_target
 from bertscope.sources import load
 
@@ -35,9 +36,7 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: Annotated[
-        str, typer.Option(metavar="STRATEGY", help="With training: none, full, every-2, layers:0-5, selective.")
-    ] = "none",
+    checkpointing: options.Checkpointing = "none",
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
@@ -74,7 +73,15 @@ def flops(
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         write(renderer.convention(report, convention), output)
-    elif operators and fmt in ("table", "csv"):
-        write(renderer.operators(report, target) if fmt == "table" else renderer.operator_csv(report.operators), output)
+    elif operators and fmt != "json":
+        write(_operators(report, fmt, target), output)
     else:
         show(report, renderer, fmt, output)
+
+
+def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
+    from bertscope.render import flops as renderer
+
+    if fmt == "table":
+        return renderer.operators(report, target)
+    return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)

@@ -10,6 +10,9 @@ import typer
 from bertscope.config import ARCHITECTURES
 from bertscope.presets import preset_paths
 from bertscope.sources import DEFAULT_MODEL
+from bertscope.spec import STRATEGIES
+
+EXAMPLE_STRATEGIES = ("none", "full", "every-2", "layers:0-5", "selective")
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -20,6 +23,11 @@ def complete_model(incomplete: str) -> list[str]:
 def complete_architecture(incomplete: str) -> list[str]:
     """Class names that begin with what is typed."""
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
+
+
+def complete_checkpointing(incomplete: str) -> list[str]:
+    """Strategies that begin with what is typed; the numbers in two of them are examples."""
+    return [name for name in EXAMPLE_STRATEGIES if name.startswith(incomplete)]
 
 
 # The shell completes file names by itself where no preset fits.
@@ -55,6 +63,14 @@ Freeze = Annotated[
     ),
 ]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
+Checkpointing = Annotated[
+    str,
+    typer.Option(
+        metavar="STRATEGY",
+        help=f"With training, which layers are recomputed: {STRATEGIES}.",
+        autocompletion=complete_checkpointing,
+    ),
+]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
@@ -68,6 +84,7 @@ __all__ = [
     "Architecture",
     "Attention",
     "Batch",
+    "Checkpointing",
     "Format",
     "Freeze",
     "Model",
