@@ -19,7 +19,9 @@ MAX_LAYERS = 1000  # as for a BERT: every layer costs real modules, even on the 
 MAX_LABELS = 100_000
 MAX_TEXT = 10_000
 # Fields that say how many modules there are, over all families.
-_MODULES = re.compile(r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers")
+_MODULES = re.compile(
+    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+)
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 

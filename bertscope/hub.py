@@ -77,4 +77,8 @@ def _weights_of(name: str) -> list[str]:
 
     files = set(list_repo_files(name))
     safe = files & {"model.safetensors", "model.safetensors.index.json"}
-    return ["model*.safetensors", "model.safetensors.index.json"] if safe else ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+    return (
+        ["model*.safetensors", "model.safetensors.index.json"]
+        if safe
+        else ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+    )

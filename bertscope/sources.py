@@ -79,7 +79,9 @@ def _overridden(
     if add_pooling_layer is not None:
         raise ConfigError(f"only a BertModel comes with and without a pooler; {found.name} is {found.family}")
     if found.origin == "factory" and (architecture or attention):
-        raise ConfigError(f"{found.name} decides its class and attention by itself; leave --architecture and --attention")
+        raise ConfigError(
+            f"{found.name} decides its class and attention by itself; leave --architecture and --attention"
+        )
     return replace(found, architecture=architecture or found.architecture, attention=attention)
 
 
@@ -121,7 +123,9 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
             hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
         else:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
-    return SourceError(f"no {where} named {name[:100]!r}; {_near(name, presets)} ('bertscope presets' lists them; {hint})")
+    return SourceError(
+        f"no {where} named {name[:100]!r}; {_near(name, presets)} ('bertscope presets' lists them; {hint})"
+    )
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:

@@ -40,7 +40,9 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """A regular file, open for reading, and its size; raises SourceError for a folder, a pipe, a loop of links."""
     with readable(path):
         if path.is_dir():
-            raise SourceError(f"{path} is a folder without weights; name one with model.safetensors or pytorch_model.bin")
+            raise SourceError(
+                f"{path} is a folder without weights; name one with model.safetensors or pytorch_model.bin"
+            )
         if path.exists() and not path.is_file():
             raise SourceError(f"{path} is not a regular file; name a checkpoint")
         with path.open("rb") as file:

@@ -50,7 +50,9 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> StoredFile:
     return StoredFile(
         format="safetensors",
         tensors=tuple(item.tensor for item in placed),
-        parts=tuple(FilePart(file=path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"),
+        parts=tuple(
+            FilePart(file=path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
+        ),
         metadata=metadata,
         problems=(f"{path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
         if gap
@@ -64,7 +66,9 @@ def _header(path: Path, file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]
         raise broken(path, f"the file ends after {len(start)} bytes, before the header's length")
     length = int.from_bytes(start, "little")
     if length > size - 8:
-        raise broken(path, f"the header says it has {length:,} bytes and the file has {size:,}: truncated or no safetensors")
+        raise broken(
+            path, f"the header says it has {length:,} bytes and the file has {size:,}: truncated or no safetensors"
+        )
     if length > MAX_HEADER_BYTES:
         raise broken(path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
     header = strict_json(path, file.read(length), "the header")
@@ -95,7 +99,9 @@ def _placed(path: Path, name: str, entry: Any, data_bytes: int) -> _Placed:
         raise broken(path, f"tensor {shown!r} lies at bytes {begin:,} to {end:,} of {data_bytes:,}: truncated or wrong")
     params, (torch_name, bits) = math.prod(shape), DTYPES[dtype]
     if params * bits != (end - begin) * 8:
-        raise broken(path, f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}")
+        raise broken(
+            path, f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}"
+        )
     tensor = StoredTensor(
         name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=path.name
     )

@@ -40,7 +40,9 @@ def read_zip(path: Path, file: BinaryIO, size: int) -> StoredFile:
     for storage in _storages(tensors).values():
         found = entries.get(f"{folder}data/{storage.key}")
         if found is None or found.file_size != storage.bytes or found.compress_size != storage.bytes:
-            raise broken(path, f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should")
+            raise broken(
+                path, f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
+            )
     tensor_bytes = sum(storage.bytes for storage in _storages(tensors).values())
     records = sum(info.compress_size for info in entries.values())
     if records > size:
@@ -58,7 +60,11 @@ def read_legacy(path: Path, file: BinaryIO, size: int) -> StoredFile:
         _described(path, start)
     tensors = list(_tensors(path, _state(path, start)))
     storages, keys = _storages(tensors), _described(path, start)
-    if not isinstance(keys, list) or len(keys) != len(storages) or {key for key in keys if isinstance(key, str)} != set(storages):
+    if (
+        not isinstance(keys, list)
+        or len(keys) != len(storages)
+        or {key for key in keys if isinstance(key, str)} != set(storages)
+    ):
         raise broken(path, "the keys of its storages are not those of its tensors")
     pickles = place = start.tell()
     for key in keys:
@@ -69,7 +75,12 @@ def read_legacy(path: Path, file: BinaryIO, size: int) -> StoredFile:
     if place > size:
         raise broken(path, f"the file has {size:,} bytes and its tensors need {place:,}: truncated")
     tensor_bytes = sum(storage.bytes for storage in storages.values())
-    parts = (("pickles", pickles), ("storage lengths", 8 * len(keys)), ("tensors", tensor_bytes), ("after the end", size - place))
+    parts = (
+        ("pickles", pickles),
+        ("storage lengths", 8 * len(keys)),
+        ("tensors", tensor_bytes),
+        ("after the end", size - place),
+    )
     return _stored(path, tensors, parts)
 
 

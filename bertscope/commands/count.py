@@ -52,6 +52,7 @@ def count(
     shapes: options.Shapes = False,
     batch: options.Batch = 1,
     seq: options.Seq = 128,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -61,11 +62,11 @@ def count(
     under both conventions: distinct (every tensor once) and over layers (at every layer that uses them).
     """
     expected = None if expect is None else _expected(expect)
-    source, built = build_model(model, architecture, attention, pooler, freeze)
+    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
     from bertscope.analyses.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    found = traced_shapes(built, shapes, batch, seq)
+    found = traced_shapes(source, built, shapes, batch, seq)
     report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     show(report, renderer, fmt, output)
     if expected is not None:

@@ -27,8 +27,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, "
-        "or a folder with one.",
+        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
+        "checkpoint with one, a model in the Hugging Face cache, or module:attribute in your own code.",
         autocompletion=complete_model,
     ),
 ]
@@ -55,6 +55,7 @@ Freeze = Annotated[
     ),
 ]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
@@ -68,6 +69,7 @@ __all__ = [
     "Architecture",
     "Attention",
     "Batch",
+    "Download",
     "Format",
     "Freeze",
     "Model",

@@ -20,11 +20,12 @@ def print_model(
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
+    download: options.Download = False,
     output: options.Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
-    _, built = build_model(model, architecture, attention, pooler)
+    _, built = build_model(model, architecture, attention, pooler, download=download)
     write(f"{built}\n", output)
