@@ -116,4 +116,5 @@ class VerifyReport:
     model_tensors: int
     model_distinct_params: int
     rows: tuple[VerifyRow, ...]
+    fitting: tuple[str, ...] = ()  # other classes that the checkpoint fits, where names are wrong
     obtained: str = "the file's header against the model on meta; no value was read"

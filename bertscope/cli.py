@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertscope import __version__
-from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
+from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree, verify
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=verify.EPILOG)(verify.verify)
 
 
 def _show_version(value: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from bertscope.analyses.count import count
 from bertscope.analyses.flops_foreign import forward_flops
 from bertscope.analyses.foreign import build_any
+from bertscope.analyses.numbered import runs
 from bertscope.config import RULES
 from bertscope.foreign import ForeignSource
 from bertscope.reports import CountReport, DiffReport, DiffRow, FieldChange, Shape
@@ -17,7 +17,6 @@ from bertscope.sources import AnyModel
 
 # Recorded by the file, of no effect on the model.
 _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffReport:
@@ -84,41 +83,23 @@ def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
 
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
-    runs: dict[tuple[str, Shape, Shape], list[tuple[int, int, int]]] = {}
+    changed = []
     for path in sorted({*a, *b}, key=_in_order):
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
-            number = _NUMBER.search(path)
-            pattern = _NUMBER.sub("*", path, count=1)
-            place = int(number[0]) if number else 0
-            runs.setdefault((pattern, shape_a, shape_b), []).append((place, params_a, params_b))
-    for (pattern, shape_a, shape_b), members in runs.items():
-        for run in _consecutive(members):
-            yield DiffRow(
-                path=pattern.replace("*", _span(run[0][0], run[-1][0]), 1),
-                status="added" if shape_a is None else "removed" if shape_b is None else "changed",
-                copies=len(run),
-                shape_a=shape_a,
-                shape_b=shape_b,
-                params_a=sum(member[1] for member in run),
-                params_b=sum(member[2] for member in run),
-            )
+            changed.append((path, (shape_a, shape_b), (params_a, params_b)))
+    for path, (shape_a, shape_b), params in runs(changed):
+        yield DiffRow(
+            path=path,
+            status="added" if shape_a is None else "removed" if shape_b is None else "changed",
+            copies=len(params),
+            shape_a=shape_a,
+            shape_b=shape_b,
+            params_a=sum(count[0] for count in params),
+            params_b=sum(count[1] for count in params),
+        )
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
     """Numbers by their size, and the same order from either side."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]
-
-
-def _consecutive(members: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    run: list[tuple[int, int, int]] = []
-    for member in sorted(members):
-        if run and member[0] != run[-1][0] + 1:
-            yield run
-            run = []
-        run.append(member)
-    yield run
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"

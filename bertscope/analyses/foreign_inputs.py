@@ -46,11 +46,11 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check_sizes(module: nn.Module, batch: int, seq: int) -> None:
-    most = min(_positions(module), MAX_SIZE)
-    if not 1 <= batch < MAX_SIZE or not 1 <= seq <= most:
-        raise SelectionError(
-            f"batch must be at least 1, and seq from 1 to the {most:,} positions of this model; got {batch} and {seq}"
-        )
+    most = min(_positions(module), MAX_SIZE - 1)
+    if not 1 <= batch < MAX_SIZE:
+        raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
+    if not 1 <= seq <= most:
+        raise SelectionError(f"seq must be at least 1 and at most the model's {most:,} positions; got {seq}")
 
 
 def _positions(module: nn.Module) -> int:

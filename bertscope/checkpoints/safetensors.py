@@ -1,7 +1,7 @@
 """The header of a safetensors file: 8 bytes of length, then JSON. No tensor is read, and torch is not needed.
 
-Stricter than the format's text where that protects the reader; as strict as the official reader (safetensors
-0.8) in everything that says which bytes are whose. A header of more than 16 MiB is refused (the official limit of 100 MB
+Stricter than the format's text where that protects the reader; as strict as the official reader (safetensors 0.8)
+in what says which bytes are whose. A header of more than 16 MiB is refused (the official limit of 100 MB
 lets a file of that size take gigabytes); gaps are told as a problem instead of refused.
 """
 
