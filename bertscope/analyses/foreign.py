@@ -129,9 +129,11 @@ def _from_factory(address: str) -> nn.Module:
         found: Any = importlib.import_module(place)
         for name in attribute.split("."):
             found = getattr(found, name)
-        module = found if isinstance(found, nn.Module) else found()
+        module = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(module, nn.Module):
-        raise SourceError(f"{address} gives a {type(module).__name__}; a torch.nn.Module is needed")
+        raise SourceError(
+            f"{address} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"
+        )
     return module
 
 
@@ -151,4 +153,6 @@ def _place(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
+    file = trace.tb_frame.f_code.co_filename if trace else __file__
+    is_theirs = file != __file__ and not file.startswith("<")
+    return f" ({Path(file).name}:{trace.tb_lineno})" if trace and is_theirs else ""

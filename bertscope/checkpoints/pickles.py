@@ -11,7 +11,7 @@ import math
 import pickletools
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NoReturn
+from typing import Any
 
 MAX_INSTRUCTIONS = 1 << 20  # a tensor takes about 40
 _MARK = object()
@@ -257,7 +257,7 @@ def _called(function: Global, arguments: tuple[Any, ...]) -> Any:
         if isinstance(arguments[0], Tensor):
             return arguments[0]
         raise BadPickle("a parameter that is no tensor")
-    _refuse(function)
+    raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
 
 
 def _table(pairs: Any = ()) -> Table:
@@ -265,10 +265,6 @@ def _table(pairs: Any = ()) -> Table:
     if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
         raise BadPickle("a table with keys that are no names")
     return Table(pairs)
-
-
-def _refuse(function: Global) -> NoReturn:
-    raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
 
 
 def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
