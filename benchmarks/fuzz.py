@@ -11,6 +11,7 @@ for one, more than 1 GiB of memory for all of them together.
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import json
 import os
@@ -142,11 +143,8 @@ def _with_value(good: bytes, kind: str, source: random.Random) -> bytes:
                 break
             place = inner
         if source.random() < 0.2 and isinstance(place, dict):
-            place[source.choice(("", "x", "__metadata__", "num_labels", "id2label", "auto_map", "pruned_heads"))] = (
-                source.choice(VALUES)
-            )
-        else:
-            place[key] = source.choice(VALUES)
+            key = source.choice(("", "x", "__metadata__", "num_labels", "id2label", "auto_map", "pruned_heads"))
+        place[key] = copy.deepcopy(source.choice(VALUES))  # a copy: the next round may damage it in its turn
     raw = json.dumps(data).encode()
     return struct.pack("<Q", len(raw)) + raw + rest if is_safe else raw
 

@@ -73,9 +73,9 @@ def download(name: str, *, weights: bool = False) -> Path:
 
 def _weights_of(name: str) -> list[str]:
     """Patterns for one set of weights: safetensors where the model has them, else torch's."""
-    from huggingface_hub import list_repo_files
+    from huggingface_hub import model_info
 
-    files = set(list_repo_files(name))
+    files = {item.rfilename for item in model_info(name).siblings or ()}
     safe = files & {"model.safetensors", "model.safetensors.index.json"}
     return (
         ["model*.safetensors", "model.safetensors.index.json"]

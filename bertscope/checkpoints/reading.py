@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints import INDEX, SUFFIXES, weights_in
@@ -62,15 +62,16 @@ def _read_file(path: Path) -> StoredFile:
             return read_zip(path, file, size)
         if start.startswith(LEGACY):
             return read_legacy(path, file, size)
-        _refuse_foreign(path, start, file)
+        if start[8:9] != b"{":
+            _refuse_foreign(path, start)
         return read_safetensors(path, file, size)
 
 
-def _refuse_foreign(path: Path, start: bytes, file: BinaryIO) -> None:
+def _refuse_foreign(path: Path, start: bytes) -> None:
     for magic, what in _FOREIGN.items():
         if start.startswith(magic):
             raise broken(path, f"{what}; a checkpoint is .safetensors or what torch.save writes")
-    if path.suffix != ".safetensors" and start[8:9] != b"{":
+    if path.suffix != ".safetensors":
         raise broken(path, "neither safetensors nor what torch.save writes" + ("" if start else ": the file is empty"))
 
 

@@ -42,7 +42,8 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> StoredFile:
     header_bytes, header = _header(path, file, size)
     metadata = _metadata(path, header.pop("__metadata__", {}))
     data_bytes = size - 8 - header_bytes
-    placed = sorted(_placed(path, name, entry, data_bytes) for name, entry in header.items())
+    placed = [_placed(path, name, entry, data_bytes) for name, entry in header.items()]
+    placed.sort(key=lambda item: (item.begin, item.end))
     _refuse_overlaps(path, placed)
     tensor_bytes = sum(item.end - item.begin for item in placed)
     gap = data_bytes - tensor_bytes

@@ -43,10 +43,10 @@ def build_model(
 ) -> tuple[AnyModel, nn.Module]:
     """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
     source = found_model(model, architecture, attention, pooler, download)
-    if changes:
-        if isinstance(source, ForeignSource):
-            raise SelectionError(f"{source.name} is {source.family}; {', '.join(changes)} can be set for a BERT alone")
-        source = replace(source, config=replace(source.config, **changes))  # type: ignore[arg-type]
+    if not isinstance(source, ForeignSource):
+        source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
+    elif settings := [name for name in changes or () if name != "attn_implementation"]:
+        raise SelectionError(f"{source.name} is {source.family}; {', '.join(settings)} can be set for a BERT alone")
     from bertscope.analyses.count import freeze  # torch is imported from here on
     from bertscope.analyses.foreign import build_any
 

@@ -108,7 +108,8 @@ def diagram(
     )
     changes: dict[str, object] = {"is_decoder": True, "add_cross_attention": True} if cross_attention else {}
     changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
-    source, built = build_model(model, architecture, attention, pooler, changes=changes, download=download)
+    changes["attn_implementation"] = attention
+    source, built = build_model(model, architecture, None, pooler, changes=changes, download=download)
     if isinstance(source, ForeignSource) and kind != "tree":
         raise SelectionError(
             f"{source.name} is {source.family}; --kind {kind} draws BERTs alone, --kind tree any model"
