@@ -2,10 +2,10 @@
 
     python benchmarks/fuzz.py --runs 10000
 
-Good files of every kind are damaged at random (bytes, values, structure, lengths), and `bertscope count`, `tree` and
-`verify` are asked about each, in this process. What counts as a failure: an exception that leaves the command line,
-another exit code than 0 (the damage did no harm), 1 (verify says no) or 2, more than one line on stderr with 2, more than 5 s
-for one, more than 1 GiB of memory for all of them together.
+Good files of every kind are damaged at random (bytes, values, structure, lengths), and `bertscope count` or
+`verify` is asked about each, in this process. What counts as a failure: an exception that leaves the command line,
+another exit code than 0 (the damage did no harm), 1 (verify says no) or 2, more than one line on stderr with 2,
+more than 5 s of the processor for one (30 s of the clock), more than 1 GiB of memory for all of them together.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS, MEMORY_BYTES = 5, 1 << 30
-SIZE = dict(vocab_size=60, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
-            max_position_embeddings=16)  # fmt: skip
+SIZE = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 20, "max_position_embeddings": 16}  # fmt: skip
 FAMILIES = {
-    "roberta": SIZE, "electra": SIZE | {"embedding_size": 8}, "albert": SIZE | {"embedding_size": 8, "num_hidden_groups": 1},
-    "distilbert": {"vocab_size": 60, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "max_position_embeddings": 16},
+    "roberta": SIZE, "electra": SIZE | {"embedding_size": 8},
+    "albert": SIZE | {"embedding_size": 8, "num_hidden_groups": 1},
+    "distilbert": {"vocab_size": 60, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20,
+                   "max_position_embeddings": 16},
     "gpt2": {"vocab_size": 60, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 16},
     "t5": {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 3},
 }  # fmt: skip
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 3, 4, 24, 999, 70_000, 2**20, 2**24, 2**31, 2**63, 2**64, 10**30, -(2**63), 0.5, 1e308, -1e-320, float("nan"), float("inf"),
-    "", "x", "12", "é" * 50, "../../etc/passwd", [], [0], [-1], [1e9], [[[]]], {}, {"a": {}}, [None] * 50, "F32", "eager",
+    None, True, False, 0, 1, -1, 3, 4, 24, 999, 70_000, 2**20, 2**24, 2**31, 2**63, 2**64, 10**30,
+    -(2**63), 0.5, 1e308, -1e-320, float("nan"), float("inf"),
+    "", "x", "12", "é" * 50, "../../etc/passwd", [],
+    [0], [-1], [1e9], [[[]]], {}, {"a": {}}, [None] * 50, "F32", "eager",
 )  # fmt: skip
 
 
@@ -150,17 +154,17 @@ def _with_value(good: bytes, kind: str, source: random.Random) -> bytes:
 
 
 def ask(arguments: list[str]) -> tuple[int, str, float]:
-    """Exit code, stderr and seconds of one command in this process."""
+    """Exit code, stderr and seconds of the processor of one command in this process."""
     from bertscope import cli
 
-    out, err, began = io.StringIO(), io.StringIO(), time.perf_counter()
+    out, err, began = io.StringIO(), io.StringIO(), time.process_time()
     sys.argv = ["bertscope", *arguments]
     with redirect_stdout(out), redirect_stderr(err):
         try:
             code = cli._run()
         except SystemExit as stop:
             code = int(stop.code or 0)
-    return code, err.getvalue(), time.perf_counter() - began
+    return code, err.getvalue(), time.process_time() - began
 
 
 def _too_long(*_: object) -> None:
@@ -187,16 +191,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=20261121)
     options = parser.parse_args()
-    signal.signal(signal.SIGALRM, _too_long)
+    for stop in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(stop, _too_long)
     codes: Counter[tuple[str, int]] = Counter()
     failures, slowest = 0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         for kind, path, command in cases(options.runs, options.seed, Path(folder)):
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.alarm(6 * SECONDS)
             try:
                 code, err, seconds = ask([*command, str(path)])
             except BaseException:
                 code, err, seconds = -1, traceback.format_exc(), 0.0
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             codes[kind, code] += 1
             slowest = max(slowest, seconds)

@@ -1,4 +1,4 @@
-"""The reports on checkpoints: what a file stores, and whether it is the model. As in `reports`, plain data in base units."""
+"""The reports on checkpoints: what a file stores, and whether it is the model; plain data in base units."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bertscope.errors import ConfigError, MissingExtraError
 from bertscope.reading import Mapping
 
 MAX_SIZE = 2**31
-MAX_LAYERS = 1000  # as for a BERT: every layer costs real modules, even on the meta device
+MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
 MAX_LABELS = 100_000
 MAX_TEXT = 10_000
 # Fields that say how many modules there are, over all families.

@@ -13,8 +13,8 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports"}
-TEXT = BASE | {"config", "spec", "reading", "presets", "sources"}
+BASE = {"errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "checkpoint_reports"}
+TEXT = BASE | {"config", "spec", "reading", "presets", "sources", "foreign", "hub", "checkpoints"}
 
 # Room -> the rooms of bertscope and the outside packages that it may import at module level.
 MAY = {
@@ -24,7 +24,11 @@ MAY = {
     "flops_reports": ({"reports"}, set()),
     "explain_reports": ({"reports"}, set()),
     "diagram_reports": ({"reports"}, set()),
+    "checkpoint_reports": ({"reports"}, set()),
     "reading": (BASE, {"yaml"}),
+    "checkpoints": (BASE | {"reading", "checkpoints"}, set()),
+    "hub": (BASE | {"checkpoints"}, set()),
+    "foreign": (BASE | {"reading"}, set()),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
     "presets": (TEXT, {"yaml"}),

@@ -15,7 +15,7 @@ import pytest
 import bertscope
 from tests.conftest import ROOT, _Terminal, needs_graphviz
 
-COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check")
+COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "verify")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
 
@@ -37,14 +37,24 @@ def test_every_command_has_help_with_examples(cli, command):
 
 
 def examples() -> list[str]:
-    from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
+    from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree, verify
 
     lines = [
         line.strip()
-        for module in (count, tree, flops, explain, diff, diagram, print_model, presets, check)
+        for module in (count, tree, flops, explain, diff, diagram, print_model, presets, check, verify)
         for line in module.EPILOG.splitlines()
     ]
     return [line for line in lines if line.startswith("bertscope ")]
+
+
+def own_checkpoint(folder) -> None:
+    """A folder as `save_pretrained` leaves it: bert-tiny's configuration and weights."""
+    from safetensors.torch import save_model
+
+    source = bertscope.load("bert-tiny")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(source.config.to_dict()))
+    save_model(bertscope.BertModel(source.config), folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("example", examples())
@@ -57,6 +67,7 @@ def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
         mine = mine.partition("expected:")[0]
     (tmp_path / "my-bert.yaml").write_text(mine)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    own_checkpoint(tmp_path / "my-bert")
     monkeypatch.chdir(tmp_path)
     result = cli(*example.replace("'", "").split()[1:])
     assert result.code == 0, result.err

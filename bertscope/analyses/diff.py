@@ -22,7 +22,8 @@ _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "a
 def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffReport:
     """What tells model `a` from model `b`: settings, parameters, totals, and forward FLOPs at one size.
 
-    Paths are compared without `bert.` (or another family's prefix) in front, so that a body and the same body under a head agree.
+    Paths are compared without `bert.` in front (or what another family has there), so that a body and the same body
+    under a head agree.
     """
     one, other = _side(a), _side(b)
     flops = [forward_flops(source, batch, seq) for source in (a, b)]
