@@ -61,6 +61,8 @@ def main() -> None:
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
+    if "--download" not in sys.argv:  # whatever a library would like to fetch
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     _leave(_run())

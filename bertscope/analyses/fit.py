@@ -134,6 +134,7 @@ class Fitter:
         line = growth(tapes[0], tapes[1])
         room = self.budget_bytes - self.overhead_bytes
 
+
         def really(batch: int) -> bool:
             """Whether the step of that batch fits, by its own tape."""
             return self.peak_bytes(replace(spec, batch=batch)) <= self.budget_bytes
@@ -151,9 +152,7 @@ class Fitter:
             precision=spec.precision,
             batch=batch,
             peak_bytes=tape.peak_bytes + self.overhead_bytes,
-            next_bytes=self.peak_bytes(replace(spec, batch=batch + 1))
-            if batch
-            else tape.peak_bytes + self.overhead_bytes,
+            next_bytes=self.peak_bytes(replace(spec, batch=batch + 1)) if batch else tape.peak_bytes + self.overhead_bytes,
             fits=batch > 0,
             is_tight=spec.device == "cuda" and batch > 0 and bool(replayed(tape, limit).missing_bytes),
             step_flops=flops,

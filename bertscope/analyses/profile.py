@@ -177,9 +177,7 @@ def _failure(job: Job, told: _Told) -> str:
     """What happened, what had been reached, and what to try."""
     kind, text = told.problem or ("died", "ended")
     limit = f" (limit {bytes_text(job.memory_limit_bytes)})" if job.memory_limit_bytes else ""
-    happened = (
-        f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
-    )
+    happened = f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
     expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
     remedy = "a smaller --batch or --seq"
     if job.spec.checkpointing == "none" and job.spec.mode != "inference":
