@@ -30,6 +30,7 @@ from bertscope.commands import (
     report,
     schema,
     tree,
+    verify,
 )  # fmt: skip
 from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
@@ -69,6 +70,7 @@ app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parame
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
 app.command(epilog=check.EPILOG, short_help="Verify what files expect of their models.")(check.check)
+app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
 app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
     convert.convert
 )
@@ -104,6 +106,8 @@ def main() -> None:
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
+    if "--download" not in sys.argv:  # whatever a library would like to fetch
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     _leave(_run())

@@ -36,6 +36,7 @@ class Source:
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
+    stored_dtype: str | None = None  # of the published weights, where a config.json says it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
 
     def expected_params(self, key: str) -> int | None:

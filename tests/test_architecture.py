@@ -15,9 +15,20 @@ PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
     "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports",
-    "fit_reports", "page_reports", "cards", "tool_reports",
+    "fit_reports", "page_reports", "cards", "tool_reports", "checkpoint_reports",
 }  # fmt: skip
-TEXT = BASE | {"config", "spec", "reading", "expectations", "presets", "sources", "expectation_files"}
+TEXT = BASE | {
+    "config",
+    "spec",
+    "reading",
+    "expectations",
+    "presets",
+    "sources",
+    "expectation_files",
+    "foreign",
+    "hub",
+    "checkpoints",
+}
 
 # Room -> the rooms of bertscope and the outside packages that it may import at module level.
 MAY = {
@@ -31,7 +42,11 @@ MAY = {
     "fit_reports": ({"reports"}, set()),
     "cards": ({"errors", "fit_reports"}, set()),
     "page_reports": (BASE, set()),
+    "checkpoint_reports": ({"reports"}, set()),
     "reading": (BASE, {"yaml"}),
+    "checkpoints": (BASE | {"reading", "checkpoints"}, set()),
+    "hub": (BASE | {"checkpoints"}, set()),
+    "foreign": (BASE | {"reading"}, set()),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
     "expectations": (BASE | {"reading", "spec"}, set()),

@@ -17,6 +17,7 @@ from tests.conftest import ROOT, _Terminal, needs_graphviz
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
+    "verify", "estimate", "profile", "fit", "report",
 )  # fmt: skip
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
@@ -65,6 +66,16 @@ def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_doe
             assert option.help.endswith((".", ")", "self")), f"{name}: {option.name}: {option.help}"
 
 
+def own_checkpoint(folder) -> None:
+    """A folder as `save_pretrained` leaves it: bert-tiny's configuration and weights."""
+    from safetensors.torch import save_model
+
+    source = bertscope.load("bert-tiny")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(source.config.to_dict()))
+    save_model(bertscope.BertModel(source.config), folder / "model.safetensors")
+
+
 @pytest.mark.parametrize("example", examples())
 def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
     if ".svg" in example:
@@ -77,6 +88,7 @@ def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     expected = "model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n"
     (tmp_path / "models.bertscope.yaml").write_text(expected)
+    own_checkpoint(tmp_path / "my-bert")
     monkeypatch.chdir(tmp_path)
     result = cli(*example.replace("'", "").split()[1:])
     assert result.code == 0, result.err

@@ -16,7 +16,11 @@ README = (ROOT / "README.md").read_text()
 
 def commands() -> list[str]:
     found = re.findall(r"`(bertscope [a-z][^`]*)`", README)
-    return [command for command in dict.fromkeys(found) if not re.search(r"[A-Z]{3}|my-bert|models.bertscope", command)]
+    return [
+        command
+        for command in dict.fromkeys(found)
+        if not re.search(r"[A-Z]{3}|my-bert|models.bertscope|my_package|model\.safetensors|pytorch_model", command)
+    ]
 
 
 def test_there_are_commands_in_the_readme():

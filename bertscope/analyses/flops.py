@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertscope._torch import nn, torch
 from bertscope.analyses.example import example_inputs, loss_of
+from bertscope.analyses.foreign_inputs import arguments
 from bertscope.analyses.structure import Node, fold, read
 from bertscope.analyses.totals import subject
 from bertscope.analyses.trace import Trace, trace
@@ -44,7 +45,7 @@ def flops(
 
 
 def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(inputs)
     meta_args, meta_kwargs = _on_meta((args, kwargs))
     state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     try:
@@ -63,12 +64,6 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
         loss, what = loss_of(output)
         losses.append(what)
         loss.backward()
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
 def _on_meta(tree: Any) -> Any:

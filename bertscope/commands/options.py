@@ -35,8 +35,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, "
-        "or a folder with one.",
+        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
+        "checkpoint with one, a model in the Hugging Face cache, or module:attribute in your own code.",
         autocompletion=complete_model,
     ),
 ]
@@ -71,6 +71,7 @@ Checkpointing = Annotated[
         autocompletion=complete_checkpointing,
     ),
 ]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
@@ -85,6 +86,7 @@ __all__ = [
     "Attention",
     "Batch",
     "Checkpointing",
+    "Download",
     "Format",
     "Freeze",
     "Model",

@@ -29,13 +29,14 @@ def print_model(
     fmt: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
     ] = "text",
+    download: options.Download = False,
     output: options.Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
-    source, built = build_model(model, architecture, attention, pooler)
+    source, built = build_model(model, architecture, attention, pooler, download=download)
     from bertscope.analyses.totals import subject
 
     show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

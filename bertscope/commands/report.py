@@ -36,6 +36,7 @@ def report(
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With the fit table or without.")] = True,
     architecture: options.Architecture = None,
     attention: options.Attention = None,
+    download: options.Download = False,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
     ] = "html",
@@ -49,7 +50,7 @@ def report(
         if output is None:
             raise SelectionError("the page goes into a file; name it with -o report.html")
         _check_plotly()
-    sources = [load(name, architecture=architecture, attention=attention) for name in (model, compare) if name]
+    sources = [load(name, architecture=architecture, attention=attention, download=download) for name in (model, compare) if name]
     from bertscope.analyses.report import PageRun, page_report
 
     size = running.size("--budget", budget) if fit else None
