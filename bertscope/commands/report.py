@@ -50,7 +50,11 @@ def report(
         if output is None:
             raise SelectionError("the page goes into a file; name it with -o report.html")
         _check_plotly()
-    sources = [load(name, architecture=architecture, attention=attention, download=download) for name in (model, compare) if name]
+    sources = [
+        load(name, architecture=architecture, attention=attention, download=download)
+        for name in (model, compare)
+        if name
+    ]
     from bertscope.analyses.report import PageRun, page_report
 
     size = running.size("--budget", budget) if fit else None
