@@ -137,8 +137,8 @@ class _Model:
                 status, note = ("tied", f"it is {other}") if other else ("missing", "")
                 yield VerifyRow(
                     status=status, name=name, stored_name=None, copies=1, shape=tuple(expected.shape),
-                    stored_shape=None, dtype=str(expected.dtype).removeprefix("torch."), stored_dtype=None, params=expected.numel(),
-                    is_wrong=other is None, note=note,
+                    stored_shape=None, dtype=str(expected.dtype).removeprefix("torch."), stored_dtype=None,
+                    params=expected.numel(), is_wrong=other is None, note=note,
                 )  # fmt: skip
 
     def _stored_ties(self) -> Iterator[VerifyRow]:

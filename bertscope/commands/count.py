@@ -69,9 +69,9 @@ def count(
     """
     expected = None if expect is None else _expected(expect)
     if (weights := _weights(model, stored, download)) is not None:
-        report = _stored_report(weights, by, fmt, output)
+        counted = _stored_report(weights, by, fmt, output).stored
         if expected is not None:
-            _judge(expected, report.stored.distinct_params, report.stored.stored_params, "under all names")
+            _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
         return
     source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
     from bertscope.analyses.count import count as analyse

@@ -120,7 +120,8 @@ def diagram(
 
     given = Given(batch=batch, seq=seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
-        built, kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
+        built,  # type: ignore[arg-type]  # any module for the kind tree, and one of ours for the others
+        kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
         implementation=implementation,
     )  # fmt: skip
     show(report, renderer, fmt or _format_of(output), output)
