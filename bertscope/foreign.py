@@ -35,6 +35,7 @@ class ForeignSource:
     model_type: str = ""
     attention: str | None = None
     path: Path | None = None  # of the config.json
+    line: int = 1  # of its model_type
     config: dict[str, Any] = field(default_factory=dict)  # as its file says, for transformers
     address: str = ""  # `package.module:attribute`, for a factory
     stored_dtype: str | None = None
@@ -76,6 +77,7 @@ def from_config(entries: Mapping, path: Path, name: str) -> ForeignSource:
         architecture=_architecture(config.get("architectures")),
         model_type=model_type,
         path=path,
+        line=entries["model_type"].line,
         config=config,
         stored_dtype=dtype if isinstance(dtype, str) else None,
     )

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.stored import stored_report
-from bertscope.checkpoints.pickles import BadPickle, described
+from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.checkpoints.rebuilt import BadPickle
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.errors import BertscopeError, SourceError
 

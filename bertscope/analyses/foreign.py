@@ -125,7 +125,7 @@ def _from_factory(address: str) -> nn.Module:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does
-    with told(address, SystemExit), contextlib.redirect_stdout(sys.stderr):
+    with told(address), contextlib.redirect_stdout(sys.stderr):
         found: Any = importlib.import_module(place)
         for name in attribute.split("."):
             found = getattr(found, name)
@@ -138,14 +138,13 @@ def _from_factory(address: str) -> nn.Module:
 
 
 @contextmanager
-def told(what: str, *more: type[BaseException]) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Turns whatever goes wrong in the code of others into a SourceError that says where."""
-    more_errors: tuple[type[BaseException], ...] = (Exception, *more)
     try:
         yield
     except BertscopeError:
         raise
-    except more_errors as error:
+    except (Exception, SystemExit) as error:  # a factory may even leave
         line = next(iter(str(error).strip().splitlines()), "")
         raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line}") from None
 

@@ -138,8 +138,7 @@ class _Model:
                 yield VerifyRow(
                     status=status, name=name, stored_name=None, copies=1, shape=tuple(expected.shape),
                     stored_shape=None, dtype=str(expected.dtype).removeprefix("torch."), stored_dtype=None,
-                    params=expected.numel(),
-                    is_wrong=other is None, note=note,
+                    params=expected.numel(), is_wrong=other is None, note=note,
                 )  # fmt: skip
 
     def _stored_ties(self) -> Iterator[VerifyRow]:

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints.files import StoredFile, broken
-from bertscope.checkpoints.pickles import ITEM_BYTES, BadPickle, Storage, Table, Tensor, described
+from bertscope.checkpoints.pickles import described
+from bertscope.checkpoints.rebuilt import ITEM_BYTES, BadPickle, Storage, Table, Tensor
 from bertscope.errors import SourceError
 
 MAX_PICKLE_BYTES = 8 << 20

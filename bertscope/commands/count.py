@@ -69,16 +69,16 @@ def count(
     """
     expected = None if expect is None else _expected(expect)
     if (weights := _weights(model, stored, download)) is not None:
-        found = _stored_report(weights, by, fmt, output)
+        counted = _stored_report(weights, by, fmt, output).stored
         if expected is not None:
-            _judge(expected, found.stored.distinct_params, found.stored.stored_params, "under all names")
+            _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
         return
     source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
     from bertscope.analyses.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    traced = traced_shapes(source, built, shapes, batch, seq)
-    report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=traced)
+    found = traced_shapes(source, built, shapes, batch, seq)
+    report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     show(report, renderer, fmt, output)
     if expected is not None:
         _judge(expected, report.totals.distinct_params, report.totals.layer_params)
