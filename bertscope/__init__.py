@@ -25,6 +25,8 @@ _HOMES = {
     "convert": "bertscope.conversion",
     "schema": "bertscope.schemas",
     "doctor": "bertscope.analyses.doctor",
+    "estimate": "bertscope.analyses.estimate",
+    "profile": "bertscope.analyses.measure",
     **dict.fromkeys(
         (
             "BertModel",

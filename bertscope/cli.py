@@ -20,13 +20,18 @@ from bertscope.commands import (
     diagram,
     diff,
     doctor,
+    estimate,
     explain,
+    fit,
     flops,
     presets,
     print_model,
+    profile,
+    report,
     schema,
     tree,
-)  # fmt: skip
+)
+from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 from bertscope.render.console import choose_color
 
@@ -44,6 +49,10 @@ app = typer.Typer(
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG)(flops.flops)
+app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate)
+app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
+app.command(epilog=fit.EPILOG)(fit.fit)
+app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
     explain.explain
 )

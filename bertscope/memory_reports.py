@@ -98,9 +98,9 @@ class Timing:
     warmup_seconds: float
     step_seconds: tuple[float, ...]
     median_seconds: float
-    tokens_per_second: float
-    flops: int  # matrix products of the step, a multiply-add as 2
-    flops_per_second: float
+    tokens_per_second: float | None = None
+    flops: int | None = None  # matrix products of the step, a multiply-add as 2
+    flops_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,23 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutlookPoint:
+    """The estimated peaks of the first variant and of this one at another batch."""
+
+    batch: int
+    first_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Where a variant that buys nothing here begins to: the least such batch, and peaks beyond it."""
+
+    pays_from_batch: int
+    points: tuple[OutlookPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One way to run the step: estimated, measured, or both."""
 
@@ -122,6 +139,7 @@ class Variant:
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
+    outlook: Outlook | None = None  # beside the first variant, where this one's peak is no lower
     failure: str = ""  # why there is no measurement
 
     @property

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
     "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports",
-    "fit_reports", "cards", "tool_reports",
+    "fit_reports", "page_reports", "tool_reports", "cards",
 }  # fmt: skip
 TEXT = BASE | {"config", "spec", "reading", "expectations", "presets", "sources", "expectation_files"}
 
@@ -30,6 +30,7 @@ MAY = {
     "memory_reports": ({"reports"}, set()),
     "fit_reports": ({"reports"}, set()),
     "cards": ({"errors", "fit_reports"}, set()),
+    "page_reports": (BASE, set()),
     "reading": (BASE, {"yaml"}),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),

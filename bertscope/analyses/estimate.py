@@ -6,7 +6,7 @@ two shallow models run and stand for the deep one, if the rule that lengthens th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,11 +23,13 @@ from bertscope.analyses.tape import Tape
 from bertscope.analyses.totals import subject
 from bertscope.analyses.unroll import same_course, unrolled
 from bertscope.errors import SelectionError
-from bertscope.memory_reports import DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.memory_reports import DeviceTerms, Memory, MemoryReport, Outlook, Variant
 from bertscope.presets import Source
 from bertscope.spec import Checkpointing, RunSpec
 
 RUN_UNITS = 3
+# What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
+MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
 def estimate_memory(source: Source, spec: RunSpec) -> Memory:
@@ -112,6 +114,31 @@ def estimated_variant(source: Source, spec: RunSpec) -> Variant:
     return Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=estimate_memory(source, spec))
 
 
+def estimate_report(
+    source: Source, specs: Sequence[RunSpec], progress: Callable[[str], None] = lambda text: None
+) -> MemoryReport:
+    """The estimates of one model's step in several ways."""
+    variants: list[Variant] = []
+    for spec in specs:
+        progress(f"estimating {spec.checkpointing}")
+        variant = estimated_variant(source, spec)
+        if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
+            variant = replace(variant, outlook=outlook(source, specs[0], spec))
+        variants.append(variant)
+    return memory_report(bert_model(source, specs[0], "meta"), specs[0], tuple(variants), name=source.name)
+
+
+def _peak_bytes(variant: Variant) -> int:
+    return variant.memory.peak.peak_bytes if variant.memory else 0
+
+
+def outlook(source: Source, plain: RunSpec, other: RunSpec) -> Outlook | None:
+    """How the peaks of two ways compare at other batches."""
+    from bertscope.analyses.fit import outlook_of  # which asks this room for tapes
+
+    return outlook_of(Tapes(source), plain, other)
+
+
 def estimate(
     module: nn.Module, inputs: Any, *, loss: Loss | None = None, name: str | None = None, **run: Any
 ) -> MemoryReport:
@@ -119,14 +146,32 @@ def estimate(
 
     `inputs` is a tensor, a tuple, or a dictionary of keywords, real or on meta. `loss(module, inputs)` tells
     what the step goes back from; without it the output's loss, or the sum of its first tensor. `run` are
-    the fields of RunSpec: mode, dtype of autocast, optimizer, device ... Raises SelectionError where
-    the module cannot be copied, or what it does depends on values.
+    fields of RunSpec: mode, autocast, optimizer, implementation, device, sdpa_kernel; with `padding` above 0
+    a module that asks whether anything is masked is told that it is. Raises SelectionError for other fields,
+    where the module cannot be copied, or where what it does depends on values.
     """
-    spec = RunSpec(**run)
-    tape = module_tape(module, inputs, spec, loss)
-    found = memory(tape, "estimated", device_terms(tape, spec))
+    spec = module_run(run)
+    found = module_memory(module, inputs, spec, loss)
     variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found)
-    return memory_report(module, spec, (variant,), name=name)
+    return module_report(module, spec, variant, name=name)
+
+
+def module_run(run: Mapping[str, Any]) -> RunSpec:
+    """The RunSpec for a module that is given as it is; raises SelectionError for what the module itself settles."""
+    for name in run:
+        if name not in MODULE_FIELDS:
+            raise SelectionError(
+                f"{name} is the module's own affair, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
+            )
+    return RunSpec(**run)
+
+
+def module_report(
+    module: nn.Module, spec: RunSpec, variant: Variant, *, name: str | None = None, machine: str = ""
+) -> MemoryReport:
+    """One variant of a module that is given as it is: of the run only what concerns it."""
+    report = memory_report(module, spec, (variant,), name=name, machine=machine)
+    return replace(report, run={name: value for name, value in report.run.items() if name in MODULE_FIELDS})
 
 
 def memory_report(
@@ -139,6 +184,12 @@ def memory_report(
         machine=machine or f"{spec.device} semantics, on fake tensors",
         variants=variants,
     )
+
+
+def module_memory(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Memory:
+    """The memory of a step of any module."""
+    tape = module_tape(module, inputs, spec, loss)
+    return memory(tape, "estimated", device_terms(tape, spec))
 
 
 def module_tape(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Tape:

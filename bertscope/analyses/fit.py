@@ -7,20 +7,25 @@ search is arithmetic, and its answer is checked: the peaks at that batch and at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 
 from bertscope.analyses.allocator import replayed
 from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES
 from bertscope.analyses.estimate import Tapes
 from bertscope.analyses.flops_model import FlopsRun
+from bertscope.analyses.step import bert_model
 from bertscope.analyses.tape import Event, Tape
-from bertscope.fit_reports import FitRow
+from bertscope.analyses.totals import subject
+from bertscope.fit_reports import Card, FitReport, FitRow
+from bertscope.memory_reports import Outlook, OutlookPoint
 from bertscope.presets import Source
 from bertscope.spec import RunSpec
 
 LARGEST_BATCH = 2**20
 _SAMPLES = (2, 3)
+_OUTLOOK = (8, 32)
+_VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
 
 
@@ -81,6 +86,28 @@ def _line(one: int, other: int, batches: tuple[int, int]) -> tuple[int, int]:
     return one - slope * batches[0], slope
 
 
+def outlook_of(tapes: Tapes, plain: RunSpec, other: RunSpec) -> Outlook | None:
+    """The least batch at which `other` has the lower peak, and both peaks at larger ones; None if no line is found."""
+    lines = [_line_of(tapes, spec) for spec in (plain, other)]
+    first, second = lines
+    if first is None or second is None:
+        return None
+    behind = _last(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
+    if behind >= LARGEST_BATCH // 2:
+        return None
+    batches = [batch for batch in _OUTLOOK if batch > max(plain.batch, behind)]
+    points = tuple(
+        OutlookPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        for batch in batches
+    )
+    return Outlook(pays_from_batch=behind + 1, points=points)
+
+
+def _line_of(tapes: Tapes, spec: RunSpec) -> Growth | None:
+    one, two = (tapes.tape(replace(spec, batch=batch))[0] for batch in _SAMPLES)
+    return growth(one, two)
+
+
 @dataclass
 class Fitter:
     """Answers for one model and budget."""
@@ -130,8 +157,7 @@ class Fitter:
 
     def _search(self, spec: RunSpec) -> int:
         """The largest batch that fits; 0 for none. Arithmetic first, then really taken."""
-        tapes = [self._tape(replace(spec, batch=batch)) for batch in _SAMPLES]
-        line = growth(tapes[0], tapes[1])
+        line = _line_of(self.tapes, spec)
         room = self.budget_bytes - self.overhead_bytes
 
         def really(batch: int) -> bool:
@@ -189,3 +215,35 @@ def _settled(guess: int, holds: Callable[[int], bool]) -> int:
     while guess < LARGEST_BATCH and holds(guess + 1):
         guess += 1
     return guess
+
+
+def fit_report(
+    source: Source,
+    ways: Sequence[RunSpec],
+    seqs: Sequence[int],
+    budget: int | Card,
+    *,
+    batch: int | None = None,
+    context_bytes: int | None = None,
+    progress: Progress = lambda text: None,
+) -> FitReport:
+    """What fits in a budget of bytes, or on a card: the largest batches, or with `batch` the ways that hold it.
+
+    Raises SelectionError for a length that the model does not have.
+    """
+    known = budget if isinstance(budget, Card) else None
+    budget_bytes = budget.memory_bytes if isinstance(budget, Card) else budget
+    overhead = overhead_bytes(ways[0], context_bytes)
+    fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
+    rows = fitter.at_batch(batch, seqs, ways) if batch else list(fitter.largest(seqs, ways))
+    run = {name: value for name, value in asdict(ways[0]).items() if name not in _VARIED}
+    about = subject(bert_model(source, replace(ways[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    return FitReport(
+        subject=replace(about, obtained="estimated"),
+        run=run,
+        budget_bytes=budget_bytes,
+        overhead_bytes=overhead,
+        card=known,
+        asked_batch=batch,
+        rows=tuple(rows),
+    )

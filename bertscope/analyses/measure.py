@@ -5,6 +5,8 @@ Sizes, order and addresses are the allocator's; only what a block is, is read fr
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +14,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bertscope._torch import nn, torch
-from bertscope.analyses.step import BACKWARD, FORWARD, Step
+from bertscope.analyses.memory import memory
+from bertscope.analyses.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
+from bertscope.memory_reports import MemoryReport, Timing, Variant
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
@@ -36,6 +40,67 @@ def measured(step: Step, told: Callable[[str], None] = lambda phase: None, devic
         reader.read(event, _Place())
     reader.writer.state.extend(state)
     return reader.tape()
+
+
+def profile(
+    module: nn.Module, inputs: Any, *, loss: Loss | None = None, steps: int = 3, name: str | None = None, **run: Any
+) -> MemoryReport:
+    """Run steps of any module here and now, and measure memory and time beside the estimate.
+
+    `inputs`, `loss` and `run` as in `estimate`; module and inputs must lie on the device of `run`. The
+    optimizer has a learning rate of 0, and gradients and mode of the module are put back, but what a forward
+    pass changes by itself (running statistics, the random state) stays changed. Raises SelectionError for a
+    wrong question.
+    """
+    from bertscope.analyses.estimate import module_memory, module_report, module_run, named_inputs
+
+    spec = module_run(run)
+    given, how = named_inputs(inputs, loss)
+    estimated = module_memory(module, inputs, spec, loss)
+    with _put_back(module):
+        step = make_step(module.train(spec.mode != "inference"), given, spec, spec.device, how)
+        step.make_optimizer_state()
+        started = time.perf_counter()
+        tape = measured(step, device=spec.device)
+        warmup = time.perf_counter() - started
+        seconds = tuple(_seconds(step) for _ in range(steps))
+    timing = Timing(
+        warmup_seconds=warmup,
+        step_seconds=seconds,
+        median_seconds=statistics.median(seconds) if seconds else 0.0,
+    )
+    variant = Variant(
+        checkpointing=spec.checkpointing,
+        reentrant=spec.reentrant,
+        estimated=estimated,
+        measured=memory(tape, "measured"),
+        timing=timing,
+    )
+    machine = f"this process, {torch.get_num_threads()} threads"
+    return module_report(module, spec, variant, name=name, machine=machine)
+
+
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    """Modes and gradients as they were, whatever happens in between."""
+    modes = {part: part.training for part in module.modules()}
+    gradients = [(param, param.grad) for param in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for param, gradient in gradients:
+            param.grad = gradient
+
+
+def _seconds(step: Step) -> float:
+    started = time.perf_counter()
+    step.run()
+    if step.kind == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
@@ -113,6 +178,7 @@ class _Reader:
     writer: Writer = field(default_factory=Writer)
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     stretches: int = 0
+    after: str = FORWARD  # the phase that has ended last: what goes between two phases is of the first
 
     def read(self, event: Any, place: _Place) -> None:
         """One event, and all that happens inside it."""
@@ -125,6 +191,7 @@ class _Reader:
             self.read(child, place)
         if name.startswith(_PHASE):
             self._end(place.phase)
+            self.after = place.phase
 
     def _inside(self, name: str, event: Any, place: _Place) -> _Place:
         if name.startswith(_PHASE):
@@ -145,11 +212,12 @@ class _Reader:
     def _memory(self, block: Any, place: _Place) -> None:
         if block.device.type != self.device:
             return
+        phase = place.phase or self.after
         if block.alloc_size > 0:
-            made = Allocation(block.alloc_size, place.phase, place.path, place.operator, place.recompute)
-            self.writer.born(block.ptr, made, place.path, place.operator, place.phase)
+            made = Allocation(block.alloc_size, phase, place.path, place.operator, place.recompute)
+            self.writer.born(block.ptr, made, place.path, place.operator, phase)
         else:
-            self.writer.gone(block.ptr, place.path, place.operator, place.phase, place.recompute)
+            self.writer.gone(block.ptr, place.path, place.operator, phase, place.recompute)
 
     def _end(self, phase: str) -> None:
         if phase == FORWARD:

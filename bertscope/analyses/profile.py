@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
+from bertscope import __version__
 from bertscope.analyses.worker import Job
 from bertscope.errors import SelectionError
-from bertscope.memory_reports import Memory, Timing, Variant
+from bertscope.memory_reports import Memory, MemoryReport, Outlook, Timing, Variant
+from bertscope.reports import Subject
 from bertscope.units import bytes_text
 
 Progress = Callable[[str], None]
 _POLL_SECONDS = 0.2
+INTERRUPTED = ("interrupted", "was interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +37,39 @@ class Profiled:
     snapshots: tuple[bytes | None, ...]
 
 
+def profile_report(
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: Progress = lambda text: None
+) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
+    """The measurements of one model's step in several ways, and their snapshots."""
+    found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
+    first = jobs[0]
+    run = {name: value for name, value in asdict(first.spec).items() if name not in ("checkpointing", "reentrant")}
+    config = first.source.config
+    about = Subject(
+        name=first.source.name,
+        architecture=first.source.architecture,
+        dtype=first.spec.dtype,
+        attention=config.attn_implementation,
+        config=config.to_dict(),
+        ignored_fields=config.ignored,
+        torch_version=version("torch"),  # this process does without torch
+        bertscope_version=__version__,
+        obtained="measured",
+    )
+    return MemoryReport(subject=about, run=run, machine=found.machine, variants=found.variants), found.snapshots
+
+
 @dataclass
 class _Told:
     """What a child has said so far."""
 
     stage: str = "starting"
+    taken: int = 0  # by torch and Python, of the memory limit
     estimated: Memory | None = None
+    found: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     snapshot: bytes | None = None
+    outlook: Outlook | None = None
     problem: tuple[str, str] | None = None
     closed: bool = False
     stderr: list[bytes] = field(default_factory=list)
@@ -51,13 +80,17 @@ def profile_variants(
 ) -> Profiled:
     """Every job in a child of its own, one after the other.
 
-    A child that cannot finish leaves a variant with its `failure`. Raises SelectionError for a question
-    that the child refuses, KeyboardInterrupt after it has stopped the child.
+    A child that cannot finish leaves a variant with its `failure`; after an interruption no further one is
+    started. Raises SelectionError for a question that the child refuses.
     """
-    heard = [_ask(job, timeout_seconds, progress) for job in jobs]
+    heard: list[_Told] = []
+    for job in jobs:
+        heard.append(_ask(job, timeout_seconds, progress))
+        if heard[-1].problem == INTERRUPTED:
+            break
     return Profiled(
-        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=True)),
-        machine=next((told.result["machine"] for told in heard if told.result), ""),
+        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=False)),
+        machine=next((told.found["machine"] for told in heard if told.found), ""),
         snapshots=tuple(told.snapshot for told in heard),
     )
 
@@ -77,6 +110,8 @@ def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
             pickle.dump(job, child.stdin)  # type: ignore[arg-type]
             child.stdin.close()  # type: ignore[union-attr]
         _listen(child, told, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
+    except KeyboardInterrupt:
+        told.problem = INTERRUPTED
     finally:
         _stop(child)
     if told.result is None and told.problem is None:
@@ -108,7 +143,7 @@ def _listen(
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "estimated", "result", "snapshot"):
+    if kind in ("stage", "taken", "estimated", "found", "result", "snapshot", "outlook"):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
@@ -153,17 +188,22 @@ def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
 
 def _variant(job: Job, told: _Told) -> Variant:
     spec = job.spec
-    variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=told.estimated)
-    if told.result is None:
+    variant = Variant(
+        checkpointing=spec.checkpointing,
+        reentrant=spec.reentrant,
+        estimated=told.estimated,
+        outlook=told.outlook,
+    )
+    if told.found is not None:
+        variant = replace(variant, measured=told.found["measured"], process=told.found["process"])
+    if told.found is None or told.result is None:
         return replace(variant, failure=_failure(job, told))
-    timing = told.result["timing"]
+    timing = told.result
     median = timing["median"]
     return replace(
         variant,
-        measured=told.result["measured"],
-        process=told.result["process"],
         timing=Timing(
-            warmup_seconds=told.result["warmup"],
+            warmup_seconds=told.found["warmup"],
             step_seconds=timing["seconds"],
             median_seconds=median,
             tokens_per_second=spec.batch * spec.seq / median if median else 0.0,
@@ -173,14 +213,20 @@ def _variant(job: Job, told: _Told) -> Variant:
     )
 
 
+def _taken(told: _Told) -> str:
+    return f", of which torch and Python take {bytes_text(told.taken)}" if told.taken else ""
+
+
 def _failure(job: Job, told: _Told) -> str:
     """What happened, what had been reached, and what to try."""
     kind, text = told.problem or ("died", "ended")
-    limit = f" (limit {bytes_text(job.memory_limit_bytes)})" if job.memory_limit_bytes else ""
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{_taken(told)})" if job.memory_limit_bytes else ""
     happened = (
         f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
     )
     expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
+    if kind == "interrupted":
+        return f"the child {happened} while {told.stage}{expected}; run it again to measure"
     remedy = "a smaller --batch or --seq"
     if job.spec.checkpointing == "none" and job.spec.mode != "inference":
         remedy += ", --checkpointing"
@@ -189,8 +235,3 @@ def _failure(job: Job, told: _Told) -> str:
     elif job.memory_limit_bytes:
         remedy += ", or a higher --memory-limit"
     return f"the child {happened} while {told.stage}{expected}; try {remedy}"
-
-
-def run_fields(spec: Any) -> dict[str, Any]:
-    """The run in the report's words, without what differs from variant to variant."""
-    return {name: value for name, value in asdict(spec).items() if name not in ("checkpointing", "reentrant")}

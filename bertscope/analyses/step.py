@@ -46,7 +46,11 @@ class Step:
     loss: Loss = call_with_keywords
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Forward and, by the mode, backward and the optimizer's step. The output is dropped before backward."""
+        """Forward and, by the mode, backward and the optimizer's step. The output is dropped before backward.
+
+        Gradients that an earlier step has left are freed first, as every step of a steady course begins without.
+        """
+        self.model.zero_grad(set_to_none=True)
         with phase(FORWARD):
             loss = self._forward()
         if self.spec.mode == "training":

@@ -38,6 +38,7 @@ class Job:
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
+    beside: RunSpec | None = None  # the first way, when this is another
     wants_snapshot: bool = False  # the tape as PyTorch's memory viewer reads it
 
 
@@ -52,22 +53,30 @@ def main() -> None:
         pickle.dump((kind, content), out)
         out.flush()
 
-    _be_a_good_child(job)
+    _be_a_good_child()
     try:
         say("result", run(job, say))
     except Exception as error:
         say(*_explained(error, job))
 
 
-def _be_a_good_child(job: Job) -> None:
-    """Die with the parent, be the first to go when memory runs out, and take no more than is allowed."""
+def _be_a_good_child() -> None:
+    """Die with the parent, and be the first to go when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _obey_limit(job: Job, say: Say) -> None:
+    """Take no more than is allowed from here on, and tell what of it torch and Python have taken already.
+
+    Not sooner: libraries that run out of memory while they load may hang instead of failing.
+    """
     if job.memory_limit_bytes is not None and job.spec.device == "cpu":
         import resource
 
+        say("taken", _status("VmData") or 0)
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
@@ -87,21 +96,24 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope._torch import torch
-    from bertscope.analyses.estimate import estimate_memory
+    from bertscope.analyses.estimate import estimate_memory, outlook
     from bertscope.analyses.flops_model import FlopsRun
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.spec))
+    if job.beside is not None:
+        say("outlook", outlook(job.source, job.beside, job.spec))
     flops = step_flops(FlopsRun, job)
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)
+    _obey_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
     found = _measure(step, job, say)
-    timing = _timed(step, job, say)
-    return found | {"timing": timing | {"flops": flops}, "machine": _machine(job)}
+    say("found", found | {"machine": _machine(job)})
+    return _timed(step, job, say) | {"flops": flops}
 
 
 def step_flops(flops_run: Any, job: Job) -> int:
@@ -155,8 +167,9 @@ def _measure(step: Any, job: Job, say: Say) -> dict[str, Any]:
 
 
 def _timed(step: Any, job: Job, say: Say) -> dict[str, Any]:
-    """Bare steps, with the memory allocator as it is by default."""
-    _keep_freed_memory()
+    """Bare steps, with the memory allocator as it is by default; under a limit it must stay frugal."""
+    if job.memory_limit_bytes is None:
+        _keep_freed_memory()
     seconds = []
     for number in range(job.steps):
         say("stage", f"timing step {number + 1} of {job.steps}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from bertscope.commands import options
 from bertscope.commands.output import show, write
+from bertscope.commands.running import numbers
 from bertscope.errors import SelectionError
 from bertscope.flops_reports import FlopsReport
 from bertscope.render.console import Target, stdout_target
@@ -57,7 +57,7 @@ def flops(
     The operators are those that torch really dispatches, on the meta device: backward and recomputation
     too. One multiply-add is 2 FLOPs; matrix products and elementwise work stand in columns of their own.
     """
-    batches, seqs = _numbers("--batch", batch), _numbers("--seq", seq)
+    batches, seqs = numbers("--batch", batch), numbers("--seq", seq)
     if checkpointing != "none" and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
@@ -85,9 +85,3 @@ def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
     if fmt == "table":
         return renderer.operators(report, target)
     return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
-        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))

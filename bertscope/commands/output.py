@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import typer
@@ -18,12 +18,12 @@ from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json_data
 
 
-def show(report: Any, renderer: ModuleType, fmt: str, output: Path | None) -> None:
+def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
     """Write the report by `renderer.table`, `.csv`, `.markdown`, `.text` ..., or as JSON."""
     write(_text(report, renderer, fmt, Target() if output else stdout_target()), output)
 
 
-def _text(report: Any, renderer: ModuleType, fmt: str, target: Target) -> str:
+def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
     if fmt == "json":
         return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
     if fmt == "table":
@@ -55,7 +55,12 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def write_file(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file, as `write_file` does."""
+    write_file(path, content)
+
+
+def write_file(path: Path, text: str | bytes) -> None:
     """Write a file whole or not at all; raises SourceError where that cannot be done.
 
     A device or a pipe, such as /dev/stdout, is written to as it is.
@@ -64,7 +69,7 @@ def write_file(path: Path, text: str) -> None:
         if path.is_dir():
             raise SourceError(f"{path} is a folder; name a file to write")
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path.write_bytes(_encoded(text))
         else:
             _replace(path, text)
     except (OSError, RuntimeError, ValueError) as error:
@@ -74,14 +79,18 @@ def write_file(path: Path, text: str) -> None:
         raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
 
 
-def _replace(path: Path, text: str) -> None:
+def _encoded(text: str | bytes) -> bytes:
+    """Half a surrogate pair, which a file name or a JSON key may hold, is no UTF-8: hence backslashreplace."""
+    return text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace")
+
+
+def _replace(path: Path, text: str | bytes) -> None:
     target = path.resolve()
-    # Half a surrogate pair, which a file name or a JSON key may hold, is no UTF-8: hence backslashreplace.
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bertscope-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(_encoded(text))
         os.chmod(temporary, mode)
         os.replace(temporary, target)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bertscope.errors import one_line
 from bertscope.explain_reports import ExplainReport
+from bertscope.fit_reports import FitReport
 from bertscope.flops_reports import FlopsReport
 from bertscope.memory_reports import MemoryReport
 from bertscope.reports import CountReport, TreeReport
@@ -12,7 +13,7 @@ from bertscope.units import bytes_text, count_text
 SHOWN_TIES = 8
 
 
-def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | MemoryReport) -> str:
+def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | MemoryReport | FitReport) -> str:
     """`bert-large-zh: BertModel, sdpa attention`."""
     subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""

@@ -145,7 +145,8 @@ def part_name(part: str) -> str:
 
 def run_text(run: dict[str, Any]) -> str:
     """`training, batch 8, sequence 512, fp32, adamw, cpu`."""
-    words = [run.get("mode"), f"batch {run.get('batch')}", f"sequence {run.get('seq')}", run.get("dtype")]
+    sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
+    words = [run.get("mode"), *sizes, run.get("dtype")]
     if run.get("autocast"):
         words.append(f"{run['autocast']} autocast")
     if run.get("mode") == "training":

@@ -1,0 +1,100 @@
+"""`bertscope fit`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from bertscope.cards import CARDS, card
+from bertscope.commands import options, running
+from bertscope.commands.output import show
+from bertscope.errors import SelectionError
+from bertscope.sources import load
+from bertscope.spec import RunSpec, parse_strategies
+
+EPILOG = """\b
+examples:
+  bertscope fit bert-large-uncased --budget 16GiB --seq 512
+  bertscope fit --device-name t4 --precision fp32,autocast-bf16 --checkpointing none,full
+  bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
+  bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
+"""
+PRECISIONS = ("fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16")
+
+
+def fit(
+    model: options.Model = options.DEFAULT_MODEL,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
+    ] = None,
+    device_name: Annotated[
+        str | None,
+        typer.Option(metavar="CARD", help=f"A card instead of a budget: {', '.join(CARDS)}.",
+                     autocompletion=lambda incomplete: [name for name in CARDS if name.startswith(incomplete)]),
+    ] = None,
+    seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="This batch: which ways hold it?")
+    ] = None,
+    checkpointing: Annotated[
+        str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
+    ] = "none,selective,every-2,full",
+    precision: Annotated[
+        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(PRECISIONS)}.")
+    ] = "fp32,autocast-bf16",
+    mode: running.Mode = "training",
+    optimizer: running.Optimizer = "adamw",
+    implementation: running.Implementation = "default",
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --device-name, else cpu.")
+    ] = None,
+    kernel: running.Kernel = "auto",
+    context: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What the CUDA context takes, if you know it for your card.")
+    ] = None,
+    padding: running.Padding = 0.0,
+    no_dropout: running.NoDropout = False,
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    pooler: options.Pooler = None,
+    freeze: options.Freeze = None,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:  # fmt: skip
+    """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
+
+    With --batch it is turned around: what must be switched on to hold that batch, cheapest first. Exit code
+    1 when nothing fits.
+    """
+    known = card(device_name) if device_name else None
+    if (known is None) == (budget is None):
+        raise SelectionError("give either --budget, such as 16GiB, or --device-name, such as t4")
+    spec = RunSpec(
+        mode=mode, optimizer=optimizer, implementation=implementation, device=device or ("cuda" if known else "cpu"),
+        sdpa_kernel=kernel, padding=padding, dropout=not no_dropout, freeze=tuple(freeze or ()),
+    )  # fmt: skip
+    ways = [way for name in precision.split(",") for way in _ways(spec, name.strip(), checkpointing)]
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    from bertscope.analyses.fit import fit_report
+    from bertscope.render import fit as renderer
+
+    size = running.size("--budget", budget)
+    with running.Progress() as progress:
+        report = fit_report(
+            source, ways, running.numbers("--seq", seq), known if known is not None else size or 0,
+            batch=batch, context_bytes=running.size("--context", context), progress=progress,
+        )  # fmt: skip
+    show(report, renderer, fmt, output)
+    if not report.fits:
+        raise typer.Exit(1)
+
+
+def _ways(spec: RunSpec, precision: str, strategies: str) -> list[RunSpec]:
+    if precision not in PRECISIONS:
+        raise SelectionError(f"--precision takes {', '.join(PRECISIONS)}; got {precision[:40]!r}")
+    kind = "autocast" if precision.startswith("autocast-") else "dtype"
+    chosen = parse_strategies(strategies) if spec.mode != "inference" else ("none",)
+    changes: dict[str, Any] = {kind: precision.removeprefix("autocast-")}
+    return [replace(spec, checkpointing=strategy, **changes) for strategy in chosen]

@@ -1,0 +1,87 @@
+"""`bertscope profile`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertscope.commands import options, running
+from bertscope.commands.output import note, write_bytes
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope profile
+  bertscope profile --checkpointing
+  bertscope profile bert-tiny --batch 8 --checkpointing none,full,every-2,selective
+  bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
+  bertscope profile bert-tiny --mode inference --memory-limit 2GiB
+"""
+
+
+def profile(
+    model: options.Model = options.DEFAULT_MODEL,
+    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")] = 1,
+    seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")] = 128,
+    mode: running.Mode = "training",
+    checkpointing: running.Strategies = "none",
+    reentrant: running.Reentrant = False,
+    dtype: running.Dtype = None,
+    autocast: running.Autocast = False,
+    optimizer: running.Optimizer = "adamw",
+    implementation: running.Implementation = "default",
+    device: running.Device = "cpu",
+    padding: running.Padding = 0.0,
+    no_dropout: running.NoDropout = False,
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    pooler: options.Pooler = None,
+    freeze: options.Freeze = None,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many bare steps are timed.")] = 3,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="torch's threads.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights and inputs.")] = 0,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most that the process may take: 4GiB.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="For each way to run.")] = 600,
+    rows: running.Rows = 10,
+    timeline: running.Timeline = None,
+    snapshot: running.Snapshot = None,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Run the real step and measure its memory and time, each way in a process of its own, beside the estimate.
+
+    The peak is the allocator's own, by torch's profiler; times are of bare steps, run apart. Exit code 3 when
+    a way to run could not be measured: out of memory, killed, too slow, interrupted.
+    """
+    run = {
+        "batch": batch, "seq": seq, "mode": mode, "reentrant": reentrant, "optimizer": optimizer,
+        "implementation": implementation, "device": device, "padding": padding,
+        "dropout": not no_dropout, "freeze": tuple(freeze or ()),
+    }  # fmt: skip
+    specs = running.specs(run, checkpointing, dtype, autocast)
+    running.check_timeline(timeline)
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    from bertscope.analyses.profile import profile_report
+    from bertscope.analyses.worker import Job
+
+    limit = running.size("--memory-limit", memory_limit)
+    jobs = [
+        Job(source=source, spec=spec, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
+            beside=specs[0] if place else None, wants_snapshot=snapshot is not None and spec is specs[-1])
+        for place, spec in enumerate(specs)
+    ]  # fmt: skip
+    with running.Progress() as progress:
+        report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
+    if snapshot is not None and pictures[-1] is not None:
+        write_bytes(snapshot, pictures[-1])
+    measured = any(variant.measured for variant in report.variants)
+    if measured or fmt != "table":
+        running.show_memory(report, fmt, output, rows, timeline)
+    failures = [variant for variant in report.variants if variant.failure]
+    for variant in failures:
+        note(f"{variant.checkpointing} could not be measured: {variant.failure}")
+    if failures:
+        raise typer.Exit(3)

@@ -1,0 +1,94 @@
+"""The fit report as a table, CSV and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bertscope.fit_reports import FitReport, FitRow
+from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.console import Target
+from bertscope.render.footer import title
+from bertscope.units import bytes_text, count_text
+
+
+def columns(report: FitReport) -> list[Column]:
+    """What each row shows."""
+    columns = [
+        Column("seq", lambda row: count_text(row.seq), right=True),
+        Column("precision", lambda row: row.precision),
+        Column("checkpointing", lambda row: row.checkpointing),
+        Column("fits" if report.asked_batch else "batch", lambda row: _batch(report, row), right=True),
+        Column("peak", lambda row: bytes_text(row.peak_bytes), right=True),
+    ]
+    if report.asked_batch is None:
+        columns += [
+            Column(
+                "peak of one more", lambda row: bytes_text(row.next_bytes) if row.fits else "", right=True, give_up=2
+            ),
+            Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1),
+        ]
+    return [
+        *columns,
+        Column("FLOPs of the step", lambda row: f"{row.step_flops / 1e12:,.2f} T", right=True, give_up=3),
+        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
+    ]
+
+
+def _batch(report: FitReport, row: FitRow) -> str:
+    if not row.fits:
+        return f"no, short by {bytes_text(row.peak_bytes - report.budget_bytes)}"
+    text = "yes" if report.asked_batch else count_text(row.batch)
+    return text + (" (tight)" if row.is_tight else "")
+
+
+def heading(report: FitReport) -> str:
+    """The model, how it runs, and in what it is to fit."""
+    run: dict[str, Any] = report.run
+    optimizer = f", optimizer {run.get('optimizer')}" if run.get("mode") == "training" else ""
+    place = f"{report.card.name}: " if report.card else ""
+    asked = f", batch {report.asked_batch}" if report.asked_batch else ""
+    budget = f"{place}{bytes_text(report.budget_bytes)}"
+    return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
+
+
+def notes(report: FitReport) -> Iterator[str]:
+    """The answer in a line, and how the numbers were obtained."""
+    if not report.fits:
+        least = min(report.rows, key=lambda row: row.peak_bytes)
+        short = bytes_text(least.peak_bytes - report.budget_bytes)
+        what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
+        yield f"not even {what} fits: the nearest, {least.checkpointing} in {least.precision}, is {short} too much"
+    elif report.asked_batch:
+        first = next(row for row in report.rows if row.fits)
+        way = f"{first.precision}, checkpointing {first.checkpointing}"
+        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {way}"
+    yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
+    if report.card:
+        yield f"{report.card.name}: {report.card.source}"
+    if report.run.get("device") == "cuda":
+        overhead = bytes_text(report.overhead_bytes)
+        yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
+        yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
+    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def table(report: FitReport, target: Target) -> str:
+    """The report for the terminal."""
+    text = heading(report) + table_text(columns(report), report.rows, target, lambda row: row.fits)
+    return text + "".join(f"{line}\n" for line in notes(report))
+
+
+def markdown(report: FitReport) -> str:
+    """The report as a GitHub table."""
+    lines = "".join(f"- {line}\n" for line in notes(report))
+    return heading(report).replace("_", "\\_") + "\n" + markdown_text(columns(report), report.rows) + "\n" + lines
+
+
+def csv(report: FitReport) -> str:
+    """One record for each way and length."""
+    names = ("seq", "precision", "checkpointing", "batch", "fits", "is_tight", "peak_bytes", "next_bytes", "step_flops")
+    return csv_text(
+        [*names, "budget_bytes"],
+        [[*(getattr(row, name) for name in names), report.budget_bytes] for row in report.rows],
+    )

@@ -1,0 +1,147 @@
+"""What a memory report says beside its table: bars, conclusions, and how each number was obtained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertscope.errors import one_line
+from bertscope.memory_reports import Memory, MemoryReport, PhasePeak, Variant
+from bertscope.render.console import Target
+from bertscope.render.timeline_panels import variant_name
+from bertscope.units import bytes_text
+
+_BAR_WIDTH = 48
+# Each with a letter of its own, so that the bars can be read without colour.
+_MARKS = {
+    "parameters": "P",
+    "buffers": "b",
+    "optimizer_state": "O",
+    "inputs": "i",
+    "gradients": "G",
+    "activations": "A",
+    "temporaries": "t",
+}
+
+
+def bars(report: MemoryReport, target: Target) -> str:
+    """The parts at each variant's peak, to one scale."""
+    memories = [(variant_name(variant), variant.memory) for variant in report.variants if variant.memory]
+    if not memories:
+        return ""
+    highest = max(memory.peak.peak_bytes for _, memory in memories) or 1
+    label = max(len(name) for name, _ in memories) + 1
+    room = (target.width or 80) - label - 14
+    width = max(min(_BAR_WIDTH, room), 8)
+    lines = [
+        f"{name:<{label}}{_bar(memory, highest, width):<{width}} {bytes_text(memory.peak.peak_bytes)}"
+        for name, memory in memories
+    ]
+    used = [part for part in _MARKS if any(f"{_MARKS[part]}" in line[label:-12] for line in lines)]
+    lines.append(" " * label + " ".join(f"{_MARKS[part]} {part.replace('_', ' ')}" for part in used))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _bar(memory: Memory, highest: int, width: int) -> str:
+    text, sum_bytes = "", 0
+    for part, mark in _MARKS.items():
+        sum_bytes += getattr(memory.peak.parts, part)
+        text += mark * (round(width * sum_bytes / highest) - len(text))
+    return text
+
+
+def conclusions(report: MemoryReport) -> Iterator[str]:
+    """Where the peak stands, and what each further variant buys and costs beside the first."""
+    for variant in report.variants:
+        if variant.failure:
+            yield f"{variant_name(variant)}: {one_line(variant.failure)}"
+    known = [variant for variant in report.variants if variant.memory is not None]
+    for variant in known:
+        yield f"{variant_name(variant)}: the peak stands {_place(variant)}"
+    for other in known[1:]:
+        yield _comparison(known[0], other)
+        if not _is_lower(other, known[0]) and other.outlook is not None:
+            yield _outlook(other)
+
+
+def _place(variant: Variant) -> str:
+    assert variant.memory is not None
+    return _place_text(variant.memory.peak)
+
+
+def _place_text(peak: PhasePeak) -> str:
+    where = {"forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer's step"}
+    text = where.get(peak.phase, f"in {peak.phase}")
+    if peak.operator:
+        text += f", at {peak.operator}"
+    return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
+
+
+def _is_lower(other: Variant, first: Variant) -> bool:
+    assert first.memory is not None
+    assert other.memory is not None
+    return other.memory.peak.peak_bytes < first.memory.peak.peak_bytes
+
+
+def _comparison(first: Variant, other: Variant) -> str:
+    assert first.memory is not None
+    assert other.memory is not None
+    before, after = first.memory.peak.peak_bytes, other.memory.peak.peak_bytes
+    kept = f"keeps {bytes_text(other.memory.kept_bytes)} for backward instead of {bytes_text(first.memory.kept_bytes)}"
+    text = f"{variant_name(other)} {kept}; the peak "
+    if after < before:
+        text += f"falls by {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
+    elif after == before:
+        text += "stays: it stands where nothing of that is left"
+    else:
+        text += f"rises by {bytes_text(after - before)}"
+    if first.timing and other.timing and first.timing.median_seconds:
+        ratio = other.timing.median_seconds / first.timing.median_seconds
+        text += f"; a step takes {ratio:.2f} x as long"
+        if first.timing.flops and other.timing.flops:
+            text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
+    return text
+
+
+def _outlook(variant: Variant) -> str:
+    assert variant.outlook is not None
+    points = (
+        f"at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
+        for point in variant.outlook.points
+    )
+    return (
+        f"from batch {variant.outlook.pays_from_batch} on it falls"
+        + "".join(f", {point}" for point in points)
+        + " (estimated)"
+    )
+
+
+def footnotes(report: MemoryReport) -> Iterator[str]:
+    """How each number was obtained, and how far it may be off."""
+    obtained = {memory.obtained for variant in report.variants for memory in (variant.memory,) if memory}
+    if "measured" in obtained:
+        yield f"measured: the allocator's own events on {report.machine}; times of bare steps, run apart"
+    if "estimated" in obtained:
+        yield f"estimated: {report.machine}; every operator dispatched, nothing allocated{_accuracy(report)}"
+    layers = {memory.traced_layers for variant in report.variants for memory in (variant.memory,) if memory} - {None}
+    if layers:
+        yield f"{max(layer for layer in layers if layer)} layers ran and stand for all, as a second run has proved"
+    if any(variant.memory and variant.memory.device for variant in report.variants):
+        yield from _device_notes(report)
+    yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"
+
+
+def _accuracy(report: MemoryReport) -> str:
+    if report.run.get("device") == "cuda":
+        return "; not yet checked against a card"
+    return "; found within 0.01 % of the allocator's peak in training (docs/accuracy.md)"
+
+
+def _device_notes(report: MemoryReport) -> Iterator[str]:
+    device = next(variant.memory.device for variant in report.variants if variant.memory and variant.memory.device)
+    low, high = device.context_low_bytes, device.context_high_bytes
+    if low == high:
+        yield f"context, and whatever else is on the card: {bytes_text(low)}, measured"
+        return
+    yield f"allocated: in blocks of 512 B, with {bytes_text(device.workspace_bytes)} for cuBLAS (64 MiB on Hopper)"
+    yield "reserved is the caching allocator replayed over two steps; the real one may keep up to a tenth more or less"
+    yield f"the CUDA context comes on top, outside torch: {bytes_text(low)} to {bytes_text(high)} by card and driver"
