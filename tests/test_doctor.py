@@ -24,7 +24,7 @@ def test_it_tells_versions_devices_extras_and_presets(cli):
     assert data["bertscope_version"] == bertscope.__version__
     assert data["python_version"] == ".".join(map(str, sys.version_info[:3]))
     assert (data["presets"], data["preset_path"]) == (11, str(preset_dir()))
-    assert data["devices"][0]["threads"] == torch.get_num_threads()
+    assert 1 <= data["devices"][0]["threads"] <= (os.cpu_count() or 1)  # of a fresh process: tests set their own
     assert len(data["devices"]) == 1 + torch.cuda.device_count()
     assert data["devices"][0]["memory_bytes"] > 2**28
     assert {row["name"]: row["version"] for row in data["packages"]}["torch"] == torch.__version__
