@@ -65,24 +65,22 @@ def folded(path: str) -> str:
 
 def _kept_rows(tape: Tape) -> Iterator[KeptRow]:
     groups: dict[Block, list[tuple[Block, int]]] = defaultdict(list)
-    tensors: dict[Block, int] = defaultdict(int)
     for event in tape.events:
-        if event.phase == "forward" and event.block.part == "activations":
+        if event.phase == "forward" and event.block.part == "activations" and event.size_bytes > 0:
             key = event.block._replace(path=folded(event.block.path))
             groups[key].append((event.block, tape.taken(event.size_bytes)))
-            tensors[key] += 1 if event.size_bytes > 0 else -1
-    rows = [_kept_row(key, blocks, tensors[key]) for key, blocks in groups.items()]
-    yield from sorted((row for row in rows if row.kept_bytes), key=lambda row: (-row.kept_bytes, row.path))
+    rows = [_kept_row(key, blocks) for key, blocks in groups.items()]
+    yield from sorted(rows, key=lambda row: (-row.kept_bytes, row.path))
 
 
-def _kept_row(key: Block, blocks: list[tuple[Block, int]], tensors: int) -> KeptRow:
+def _kept_row(key: Block, blocks: list[tuple[Block, int]]) -> KeptRow:
     return KeptRow(
         path=_together(block.path for block, _ in blocks),
         operator=key.operator,
         what=what(key.path, key.operator),
         shape=key.shape,
         dtype=key.dtype,
-        tensors=tensors,
+        tensors=len(blocks),
         kept_bytes=sum(size for _, size in blocks),
     )
 

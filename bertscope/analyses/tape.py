@@ -99,14 +99,6 @@ class Tape:
             there[event.block] += self.taken(event.size_bytes)
         return Counter({block: size for block, size in there.items() if size})
 
-    def kept(self) -> Counter[Block]:
-        """What the forward pass keeps for backward: alive when it ends."""
-        there: Counter[Block] = Counter()
-        for event in self.events:
-            if event.phase == "forward" and event.block.part == "activations":
-                there[event.block] += self.taken(event.size_bytes)
-        return Counter({block: size for block, size in there.items() if size})
-
 
 def parts(blocks: Counter[Block]) -> dict[str, int]:
     """Bytes by part, in the order of PARTS, zeros too."""
