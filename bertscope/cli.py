@@ -20,6 +20,7 @@ from bertscope.commands import (
     diff,
     estimate,
     explain,
+    explore,
     fit,
     flops,
     presets,
@@ -47,6 +48,7 @@ app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate
 app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
 app.command(epilog=fit.EPILOG)(fit.fit)
 app.command(epilog=explain.EPILOG)(explain.explain)
+app.command(epilog=explore.EPILOG)(explore.explore)
 app.command(epilog=diagram.EPILOG)(diagram.diagram)
 app.command(epilog=diff.EPILOG)(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
