@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,9 +60,17 @@ def explore(
 
     reports = analyse(source, spec, folded=not unfold)
     first = next(reports)
-    gc.freeze()  # torch's objects stay; what a long session makes and drops is collected again
+    show(first, settled(reports))
+
+
+def settled(reports: Iterator[Any]) -> Iterator[Any]:
+    """The reports; after the last what a long session drops is collected again, the objects of torch left out.
+
+    Going through those would hold up a key for 0.3 s.
+    """
+    yield from reports
+    gc.freeze()
     gc.enable()
-    show(first, reports)
 
 
 def _check_terminal() -> None:

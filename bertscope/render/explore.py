@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from threading import Thread
+from typing import ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
 from textual.message import Message
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from bertscope.explore_reports import ExploreReport
 from bertscope.render.explore_text import details, matches, status, title
@@ -32,13 +33,23 @@ class _Failed(Message):
         self.error = error
 
 
+def _keys(bindings: Iterable[BindingType]) -> str:
+    """The keys that are shown, in a line."""
+    return "  ".join(
+        f"{item.key_display or item.key} {item.description}"
+        for item in bindings
+        if isinstance(item, Binding) and item.show
+    )
+
+
 class Explorer(App[None]):
     """The tree, the module under the cursor, and a line to search in."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #title, #header, #status { height: 1; }
-    #title, #header { text-style: bold; }
+    #title, #header, #status, #keys { height: 1; }
+    #title, #header, #keys { text-style: bold; }
+    #keys { background: $panel; }
     #status { color: $text-muted; }
     #search { display: none; height: 1; }
     #main { height: 1fr; layout: vertical; }
@@ -49,7 +60,8 @@ class Explorer(App[None]):
     #main.wide #details { height: 1fr; width: 1fr; border-top: none; border-left: solid $primary; }
     ModuleTree:nocolor > .tree--cursor { text-style: reverse; }
     """
-    BINDINGS = (
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
         Binding("slash", "search", "search", key_display="/"),
         Binding("n", "next(1)", "next"),
         Binding("N", "next(-1)", "previous", show=False),
@@ -57,14 +69,13 @@ class Explorer(App[None]):
         Binding("p", "sort('params')", "params"),
         Binding("f", "sort('flops')", "FLOPs"),
         Binding("m", "sort('memory')", "memory"),
-        Binding("x", "all", "open all"),
+        Binding("x", "all", "all"),
         Binding("tab", "app.focus_next", "details", show=False),
         Binding("escape", "leave_search", "back", show=False),
-        Binding("q", "quit", "quit"),
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),
-    )
+    ]
 
-    def __init__(self, report: ExploreReport, later: Iterator[ExploreReport] = iter(())) -> None:
+    def __init__(self, report: ExploreReport, later: Iterable[ExploreReport] = ()) -> None:
         is_colourless = bool(os.environ.get("NO_COLOR"))
         if not is_colourless:
             os.environ.pop("NO_COLOR", None)  # an empty one means nothing; Textual would take it
@@ -75,22 +86,24 @@ class Explorer(App[None]):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
-        self.tree = ModuleTree(self.report.rows)
+        self.modules = ModuleTree(self.report.rows)
         self.body = Static(markup=False)
         yield Static(title(self.report), id="title", markup=False)
         yield Static(id="header", markup=False)
         with Container(id="main"):
-            yield self.tree
+            yield self.modules
             with VerticalScroll(id="details"):
                 yield self.body
         yield Static(status(self.report), id="status", markup=False)
         yield Input(id="search", compact=True, placeholder="part of a path, a type or a tensor's name")
-        yield Footer(compact=True)
+        # Textual's own Footer is made anew with every change of focus, for 50 ms.
+        yield Static(_keys(self.BINDINGS), id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to load what is not there yet; a daemon, so that quitting need not wait for it."""
-        self.tree.focus()
-        Thread(target=self._load, daemon=True).start()
+        """Begin to load what is not there yet, once the first picture is there."""
+        self.modules.focus()
+        # A daemon, so that quitting need not wait for it.
+        self.call_after_refresh(Thread(target=self._load, daemon=True).start)
 
     def _load(self) -> None:
         try:
@@ -102,7 +115,7 @@ class Explorer(App[None]):
     def on__arrived(self, message: _Arrived) -> None:
         """The same rows, with more in them."""
         self.report = message.report
-        self.tree.rows = self.report.rows
+        self.modules.rows = self.report.rows
         self._say(status(self.report))
         self._redraw()
 
@@ -117,12 +130,12 @@ class Explorer(App[None]):
         self._redraw()
 
     def _redraw(self) -> None:
-        self.tree.show_measures(self.size.width if self.size.width < _WIDE else 76)
-        self.query_one("#header", Static).update(self.tree.header())
+        self.modules.show_measures(self.size.width if self.size.width < _WIDE else 76)
+        self.query_one("#header", Static).update(self.modules.header())
         self._show_details()
 
     def _show_details(self) -> None:
-        self.body.update(details(self.report, self.tree.place))
+        self.body.update(details(self.report, self.modules.place))
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(text)
@@ -133,20 +146,16 @@ class Explorer(App[None]):
 
     def action_sort(self, by: str) -> None:
         """Neighbours by that measure, largest first; `order` is the model's own."""
-        self.tree.by = by
+        self.modules.by = by
         self._redraw()
 
     def action_all(self) -> None:
         """Open everything, or close everything but the root."""
-        nodes = [node for place, node in self.tree.nodes.items() if place]
-        close = all(node.is_expanded for node in nodes if node.allow_expand)
-        for node in nodes:
-            node.collapse() if close else node.expand()
-        self.tree.go_to(0 if close else self.tree.place)
+        self.modules.toggle_all()
 
     def action_search(self) -> None:
         """Open the line to search in."""
-        self.origin = self.tree.place
+        self.origin = self.modules.place
         search = self.query_one("#search", Input)
         search.value = ""
         search.display = True
@@ -166,19 +175,19 @@ class Explorer(App[None]):
         """Back to where the search began."""
         if self.query_one("#search").display:
             self._close_search()
-            self.tree.go_to(self.origin)
+            self.modules.go_to(self.origin)
             self._say(status(self.report))
 
     def _close_search(self) -> None:
         self.query_one("#search").display = False
-        self.tree.focus()
+        self.modules.focus()
 
     def action_next(self, step: int) -> None:
         """The next match, or the one before."""
-        self._find(self.tree.place, step)
+        self._find(self.modules.place, step)
 
     def _find(self, start: int, step: int) -> None:
-        order = self.tree.order()
+        order = self.modules.order()
         found = [place for place in order if self.words.strip() and matches(self.report.rows[place], self.words)]
         if not found:
             self._say(f"nothing matches {self.words!r}" if self.words.strip() else "type / to search")
@@ -187,11 +196,11 @@ class Explorer(App[None]):
         ahead = [place for place in found if order.index(place) >= here + max(step, 0)]
         before = [place for place in found if order.index(place) < here]
         target = (before or found)[-1] if step < 0 else (ahead or found)[0]
-        self.tree.go_to(target)
+        self.modules.go_to(target)
         self._say(f"{found.index(target) + 1} of {len(found)} that match {self.words!r}; n is the next")
 
 
-def run(report: ExploreReport, later: Iterator[ExploreReport]) -> None:
+def run(report: ExploreReport, later: Iterable[ExploreReport]) -> None:
     """Show it until the person leaves; raises what loading raised."""
     app = Explorer(report, later)
     app.run()

@@ -101,7 +101,7 @@ def status(report: ExploreReport) -> str:
     flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
     return (
         f"{count_text(report.totals.distinct_params)} distinct parameters, {flops} FLOPs, "
-        f"{bytes_text(root.kept_bytes or 0)} kept"
+        f"{bytes_text(root.kept_bytes or 0)} kept for backward"
     )
 
 
@@ -170,7 +170,7 @@ def _kept(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
     if row.kept_bytes is None:
         yield "kept        being computed"
         return
-    yield f"kept        {bytes_text(row.kept_bytes)} for backward"
+    yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
     kept = sorted((found for each in below for found in each.kept), key=lambda found: -found.kept_bytes)
     for found in kept[:MORE]:
         yield f"  {bytes_text(found.kept_bytes)}: {_kept_words(found, row.module.path)}"

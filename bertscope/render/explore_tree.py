@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.style import Style
 from rich.text import Text
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
@@ -17,10 +18,10 @@ from bertscope.render.explore_text import INDENT, Measure, children, label, name
 class ModuleTree(Tree[int]):
     """The modules; the data of a node is the place of its row."""
 
-    BINDINGS = (
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right", "open", "Open", show=False),
         Binding("left", "close", "Close", show=False),
-    )
+    ]
 
     def __init__(self, rows: Sequence[ExploreRow]) -> None:
         self.rows, self.by = rows, "order"
@@ -39,8 +40,18 @@ class ModuleTree(Tree[int]):
 
     def rebuild(self) -> None:
         """All nodes anew, in the order asked for, with the cursor and what is open as they were."""
-        self.open = {place for place, node in self.nodes.items() if node.is_expanded} if self.nodes else self.open
-        place = self.place
+        if self.nodes:
+            self.open = {place for place, node in self.nodes.items() if node.is_expanded}
+        self._fill(self.place)
+
+    def toggle_all(self) -> None:
+        """Open everything; where all is open, close everything but the root."""
+        parents = {place for place, below in enumerate(self.below) if below}
+        all_open = all(self.nodes[place].is_expanded for place in parents)
+        self.open = {0} if all_open else parents
+        self._fill(0 if all_open else self.place)
+
+    def _fill(self, place: int) -> None:
         self.clear()
         self.nodes = {0: self.root}
         self._add(0)
