@@ -15,7 +15,7 @@ import pytest
 import bertscope
 from tests.conftest import ROOT, _Terminal, needs_graphviz
 
-COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check")
+COMMANDS = ("count", "tree", "flops", "explain", "explore", "diff", "diagram", "print", "presets", "check")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
 

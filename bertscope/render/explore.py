@@ -190,6 +190,7 @@ class Explorer(App[None]):
         order = self.modules.order()
         found = [place for place in order if self.words.strip() and matches(self.report.rows[place], self.words)]
         if not found:
+            self.modules.go_to(start)
             self._say(f"nothing matches {self.words!r}" if self.words.strip() else "type / to search")
             return
         here = order.index(start)
