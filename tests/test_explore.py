@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -36,6 +37,7 @@ def source(architecture="BertForMaskedLM", **changes):
     return Source(name="tiny", architecture=architecture, config=replace(TINY, **changes))
 
 
+@cache
 def reports(spec=None, *, folded=True, **changes):
     return list(explore(source(**changes), spec or RunSpec(batch=2, seq=5), folded=folded))
 
@@ -104,8 +106,9 @@ def test_each_report_holds_more_than_the_one_before():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0"), (999, "999"), (1000, "1.00 K"), (8_040_229_208_064, "8.04 T"), (302_309_376, "302.3 M")]
-)  # fmt: skip
+    ("count", "text"),
+    [(0, "0"), (999, "999"), (1000, "1.00 K"), (8_040_229_208_064, "8.04 T"), (302_309_376, "302.3 M")],
+)
 def test_a_short_count_has_three_or_four_digits(count, text):
     assert short_count_text(count) == text
 
@@ -295,6 +298,25 @@ def test_what_cannot_be_run_is_said_before_the_screen_opens(run, words):
 
     with pytest.raises(BertscopeError, match=words):
         next(explore(source(), RunSpec(**{"seq": 5, **run})))
+
+
+def examples():
+    from bertscope.commands.explore import EPILOG
+
+    return [line.strip() for line in EPILOG.splitlines() if line.strip().startswith("bertscope ")]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example):
+    import gc
+
+    shown = []
+    monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
+    monkeypatch.setattr("bertscope.render.explore.run", lambda first, later: shown.extend((first, *later)))
+    result = cli(*example.split()[1:])
+    gc.unfreeze()
+    assert (result.code, result.out) == (0, ""), result.err
+    assert (len(shown), shown[-1].awaited) == (3, ())
 
 
 def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int, str]:
