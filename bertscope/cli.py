@@ -22,6 +22,7 @@ from bertscope.commands import (
     doctor,
     estimate,
     explain,
+    explore,
     fit,
     flops,
     presets,
@@ -63,6 +64,7 @@ app.command(epilog=report.EPILOG, short_help="Write everything about a model on 
 app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
     explain.explain
 )
+app.command(epilog=explore.EPILOG, short_help="Walk through the module tree in the terminal.")(explore.explore)
 app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")(
     diagram.diagram
 )

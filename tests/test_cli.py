@@ -17,7 +17,7 @@ from tests.conftest import ROOT, _Terminal, needs_graphviz
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
-    "verify", "estimate", "profile", "fit", "report",
+    "verify", "estimate", "profile", "fit", "report", "explore",
 )  # fmt: skip
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 

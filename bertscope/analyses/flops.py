@@ -204,7 +204,7 @@ def _operators(recorded: Trace, factors: dict[str, int]) -> tuple[OperatorRow, .
             row,
             calls=row.calls + calls.calls * times[0] // times[1],
             elements=row.elements + calls.elements * times[0] // times[1],
-            work=row.work + (calls.work * times[0] if times[1] == 1 else _divided(calls.work * times[0], times[1])),
+            work=row.work + calls.work * times[0] // times[1],
         )
     return tuple(
         sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
@@ -215,14 +215,6 @@ def _times(path: str, factors: dict[str, int]) -> tuple[int, int]:
     """How many layers stand for how many that ran, for work inside the stack."""
     stack = next((place for place in factors if place and path.startswith(f"{place}.")), None)
     return (factors[""], factors[stack]) if stack else (1, 1)
-
-
-def _divided(work: Work, by: int) -> Work:
-    return Work(
-        matmul_flops=work.matmul_flops // by,
-        elementwise_flops=work.elementwise_flops // by,
-        bytes_moved=work.bytes_moved // by,
-    )
 
 
 def run_example(model: Any, batch: int, seq: int, mode: str) -> tuple[Trace, str]:
