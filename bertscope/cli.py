@@ -48,11 +48,15 @@ app = typer.Typer(
 
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
-app.command(epilog=flops.EPILOG)(flops.flops)
-app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate)
-app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
-app.command(epilog=fit.EPILOG)(fit.fit)
-app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=flops.EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")(flops.flops)
+app.command(
+    epilog=estimate.EPILOG, short_help="Estimate the memory of a step; nothing is allocated.", cls=WithBareCheckpointing
+)(estimate.estimate)
+app.command(
+    epilog=profile.EPILOG, short_help="Run the real step and measure its memory and time.", cls=WithBareCheckpointing
+)(profile.profile)
+app.command(epilog=fit.EPILOG, short_help="Find the largest batch that a memory budget holds.")(fit.fit)
+app.command(epilog=report.EPILOG, short_help="Write everything about a model on one page.")(report.report)
 app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
     explain.explain
 )
