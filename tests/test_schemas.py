@@ -27,6 +27,10 @@ OUTPUTS = {
     "print": ["print bert-tiny"],
     "presets": ["presets"],
     "check": ["check bert-tiny bert-base-cased", "check mine.bertscope.yaml"],
+    "memory": ["estimate bert-tiny --checkpointing none,full", "estimate bert-tiny --device cuda --autocast",
+               "profile bert-tiny --batch 2 --seq 16"],
+    "fit": ["fit bert-tiny --budget 200MiB --seq 64", "fit bert-tiny --budget 2GiB --seq 64 --batch 4"],
+    "report": ["report bert-tiny --compare bert-mini --no-fit"],
     "schemas": ["schema"],
     "doctor": ["doctor"],
 }  # fmt: skip
