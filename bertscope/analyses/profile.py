@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches the parent alone, and the whole group can be stopped
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=os.environ | _surroundings(),
     )
     told = _Told()
     try:
@@ -119,6 +120,13 @@ def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
     if told.problem is not None and told.problem[0] == "refused":
         raise SelectionError(told.problem[1])
     return told
+
+
+def _surroundings() -> dict[str, str]:
+    """The same packages as here; and a place that exists for the cache that torch would make a folder for."""
+    packages = os.pathsep.join(path for path in sys.path if path)
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+    return {"PYTHONPATH": packages, "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 def _listen(
@@ -221,9 +229,8 @@ def _failure(job: Job, told: _Told) -> str:
     """What happened, what had been reached, and what to try."""
     kind, text = told.problem or ("died", "ended")
     limit = f" (limit {bytes_text(job.memory_limit_bytes)}{_taken(told)})" if job.memory_limit_bytes else ""
-    happened = (
-        f"ran out of memory{limit}" if kind == "out of memory" else f"failed: {text}" if kind == "failed" else text
-    )
+    words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}
+    happened = words.get(kind, text)
     expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
     if kind == "interrupted":
         return f"the child {happened} while {told.stage}{expected}; run it again to measure"

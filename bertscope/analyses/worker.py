@@ -76,6 +76,9 @@ def _obey_limit(job: Job, say: Say) -> None:
     if job.memory_limit_bytes is not None and job.spec.device == "cpu":
         import resource
 
+        from bertscope._torch import torch
+
+        torch.ones(2**20).add_(1)  # starts the threads, for which OpenMP without memory would end the process
         say("taken", _status("VmData") or 0)
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 

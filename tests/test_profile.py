@@ -1,0 +1,290 @@
+"""`profile`: a child that measures, dies, hangs or is interrupted; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertscope.analyses import worker
+from bertscope.analyses.profile import profile_variants
+from bertscope.analyses.worker import Job
+from bertscope.errors import SelectionError
+from bertscope.spec import RunSpec
+from tests.conftest import ROOT
+from tests.steps import small
+from tests.test_cli import ENV, on_a_terminal
+
+SMALL_YAML = """architecture: BertForMaskedLM
+config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 40}
+"""
+LONG = ("profile", "small.yaml", "--steps", "1000", "--batch", "4")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a small model, which is also where temporary files go."""
+    (tmp_path / "small.yaml").write_text(SMALL_YAML)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield tmp_path
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert children_of(os.getpid()) == []
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes whose parent is this one, zombies too."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(status.parent.name))
+    return found
+
+
+def start(folder: Path, *args: str) -> subprocess.Popen:
+    environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bertscope", *args], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for(process: subprocess.Popen, words: str) -> list[str]:
+    """What it says on stderr, until it says these words."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if words in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def is_gone(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """One whole run, `--checkpointing` alone, with everything that it can write."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "small.yaml").write_text(SMALL_YAML)
+    (folder / "tmp").mkdir()
+    process = start(folder, "profile", "small.yaml", "--checkpointing", "--batch", "2", "--seq", "16", "--format",
+                    "json", "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2")  # fmt: skip
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return folder, json.loads(out), err
+
+
+def test_stdout_is_data_and_stderr_is_progress(measured):
+    _, data, err = measured
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (1, "memory", "measured")
+    assert "none: " in err
+    assert "full: " in err
+    assert "\x1b" not in err
+
+
+def test_checkpointing_alone_is_without_and_with(measured):
+    _, data, _ = measured
+    assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
+
+
+def test_every_phase_is_measured_as_it_was_estimated(measured):
+    _, data, _ = measured
+    for variant in data["variants"]:
+        pairs = zip(variant["measured"]["phases"], variant["estimated"]["phases"], strict=True)
+        for real, guess in pairs:
+            assert real["phase"] == guess["phase"]
+            assert abs(real["peak_bytes"] - guess["peak_bytes"]) <= 64
+            assert sum(real["parts"].values()) == real["peak_bytes"]
+        assert [phase["phase"] for phase in variant["measured"]["phases"]] == ["forward", "backward", "optimizer"]
+
+
+def test_time_work_and_the_process_are_reported(measured):
+    _, data, _ = measured
+    for variant in data["variants"]:
+        timing, process = variant["timing"], variant["process"]
+        assert len(timing["step_seconds"]) == 2
+        assert min(timing["step_seconds"]) <= timing["median_seconds"] <= max(timing["step_seconds"])
+        assert timing["tokens_per_second"] == pytest.approx(2 * 16 / timing["median_seconds"])
+        assert timing["flops_per_second"] == pytest.approx(timing["flops"] / timing["median_seconds"])
+        assert 0 < process["resident_before_bytes"] <= process["high_water_bytes"] <= process["peak_bytes"]
+    plain, full = (variant["timing"]["flops"] for variant in data["variants"])
+    assert full > plain
+
+
+def test_the_timeline_and_the_snapshot_are_written(measured):
+    folder, data, _ = measured
+    records = list(csv.DictReader(io.StringIO((folder / "step.csv").read_text())))
+    assert {record["variant"] for record in records} == {"none", "full"}
+    assert sorted(path.name for path in folder.iterdir()) == ["small.yaml", "step.csv", "step.pickle", "tmp"]
+    found = pickle.loads((folder / "step.pickle").read_bytes())
+    live = peak = 0
+    for entry in found["device_traces"][0]:
+        live += {"alloc": entry["size"], "free_completed": -entry["size"]}.get(entry["action"], 0)
+        peak = max(peak, live)
+    assert peak == max(phase["peak_bytes"] for phase in data["variants"][1]["measured"]["phases"])
+
+
+def test_pytorchs_own_viewer_reads_the_snapshot(measured):
+    from torch.cuda._memory_viz import trace, trace_plot
+
+    folder, _, _ = measured
+    found = pickle.loads((folder / "step.pickle").read_bytes())
+    assert "MEM[" in trace(found)
+    page = trace_plot(found)
+    assert "MemoryViz" in page
+
+
+def test_no_temporary_file_is_left(measured):
+    folder, _, _ = measured
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, folder):
+    result = cli("profile", "small.yaml", "--batch", "8192", "--memory-limit", "700MiB", "--steps", "1")
+    assert (result.code, result.out) == (3, "")
+    note = result.err.splitlines()[-1]
+    assert note.startswith("note: none could not be measured: the child ran out of memory (limit 700.00 MiB, of which")
+    assert "while in the forward phase of the first step; the estimate is" in note
+    assert "try a smaller --batch or --seq, --checkpointing, or a higher --memory-limit" in note
+
+
+def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
+    result = cli("profile", "small.yaml", "--memory-limit", "50MiB", "--timeout", "60")
+    assert result.code == 3
+    assert "ran out of memory (limit 50.00 MiB, of which torch and Python take" in result.err
+
+
+def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder):
+    result = cli("profile", "small.yaml", "--batch", "512", "--memory-limit", "800MiB", "--steps", "1",
+                 "--checkpointing", "--optimizer", "sgd", "--format", "json")  # fmt: skip
+    none, full = result.json["variants"]
+    assert result.code == 3
+    assert none["measured"] is None
+    assert none["estimated"] is not None
+    assert "ran out of memory" in none["failure"]
+    assert (full["failure"], full["measured"] is None) == ("", False)
+
+
+def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
+    result = cli(*LONG, "--timeout", "1")
+    assert result.code == 3
+    assert "the child ran for longer than 1 s while" in result.err
+    assert "or a longer --timeout" in result.err
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_child_that_is_killed_is_an_answer(folder, name):
+    process = start(folder, *LONG)
+    wait_for(process, "timing step")
+    (child,) = children_of(process.pid)
+    os.kill(child, getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert f"was killed by {name}" in err
+    assert ("as the system does when memory runs out" in err) == (name == "SIGKILL")
+    assert "kept for backward" in out  # the memory had been measured before
+
+
+def test_an_interrupt_ends_the_child_and_says_where_it_was(folder):
+    process = start(folder, *LONG, "--checkpointing")
+    wait_for(process, "timing step")
+    (child,) = children_of(process.pid)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "none could not be measured: the child was interrupted while timing step" in err
+    assert "full: " not in err
+    assert "Traceback" not in err
+    assert is_gone(child)
+
+
+def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
+    process = start(folder, *LONG)
+    wait_for(process, "estimating")
+    (child,) = children_of(process.pid)
+    process.kill()
+    process.communicate(timeout=60)
+    assert is_gone(child)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
+    result = cli("profile", "small.yaml", "--device", "cuda")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-1] == (
+        "error: torch finds no CUDA device here; use --device cpu, or estimate --device cuda"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
+        (("--timeline", "step.gif"), "html, svg, png, csv, json"),
+        (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is kept for backward"),
+        (("--checkpointing", "half"), "allowed: none, full"),
+        (("--dtype", "fp32", "--autocast"), "autocast computes in bf16 or fp16"),
+        (("--seq", "4096"), "at most max_position_embeddings"),
+        (("--freeze", "nothing.here"), "matches no parameter"),
+        (("--batch", "0"), "batch must be at least 1"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
+    result = cli("profile", "small.yaml", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-1].startswith("error: ")
+    assert words in result.err
+
+
+def test_the_same_seed_gives_the_same_step(folder):
+    jobs = [Job(source=small(), spec=RunSpec(batch=2, seq=8), steps=0, threads=1, seed=7)] * 2
+    one, two = profile_variants(jobs).variants
+    assert one.measured.phases == two.measured.phases
+
+
+def test_a_child_refuses_what_the_model_cannot_do():
+    with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
+        profile_variants([Job(source=small(), spec=RunSpec(seq=64))])
+
+
+def test_a_failure_that_nobody_foresaw_has_its_own_words():
+    assert worker._explained(RuntimeError("strange"), None) == ("failed", "RuntimeError: strange")
+    assert worker._explained(RuntimeError("CUDA out of memory. Tried"), None)[0] == "out of memory"
+    assert worker._explained(MemoryError(), None)[0] == "out of memory"
+
+
+def test_a_terminal_gets_one_line_of_progress_that_goes_away(folder):
+    out = on_a_terminal("profile", str(folder / "small.yaml"), "--steps", "1", columns=100, NO_COLOR="1",
+                        PYTHONPATH=str(ROOT))  # fmt: skip
+    progress, _, rest = out.rpartition("\r\x1b[K")
+    assert "\n" not in progress
+    assert "s)" in progress
+    assert rest.startswith("small.yaml: BertForMaskedLM") or "BertForMaskedLM" in rest.splitlines()[0]
