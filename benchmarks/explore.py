@@ -1,74 +1,100 @@
-"""How soon `explore` answers a key, and how much of its start is its own; needs the extra 'explore'.
+"""How soon `explore` answers a key, and when it is there, beside `bertscope tree`; needs the extra 'explore'.
 
-    python benchmarks/explore.py [--model bert-large-zh] [--unfold]
+    python benchmarks/explore.py [--model bert-large-zh] [--unfold] [--runs N]
 
-A key: from pressing it until the app is idle again and has drawn, in a terminal of 120 x 40 without a screen;
-while the data is computed beside it, and after. Start: what drawing takes beyond the tree's own data.
+In a pseudo-terminal of 80 x 24: from writing a key until the terminal gets the first bytes of the answer, while
+FLOPs and memory are computed and after. Start: from the command until the first picture, beside the whole
+process of `tree`, which reads the same data. Linux and macOS.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
+import fcntl
+import os
+import pty
+import select
 import statistics
+import struct
+import subprocess
+import sys
+import termios
 import time
 
-KEYS = ("down", "enter", "down", "p", "f", "m", "o", "x", "pagedown", "slash", "q", "u", "e", "r", "enter", "n", "x")
+BERTSCOPE = [sys.executable, "-m", "bertscope"]
+KEYS = {"down": b"\x1b[B", "up": b"\x1b[A", "params": b"p", "FLOPs": b"f", "order": b"o", "all": b"x"}
+PAUSE_SECONDS = 0.12  # between keys, so that each answer is its own
+
+
+class Terminal:
+    """A pseudo-terminal with the command in it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.started = time.perf_counter()
+        environment = os.environ | {"TERM": "xterm-256color"}
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        self.got = b""
+
+    def read(self, seconds: float) -> None:
+        """Take what comes within that time."""
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > 0:
+            if select.select([self.master], [], [], left)[0]:
+                self.got += os.read(self.master, 65536)
+
+    def answer_seconds(self, key: bytes) -> float:
+        """From a key until the terminal gets something."""
+        self.read(PAUSE_SECONDS)
+        start = time.perf_counter()
+        os.write(self.master, key)
+        select.select([self.master], [], [], 10)
+        return time.perf_counter() - start
+
+
+def explored(command: list[str]) -> tuple[float, dict[str, list[tuple[float, str]]]]:
+    """Seconds until the first picture, and those of every key while it loads and after."""
+    terminal = Terminal(command)
+    while b"computing" not in terminal.got:
+        terminal.read(0.01)
+    drawn = time.perf_counter() - terminal.started
+    times: dict[str, list[tuple[float, str]]] = {"loading": [], "loaded": []}
+    while len(times["loaded"]) < 4 * len(KEYS):
+        for name, key in KEYS.items():
+            when = "loaded" if b"distinct" in terminal.got else "loading"
+            times[when].append((terminal.answer_seconds(key), name))
+    os.write(terminal.master, b"q")
+    terminal.process.wait(timeout=30)
+    return drawn, times
 
 
 def main() -> None:
-    """Print both."""
+    """Print medians and the slowest key."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-large-zh")
     parser.add_argument("--unfold", action="store_true")
+    parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
-    gc.disable()  # as the command line does
-    start = time.perf_counter()
-    from bertscope.analyses.explore import explore
-    from bertscope.commands.explore import settled
-    from bertscope.sources import load
-    from bertscope.spec import RunSpec
-
-    reports = explore(load(arguments.model), RunSpec(batch=8, seq=512), folded=not arguments.unfold)
-    first = next(reports)
-    data_seconds = time.perf_counter() - start
-    asyncio.run(shown(first, settled(reports), data_seconds))
-
-
-async def shown(first, reports, data_seconds: float) -> None:
-    """Start the app, press keys while it loads, and again when it has loaded."""
-    start = time.perf_counter()
-    from bertscope.render.explore import Explorer
-
-    app = Explorer(first, reports)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        own_seconds = time.perf_counter() - start
-        print(f"start    {data_seconds:.2f} s for torch and the tree, and {own_seconds:.2f} s until it is drawn")
-        loading = []
-        while app.report.awaited:
-            loading += await pressed(app, pilot)
-        print_times("loading", loading)
-        print_times("loaded", await pressed(app, pilot) + await pressed(app, pilot))
-
-
-async def pressed(app, pilot) -> list[tuple[float, str]]:
-    """Seconds for each key, and the key."""
-    times = []
-    for key in KEYS:
+    same = [arguments.model, *(["--unfold"] if arguments.unfold else [])]
+    trees, starts, keys = [], [], {"loading": [], "loaded": []}
+    for _ in range(arguments.runs):  # interleaved, so that a drifting machine hits both
         start = time.perf_counter()
-        app.simulate_key(key)
-        await pilot.pause()
-        times.append((time.perf_counter() - start, key))
-    return times
-
-
-def print_times(when: str, times: list[tuple[float, str]]) -> None:
-    """Median and the slowest, in milliseconds."""
-    slowest, key = max(times)
-    median = statistics.median(seconds for seconds, _ in times)
-    print(f"{when:8} {1000 * median:.0f} ms a key in the median, {1000 * slowest:.0f} ms the slowest ({key})")
+        subprocess.run([*BERTSCOPE, "tree", *same], check=True, stdout=subprocess.DEVNULL)
+        trees.append(time.perf_counter() - start)
+        drawn, times = explored([*BERTSCOPE, "explore", *same, "--batch", "8", "--seq", "512"])
+        starts.append(drawn)
+        for when, found in times.items():
+            keys[when] += found
+    tree, first = statistics.median(trees), statistics.median(starts)
+    print(
+        f"first picture after {first:.2f} s; tree takes {tree:.2f} s: {first - tree:+.2f} s, ratio {first / tree:.2f}"
+    )
+    for when, found in keys.items():
+        slowest, name = max(found)
+        median = statistics.median(seconds for seconds, _ in found)
+        print(f"{when:8} {1000 * median:4.0f} ms a key in the median, {1000 * slowest:.0f} ms the slowest ({name})")
 
 
 if __name__ == "__main__":
