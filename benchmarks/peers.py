@@ -59,7 +59,9 @@ def answers(question: str, tool: str) -> Callable[[Callable[[], str]], Callable[
     """Register what `tool` is asked for `question`; the function returns what it said."""
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
-        assert question in QUESTIONS and tool in PACKAGES and (question, tool) not in PROBES
+        assert question in QUESTIONS
+        assert tool in PACKAGES
+        assert (question, tool) not in PROBES
         PROBES[question, tool] = function
         return function
 
@@ -130,7 +132,7 @@ def _() -> str:
 
 @answers("ties", "bertscope")
 def _() -> str:
-    return "; ".join(f"{tie['path']} is {tie['tied_to']}" for tie in bertscope("count", "bert-base-cased")["ties"])
+    return "; ".join(f"{tie['path']} is {tie['is_path']}" for tie in bertscope("count", "bert-base-cased")["ties"])
 
 
 @answers("tensors", "bertscope")
@@ -259,9 +261,11 @@ def _() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         torchinfo.summary(bert(), depth=9, verbose=2, col_names=("kernel_size", "num_params"))
     rows = re.findall(r"(\S*(?:weight|bias)) +(\[.*?\])", out.getvalue())
-    return f"{len(rows)} rows with verbose=2, among them " + ", ".join(
-        shape for name, shape in rows if "30522" in shape
-    ) + " of one tensor"
+    return (
+        f"{len(rows)} rows with verbose=2, among them "
+        + ", ".join(shape for name, shape in rows if "30522" in shape)
+        + " of one tensor"
+    )
 
 
 @answers("folded", "torchinfo")
@@ -665,8 +669,10 @@ def torch_training(counting: Callable[..., int], device: str, frozen: bool = Fal
 @answers("frozen", "torch")
 def _() -> str:
     first = pair(*(torch_training(torch_flops, "meta", frozen=frozen) for frozen in (False, True)))
-    return first + "; torch.profiler " + pair(
-        *(torch_training(profiler_flops, "cpu", frozen=frozen) for frozen in (False, True))
+    return (
+        first
+        + "; torch.profiler "
+        + pair(*(torch_training(profiler_flops, "cpu", frozen=frozen) for frozen in (False, True)))
     )
 
 
@@ -677,7 +683,7 @@ def _() -> str:
 
 
 def mem_tracker(device: str, checkpointing: bool) -> int:
-    """torch.distributed's MemTracker over two steps on fake tensors: the peak in bytes."""
+    """torch.distributed's MemTracker over a step on fake tensors: the peak in bytes."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -688,13 +694,17 @@ def mem_tracker(device: str, checkpointing: bool) -> int:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = ids(8, device=device)
+
+        def step() -> None:
+            model(tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()  # the optimizer makes its state; MemTracker follows one step alone
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
-            for _ in range(2):
-                model(tokens, labels=tokens).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            step()
         return next(iter(tracker.get_tracker_snapshot("peak").values()))["Total"]
 
 

@@ -13,12 +13,14 @@ from tests.conftest import ROOT
 
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "comparison.md"
+NOTHING = "\N{EN DASH}"
 NAMED_BY_MACHINE = {"measured"}  # what an allocator does differs with the processor's kernels
 
 
 def _peers() -> ModuleType:
     spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -67,7 +69,7 @@ def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monke
 
 def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_has_none():
     for (question, tool), _ in PEERS.PROBES.items():
-        assert IN_DOCUMENT[ASKED[question], tool] != "–", (question, tool)
+        assert IN_DOCUMENT[ASKED[question], tool] != NOTHING, (question, tool)
 
 
 def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
