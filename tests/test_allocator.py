@@ -154,7 +154,7 @@ def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
 def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     functional = torch.nn.functional
     before = dict(vars(functional))
-    with pytest.raises(ZeroDivisionError), cuda_semantics(RunSpec(device="cuda")):
+    with pytest.raises(ZeroDivisionError), cuda_semantics(RunSpec(device="cuda")):  # noqa: PT012
         assert functional.dropout is not before["dropout"]
         raise ZeroDivisionError
     assert dict(vars(functional)) == before

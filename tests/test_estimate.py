@@ -115,7 +115,7 @@ class _Thrice(nn.Module):
 
 MODULES = {
     "two layers": (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), torch.ones(32, 64)),
-    "one of torch's own encoder layers": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
+    "torch's own encoder layer": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
     "a sum of three": (_Thrice(), torch.ones(1000)),
 }  # fmt: skip
 
@@ -280,9 +280,9 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
             saved[storage.data_ptr()] = (tensor, storage.nbytes())  # held, so that no address comes twice
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None):
-            loss = model(**inputs).loss
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None):
+        loss = model(**inputs).loss
     assert loss.requires_grad
     truth = sum(size for _, size in saved.values())
     assert abs(estimate_memory(source, spec).kept_bytes - truth) <= tolerance(spec)
