@@ -89,7 +89,7 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
     if isinstance(error, BertscopeError):
         return "refused", str(error)
     text = str(error)
-    words = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
     if isinstance(error, MemoryError) or any(word in text for word in words):
         return "out of memory", text
     return "failed", f"{type(error).__name__}: {text}"

@@ -39,6 +39,28 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
     return text
 
 
+def tables_text(
+    first: Sequence[Column],
+    others: Sequence[Column],
+    rows: Sequence[Any],
+    target: Target,
+    strong: Callable[[Any], bool],
+) -> str:
+    """As `table_text`; in a terminal too narrow for all of `others`, several tables that begin with `first` each."""
+    needed = [column for column in first if not column.give_up]
+    size = max(len(others), 1)
+    while size > 1 and target.width and _widest(needed, others, size, rows, target, strong) > target.width:
+        size -= 1
+    starts = range(0, max(len(others), 1), size)
+    return "".join(table_text([*first, *others[start : start + size]], rows, target, strong) for start in starts)
+
+
+def _widest(first: Sequence[Column], others: Sequence[Column], size: int, rows: Sequence[Any], target: Target,
+            strong: Callable[[Any], bool]) -> int:  # fmt: skip
+    groups = (others[start : start + size] for start in range(0, len(others), size))
+    return max(natural_width(_table([*first, *group], rows, target, strong)) for group in groups)
+
+
 def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]) -> Table:
     from rich import box
     from rich.table import Table

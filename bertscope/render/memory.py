@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from bertscope.memory_reports import KeptRow, Memory, MemoryReport, Parts, Variant
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.columns import Column, csv_text, markdown_text, tables_text
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.memory_words import bars, conclusions, footnotes
@@ -47,13 +47,15 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
         yield _line("reserved by torch", report, lambda memory: memory.device.reserved_bytes if memory.device else None)
     if any(variant.estimated and variant.measured for variant in variants):
         yield _Line("estimated peak", tuple(_estimate(variant) for variant in variants))
+        yield _Line("  worst error", tuple(_error(variant) for variant in variants))
     if any(variant.process for variant in variants):
         yield _Line("process: one step", tuple(_of(variant.process, _step_text) for variant in variants))
         yield _Line(
             "process: all its life", tuple(_of(v.process, lambda p: bytes_text(p.peak_bytes)) for v in variants)
         )
     if any(variant.timing for variant in variants):
-        yield _Line("step", tuple(_of(variant.timing, _seconds) for variant in variants))
+        steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
+        yield _Line(f"step, median of {steps}", tuple(_of(variant.timing, _seconds) for variant in variants))
     if any(variant.timing and variant.timing.tokens_per_second for variant in variants):
         yield _Line("tokens per second", tuple(_of(variant.timing, _tokens) for variant in variants))
         yield _Line("FLOP/s", tuple(_of(variant.timing, _work) for variant in variants))
@@ -89,9 +91,13 @@ def _of(value: Any, text: Callable[[Any], str]) -> str:
 
 
 def _estimate(variant: Variant) -> str:
-    if variant.estimated is None or variant.error is None:
+    if variant.estimated is None or variant.measured is None:
         return ""
-    return f"{bytes_text(variant.estimated.peak.peak_bytes)} ({100 * variant.error:+.4f} %)"
+    return bytes_text(variant.estimated.peak.peak_bytes)
+
+
+def _error(variant: Variant) -> str:
+    return _of(variant.error, lambda error: f"{100 * error:+.4f} %")
 
 
 def _step_text(process: Any) -> str:
@@ -99,7 +105,7 @@ def _step_text(process: Any) -> str:
 
 
 def _seconds(timing: Any) -> str:
-    return f"{timing.median_seconds:.3f} s (median of {len(timing.step_seconds)})"
+    return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
 
 
 def _tokens(timing: Any) -> str:
@@ -110,11 +116,19 @@ def _work(timing: Any) -> str:
     return _of(timing.flops_per_second, lambda rate: f"{rate / 1e9:,.1f} G")
 
 
+<<<<<<< HEAD
 def memory_columns(report: MemoryReport) -> list[Column]:
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
         columns.append(Column(_heading(variant), _cell(number), right=True))
     return columns
+=======
+_NAME = Column("at the peak of the step", lambda line: line.name)
+
+
+def _columns(report: MemoryReport) -> list[Column]:
+    return [Column(_heading(variant), _cell(number), right=True) for number, variant in enumerate(report.variants)]
+>>>>>>> memtests
 
 
 def _heading(variant: Variant) -> str:
@@ -122,16 +136,27 @@ def _heading(variant: Variant) -> str:
     return f"{variant_name(variant)} ({obtained})"
 
 
+<<<<<<< HEAD
 def kept_columns(report: MemoryReport) -> list[Column]:
     columns = [
         Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
         Column("each", lambda row: _shape(row[0]), give_up=3),
         Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
+=======
+_KEPT = (
+    Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
+    Column("what", lambda row: row[0].what, give_up=1),
+    Column("each", lambda row: _shape(row[0]), give_up=3),
+    Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
+)
+
+
+def _kept_columns(report: MemoryReport) -> list[Column]:
+    return [
+        Column(variant_name(variant), _kept_cell(number), right=True) for number, variant in enumerate(report.variants)
+>>>>>>> memtests
     ]
-    for number, variant in enumerate(report.variants):
-        columns.append(Column(variant_name(variant), _kept_cell(number), right=True))
-    return columns
 
 
 def _shape(row: KeptRow) -> str:
@@ -154,11 +179,19 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
 def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOWN_ROWS) -> str:
     """The report for the terminal."""
     text = f"{title(report)}, {run_text(report.run)}\n"
+<<<<<<< HEAD
     text += table_text(memory_columns(report), list(memory_lines(report)), target, lambda line: line.is_strong)
     rows = kept_rows(report)
     if rows:
         shown = rows[:shown_rows]
         text += "\n" + table_text(kept_columns(report), shown, target, lambda row: False)
+=======
+    text += tables_text([_NAME], _columns(report), list(_lines(report)), target, lambda line: line.is_strong)
+    rows = kept_rows(report)
+    if rows:
+        shown = rows[:shown_rows]
+        text += "\n" + tables_text(_KEPT, _kept_columns(report), shown, target, lambda row: False)
+>>>>>>> memtests
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
@@ -169,9 +202,15 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOW
 def markdown(report: MemoryReport) -> str:
     """The report as GitHub tables."""
     text = f"{title(report)}, {run_text(report.run)}\n\n".replace("_", "\\_")
+<<<<<<< HEAD
     text += markdown_text(memory_columns(report), list(memory_lines(report)))
     if rows := kept_rows(report):
         text += "\n" + markdown_text(kept_columns(report), rows)
+=======
+    text += markdown_text([_NAME, *_columns(report)], list(_lines(report)))
+    if rows := kept_rows(report):
+        text += "\n" + markdown_text([*_KEPT, *_kept_columns(report)], rows)
+>>>>>>> memtests
     return (
         text + "\n" + "".join(f"- {line}\n" for line in (*conclusions(report), *footnotes(report))).replace("_", "\\_")
     )

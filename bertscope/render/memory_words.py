@@ -121,7 +121,8 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if "measured" in obtained:
         yield f"measured: the allocator's own events on {report.machine}; times of bare steps, run apart"
     if "estimated" in obtained:
-        yield f"estimated: {report.machine}; every operator dispatched, nothing allocated{_accuracy(report)}"
+        semantics = f"{report.run.get('device')} semantics on fake tensors"
+        yield f"estimated: {semantics}; every operator dispatched, nothing allocated{_accuracy(report)}"
     layers = {memory.traced_layers for variant in report.variants for memory in (variant.memory,) if memory} - {None}
     if layers:
         yield f"{max(layer for layer in layers if layer)} layers ran and stand for all, as a second run has proved"

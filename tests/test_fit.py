@@ -1,0 +1,294 @@
+"""`fit`: the largest batch that a budget holds, what a batch costs, and how a memory report looks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertscope.analyses.fit import Fitter, fit_report, overhead_bytes
+from bertscope.cards import CARDS, card
+from bertscope.errors import SelectionError
+from bertscope.fit_reports import FitReport
+from bertscope.memory_reports import (
+    KeptRow,
+    Memory,
+    MemoryReport,
+    Outlook,
+    OutlookPoint,
+    Parts,
+    PhasePeak,
+    ProcessMemory,
+    Timing,
+    Variant,
+)
+from bertscope.render import fit as fit_renderer
+from bertscope.render import memory as renderer
+from bertscope.render.console import Target
+from bertscope.reports import Subject
+from bertscope.spec import RunSpec
+from bertscope.units import parse_bytes
+from tests.conftest import GOLDEN
+from tests.steps import estimated_tape, small
+
+MIB = 2**20
+SMALL_YAML = """architecture: BertForMaskedLM
+config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 40}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "small.yaml").write_text(SMALL_YAML)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# The law.
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(200_000, 200 * MIB), st.sampled_from(["none", "full", "selective"]), st.sampled_from(["cpu", "cuda"]))
+def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
+    spec = RunSpec(seq=8, checkpointing=checkpointing, device=device)
+    context = 0
+    (row,) = fit_report(small(), [spec], [8], budget, context_bytes=context).rows
+    extra = overhead_bytes(spec, context)
+    one_more = estimated_tape(small(), replace(spec, batch=row.batch + 1)).peak_bytes + extra
+    assert row.fits == (row.batch > 0)
+    assert one_more > budget
+    if row.fits:
+        assert row.peak_bytes == estimated_tape(small(), replace(spec, batch=row.batch)).peak_bytes + extra <= budget
+        assert row.next_bytes == one_more
+    else:
+        assert row.peak_bytes == one_more
+
+
+def test_the_search_does_without_a_line_where_there_is_none(monkeypatch):
+    from bertscope.analyses import fit
+
+    budget = 5 * MIB
+    (row,) = fit_report(small(), [RunSpec()], [8], budget).rows
+    monkeypatch.setattr(fit, "growth", lambda one, other: None)
+    (again,) = fit_report(small(), [RunSpec()], [8], budget).rows
+    assert again == row
+
+
+def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
+    ways = [RunSpec(checkpointing=strategy) for strategy in ("none", "every-2", "full")]
+    batches = [row.batch for row in fit_report(small(), ways, [32], 50 * MIB).rows]
+    assert batches == sorted(batches)
+    assert batches[0] < batches[-1]
+
+
+def test_a_batch_turned_around_is_sorted_by_what_it_costs():
+    ways = [RunSpec(checkpointing=strategy) for strategy in ("full", "every-2", "none", "selective")]
+    fitter = Fitter(small(), ways[0], 0)
+    peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
+    report = fit_report(small(), ways, [32], peaks["none"] - 1, batch=64)
+    assert [row.fits for row in report.rows] == [True, True, True, False]
+    costs = [row.extra_flops for row in report.rows if row.fits]
+    assert costs == sorted(costs)
+    assert report.rows[0].checkpointing == "selective"
+    assert report.rows[-1].checkpointing == "none"
+    assert {row.checkpointing: row.peak_bytes for row in report.rows} == peaks
+
+
+def test_flops_of_the_step_are_those_of_all_its_sequences():
+    ways = [RunSpec(checkpointing=strategy) for strategy in ("none", "full")]
+    none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
+    one = fit_report(small(), ways[:1], [8], MIB, batch=1).rows[0]
+    assert none.step_flops == 3 * one.step_flops
+    assert none.extra_flops == 0
+    assert full.extra_flops == full.step_flops / none.step_flops - 1 > 0
+
+
+def test_a_budget_that_only_the_replayed_allocator_exceeds_is_tight():
+    spec = RunSpec(device="cuda", seq=32, batch=64)
+    extra = overhead_bytes(spec, 0)
+    peak = estimated_tape(small(), spec).peak_bytes
+    (row,) = fit_report(small(), [spec], [32], peak + extra, batch=64, context_bytes=0).rows
+    assert (row.fits, row.is_tight) == (True, True)
+    (row,) = fit_report(small(), [spec], [32], 4 * peak + extra, batch=64, context_bytes=0).rows
+    assert (row.fits, row.is_tight) == (True, False)
+
+
+# The command.
+
+
+def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
+    data = cli("fit", "small.yaml", "--budget", "20MiB", "--seq", "8,16", "--checkpointing", "none,full", "--precision",
+               "fp32", "--format", "json").json  # fmt: skip
+    assert (data["schema"], data["kind"], data["budget_bytes"]) == (1, "fit", 20 * MIB)
+    assert [(row["checkpointing"], row["seq"]) for row in data["rows"]] == [
+        ("none", 8), ("none", 16), ("full", 8), ("full", 16),
+    ]  # fmt: skip
+    assert all(row["peak_bytes"] <= data["budget_bytes"] < row["next_bytes"] for row in data["rows"])
+
+
+def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cli, folder):
+    result = cli("fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32")
+    assert result.code == 1
+    assert "not even a batch of one fits: the nearest, none in fp32, is" in result.out
+    assert "no, short by" in result.out
+    result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
+                 "--precision", "fp32")  # fmt: skip
+    assert result.code == 1
+    assert "not even batch 999 fits" in result.out
+
+
+def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
+    result = cli("fit", "small.yaml", "--budget", "1GiB", "--seq", "8", "--batch", "4", "--checkpointing", "full,none",
+                 "--precision", "fp32")  # fmt: skip
+    assert result.code == 0
+    assert "cheapest that holds batch 4 at 8: fp32, checkpointing none" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "give either --budget, such as 16GiB, or --device-name"),
+        (("--budget", "1GiB", "--device-name", "t4"), "give either"),
+        (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
+        (("--budget", "1GiB", "--seq", "many"), "--seq takes a number, or several with commas"),
+        (("--budget", "1GiB", "--precision", "int8"), "--precision takes fp32, bf16"),
+        (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
+        (("--device-name", "a100"), "say which: a100-40gb, a100-80gb"),
+        (("--device-name", "t44"), "did you mean 't4'"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
+    result = cli("fit", "small.yaml", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert words in result.err
+
+
+def test_a_card_is_named_with_the_source_of_its_memory(cli, folder):
+    result = cli("fit", "small.yaml", "--device-name", "T4", "--seq", "8", "--batch", "1", "--precision", "fp32",
+                 "--checkpointing", "none")  # fmt: skip
+    assert result.code == 0
+    assert f"t4: {CARDS['t4'].source}" in result.out
+    assert "unchecked on a card" in result.out
+
+
+@pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
+def test_a_card_is_found_however_it_is_written(written):
+    assert card(written).memory_bytes > 10 * 2**30
+
+
+def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
+    for known in CARDS.values():
+        assert known.source
+        if known.name.endswith("gb"):
+            assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
+    with pytest.raises(SelectionError, match="or give --budget"):
+        card("abacus")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GiB", 16 * 2**30), ("16 GB", 16 * 10**9), ("512M", 512 * MIB), ("1.5GiB", 3 * 2**29), ("100", 100),
+     ("100B", 100), ("2k", 2048), ("0.1KB", 100)],
+)  # fmt: skip
+def test_sizes_are_read_as_they_are_meant(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e3", "1,5GiB", "16 gigs", "٣GiB", "nan"])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="^" + text.replace("٣", ".")[:1]):
+        parse_bytes(text)
+
+
+# How it looks.
+
+SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="fp32", attention="sdpa", torch_version="0",
+                  bertscope_version="0")  # fmt: skip
+
+
+def made_up(scale: int, obtained: str) -> Memory:
+    """A memory with round numbers."""
+    parts = Parts(parameters=40 * MIB, optimizer_state=80 * MIB, gradients=40 * MIB, activations=scale * MIB,
+                  temporaries=20 * MIB, inputs=1024)  # fmt: skip
+    peaks = (("forward", "encoder.layer.*.output", "addmm", 60), ("backward", "", "_log_softmax_backward_data", 0),
+             ("optimizer", "", "div", 90))  # fmt: skip
+    phases = tuple(
+        PhasePeak(phase=name, path=path, operator=operator,
+                  peak_bytes=parts.total - less * MIB, parts=replace(parts, temporaries=(20 - less) * MIB))
+        for name, path, operator, less in peaks
+    )  # fmt: skip
+    row = KeptRow(path="encoder.layer.0-1.intermediate.dense", operator="addmm", what="activation's input",
+                  shape=(64, 512), dtype="float32", tensors=2, kept_bytes=scale * MIB)  # fmt: skip
+    return Memory(obtained=obtained, phases=phases, kept=(row,), kept_bytes=scale * MIB)
+
+
+def profiled() -> MemoryReport:
+    """A report of `profile` in which a clock stood still."""
+    timing = Timing(warmup_seconds=1.0, step_seconds=(0.5, 0.25, 0.75), median_seconds=0.5, tokens_per_second=2048.0,
+                    flops=10**9, flops_per_second=2e9)  # fmt: skip
+    process = ProcessMemory(resident_before_bytes=300 * MIB, high_water_bytes=420 * MIB, peak_bytes=500 * MIB)
+    none = Variant(checkpointing="none", reentrant=False, estimated=made_up(100, "estimated"),
+                   measured=made_up(100, "measured"), timing=timing, process=process)  # fmt: skip
+    full = Variant(checkpointing="full", reentrant=True, estimated=made_up(10, "estimated"),
+                   measured=made_up(10, "measured"), process=process,
+                   timing=replace(timing, median_seconds=0.75, flops=4 * 10**9 // 3))  # fmt: skip
+    dead = Variant(checkpointing="selective", reentrant=False, estimated=made_up(50, "estimated"),
+                   failure="the child was killed by SIGKILL while timing step 1 of 3")  # fmt: skip
+    outlook = Outlook(pays_from_batch=4, points=(OutlookPoint(batch=8, first_bytes=300 * MIB, peak_bytes=200 * MIB),))
+    late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), outlook=outlook)
+    run = asdict(RunSpec(batch=8, seq=128))
+    return MemoryReport(subject=SUBJECT, run=run, machine="a machine", variants=(none, full, dead, late))
+
+
+def fitted() -> FitReport:
+    report = fit_report(small(), [RunSpec(), RunSpec(checkpointing="full")], [8, 32], 2 * MIB)
+    return replace(report, subject=SUBJECT)
+
+
+GOLDENS = {
+    "profile-table.txt": lambda: renderer.table(profiled(), Target()),
+    "profile-table-narrow.txt": lambda: renderer.table(profiled(), Target(width=80, unicode=False)),
+    "profile-markdown.md": lambda: renderer.markdown(profiled()),
+    "profile.csv": lambda: renderer.csv(profiled()),
+    "fit-table.txt": lambda: fit_renderer.table(fitted(), Target()),
+    "fit-markdown.md": lambda: fit_renderer.markdown(fitted()),
+    "fit.csv": lambda: fit_renderer.csv(fitted()),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_report_looks_as_it_did(name):
+    assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
+
+
+def test_a_narrow_terminal_gives_up_columns_by_name_and_no_bar_is_cut():
+    text = renderer.table(profiled(), Target(width=100))
+    assert "too narrow for the columns each" in text
+    bars = [line for line in text.splitlines() if "PPP" in line]
+    assert len(bars) == 4
+    assert all(len(line) <= 100 for line in bars)
+
+
+def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
+    line = next(line for line in renderer.table(profiled(), Target()).splitlines() if line.startswith("none "))
+    marks = line.partition(" ")[2].strip()
+    bar = marks.partition(" ")[0]
+    lengths = {mark: bar.count(mark) for mark in "POGAt"}
+    assert sum(lengths.values()) == len(bar) == 48
+    assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
+    assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
+
+
+def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
+    records = list(csv.DictReader(io.StringIO(renderer.csv(profiled()))))
+    assert len(records) == 3 * (2 + 2 + 1 + 1)
+    for record in records:
+        parts = sum(int(record[f"{part}_bytes"]) for part in renderer.PARTS)
+        assert record["obtained"] in ("measured", "estimated")
+        assert parts == int(record["peak_bytes"])
