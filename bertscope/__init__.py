@@ -21,9 +21,14 @@ _HOMES = {
     "flops": "bertscope.analyses.flops",
     "diagram": "bertscope.analyses.diagram",
     "diff": "bertscope.analyses.diff",
+    "verify": "bertscope.analyses.verify",
+    "read_checkpoint": "bertscope.checkpoints.reading",
     "explain": "bertscope.analyses.explain",
     "estimate": "bertscope.analyses.estimate",
     "profile": "bertscope.analyses.measure",
+    "convert": "bertscope.conversion",
+    "schema": "bertscope.schemas",
+    "doctor": "bertscope.analyses.doctor",
     **dict.fromkeys(
         (
             "BertModel",

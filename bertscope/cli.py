@@ -8,32 +8,40 @@ import gc
 import os
 import sys
 import warnings
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from bertscope import __version__
 from bertscope.commands import (
     check,
+    convert,
     count,
     diagram,
     diff,
+    doctor,
     estimate,
     explain,
+    explore,
     fit,
     flops,
     presets,
     print_model,
     profile,
+    report,
+    schema,
     tree,
-)
+    verify,
+)  # fmt: skip
 from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
+from bertscope.render.console import choose_color
 
 app = typer.Typer(
     name="bertscope",
-    help="Everything about a BERT before you run it: parameters, FLOPs, tree, diagrams, and expected counts checked.",
-    epilog="Run 'bertscope COMMAND --help' for examples of each command.",
+    help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and what you expect.",
+    epilog="Run 'bertscope COMMAND --help' for examples of each command. "
+    "Exit codes: 0 fine, 1 the answer is no, 2 the question was wrong, 3 it could not be measured.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,16 +50,34 @@ app = typer.Typer(
 
 app.command(epilog=count.EPILOG)(count.count)
 app.command(epilog=tree.EPILOG)(tree.tree)
-app.command(epilog=flops.EPILOG)(flops.flops)
-app.command(epilog=estimate.EPILOG, cls=WithBareCheckpointing)(estimate.estimate)
-app.command(epilog=profile.EPILOG, cls=WithBareCheckpointing)(profile.profile)
-app.command(epilog=fit.EPILOG)(fit.fit)
-app.command(epilog=explain.EPILOG)(explain.explain)
-app.command(epilog=diagram.EPILOG)(diagram.diagram)
-app.command(epilog=diff.EPILOG)(diff.diff)
+app.command(epilog=flops.EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")(flops.flops)
+app.command(
+    epilog=estimate.EPILOG,
+    cls=WithBareCheckpointing,
+    short_help="Estimate a step's memory: its peak, its parts, where it stands.",
+)(estimate.estimate)
+app.command(
+    epilog=profile.EPILOG, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
+)(profile.profile)
+app.command(epilog=fit.EPILOG, short_help="Find the largest batch that a memory budget holds.")(fit.fit)
+app.command(epilog=report.EPILOG, short_help="Write everything about a model on one page.")(report.report)
+app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
+    explain.explain
+)
+app.command(epilog=explore.EPILOG, short_help="Walk through the module tree in the terminal.")(explore.explore)
+app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")(
+    diagram.diagram
+)
+app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=check.EPILOG, short_help="Verify what files expect of their models.")(check.check)
+app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
+app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
+    convert.convert
+)
+app.command(epilog=schema.EPILOG, short_help="Print the JSON Schema of what --format json writes.")(schema.schema)
+app.command(epilog=doctor.EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")(doctor.doctor)
 
 
 def _show_version(value: bool) -> None:
@@ -65,8 +91,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    color: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR, or as said here. Before the command."),
+    ] = "auto",
 ) -> None:
     """Options of bertscope itself."""
+    choose_color(color)
 
 
 def main() -> None:
@@ -77,6 +108,8 @@ def main() -> None:
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
+    if "--download" not in sys.argv:  # whatever a library would like to fetch
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     _leave(_run())

@@ -30,6 +30,13 @@ class Work:
             bytes_moved=self.bytes_moved * times,
         )
 
+    def __floordiv__(self, parts: int) -> Work:
+        return Work(
+            matmul_flops=self.matmul_flops // parts,
+            elementwise_flops=self.elementwise_flops // parts,
+            bytes_moved=self.bytes_moved // parts,
+        )
+
     @property
     def macs(self) -> int:
         """Multiply-adds of the matrix products."""

@@ -1,20 +1,16 @@
-"""Presets: one YAML file each, complete in itself, with its expected counts.
+"""Presets: one YAML file each, complete in itself, with what it expects.
 
 description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
 architecture: BertForMaskedLM
 add_pooling_layer: false        # BertModel only
 config: {vocab_size: 28996, ...}
-expected:
-  distinct_params: 108340804
-  layer_params: 130609732
-  groups: {embeddings: 22665216, ...}
-  layers: {token: 22268928, ...}
+extra: {directionality: bidi}   # of a config.json, of no effect here; `convert` keeps it
+expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -22,21 +18,10 @@ from typing import Any
 
 from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_field
 from bertscope.errors import ConfigError, suggestion
+from bertscope.expectations import Expectation, read_expectations
 from bertscope.reading import Entry, Mapping, read_mapping
 
-_KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "expected")
-TOTAL_KEYS = ("distinct_params", "layer_params")
-TABLE_KEYS = ("groups", "layers")
-MAX_PARAMS = 2**63
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
-    """One expected count: `key` is `distinct_params`, `groups.embeddings`, `layers.token` ..."""
-
-    key: str
-    params: int
-    line: int
+_KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +36,13 @@ class Source:
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
+    stored_dtype: str | None = None  # of the published weights, where a config.json says it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
 
     def expected_params(self, key: str) -> int | None:
         """The expected count under `key`, or None."""
-        return next((item.params for item in self.expected if item.key == key), None)
+        found = next((item.value for item in self.expected if item.key == key), None)
+        return found if isinstance(found, int) else None
 
 
 def preset_dir() -> Path:
@@ -71,7 +58,11 @@ def preset_paths() -> dict[str, Path]:
 
 def read_preset(path: Path) -> Source:
     """The preset in a YAML file; raises ConfigError or SourceError with file and line."""
-    entries = read_mapping(path)
+    return preset_of(read_mapping(path), path)
+
+
+def preset_of(entries: Mapping, path: Path) -> Source:
+    """The preset in what was read from a file."""
     _check_keys(entries, _KEYS, path, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
@@ -79,6 +70,8 @@ def read_preset(path: Path) -> Source:
                 f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
             )
     config, lines = _config(entries["config"], path)
+    if "extra" in entries:
+        _mapping(entries["extra"], path, "extra")
     return Source(
         name=path.stem,
         path=path,
@@ -88,7 +81,7 @@ def read_preset(path: Path) -> Source:
         add_pooling_layer=_boolean(entries.get("add_pooling_layer"), path),
         description=_text(entries.get("description"), path),
         hub_names=_names(entries.get("hub_names"), path),
-        expected=tuple(_expectations(entries.get("expected"), path)),
+        expected=tuple(read_expectations(entries.get("expected"), path)),
     )
 
 
@@ -104,28 +97,6 @@ def _config(entry: Entry, path: Path) -> tuple[BertConfig, dict[str, int]]:
         return BertConfig(**found.plain()), lines
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, entry.line)}") from None
-
-
-def _expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
-    if entry is None or entry.value is None:
-        return
-    found = _mapping(entry, path, "expected")
-    _check_keys(found, TOTAL_KEYS + TABLE_KEYS, path, "expected")
-    for key, item in found.items():
-        if key in TOTAL_KEYS:
-            yield _expectation(key, item, path)
-        else:
-            for name, inner in _mapping(item, path, f"expected.{key}").items():
-                yield _expectation(f"{key}.{name}", inner, path)
-
-
-def _expectation(key: str, entry: Entry, path: Path) -> Expectation:
-    value = entry.value
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_PARAMS:
-        raise ConfigError(
-            f"expected {key} must be a count of parameters, an integer of at least 0", where=f"{path}:{entry.line}"
-        )
-    return Expectation(key=key, params=value, line=entry.line)
 
 
 def _check_keys(entries: Mapping, known: tuple[str, ...], path: Path, place: str) -> None:

@@ -186,21 +186,26 @@ class DiffReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One expectation and what became of it; `got` is None where the model has no such row."""
+    """One expectation and what became of it; `got` is None where the model has no such row.
+
+    Counts, FLOPs and bytes are numbers, a tie is the address of the tensor; under `ties` stands how many there are.
+    """
 
     model: str
     key: str
-    expected: int | None
-    got: int | None
+    expected: int | str | None
+    got: int | str | None
     path: str
     line: int
     status: str  # "passed", "failed" or "error"
     message: str = ""
+    tolerance: float = 0.0  # a share of `expected`, either way
 
     @property
     def difference(self) -> int | None:
-        """got - expected."""
-        return None if self.got is None or self.expected is None else self.got - self.expected
+        """got - expected, where both are numbers."""
+        both = isinstance(self.got, int) and isinstance(self.expected, int)
+        return self.got - self.expected if both else None  # type: ignore[operator]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,19 @@ from typing import Any
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL = ("", "K", "M", "G", "T", "P", "E")
 
 
 def count_text(count: int) -> str:
     """A count with thousands separated: `130,609,732`."""
     return f"{count:,}"
+
+
+def short_count_text(count: int) -> str:
+    """A count to three places or four, by thousands: `8.04 T` (10**12), `302.3 M`, `768`."""
+    power = min((len(str(abs(count))) - 1) // 3, len(_DECIMAL) - 1)
+    scaled = count / 1000**power
+    return f"{scaled:.{2 if abs(scaled) < 100 else 1}f} {_DECIMAL[power]}" if power else str(count)
 
 
 def signed_text(difference: int) -> str:

@@ -39,27 +39,28 @@ class _Terminal(io.StringIO):
         return self.is_terminal
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch):
-    """Runs `bertscope ARGS` in this process, as if piped."""
+def run_cli(*args: object) -> Result:
+    """Run `bertscope ARGS` in this process, as if piped."""
     from bertscope import cli as module
 
+    out, err = _Terminal(), _Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bertscope", *map(str, args)])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        try:
+            code = module._run()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch):
+    """`run_cli` without what the environment says of the terminal."""
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-
-    def run(*args: object) -> Result:
-        out, err = _Terminal(), _Terminal()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["bertscope", *map(str, args)])
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            try:
-                code = module._run()
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-        return Result(code, out.getvalue(), err.getvalue())
-
-    return run
+    return run_cli
 
 
 def needs_graphviz() -> None:

@@ -15,9 +15,20 @@ PACKAGE = ROOT / "bertscope"
 FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
     "errors", "units", "reports", "flops_reports", "explain_reports", "diagram_reports", "memory_reports",
-    "fit_reports", "cards",
+    "fit_reports", "page_reports", "cards", "tool_reports", "checkpoint_reports", "explore_reports",
 }  # fmt: skip
-TEXT = BASE | {"config", "spec", "reading", "presets", "sources"}
+TEXT = BASE | {
+    "config",
+    "spec",
+    "reading",
+    "expectations",
+    "presets",
+    "sources",
+    "expectation_files",
+    "foreign",
+    "hub",
+    "checkpoints",
+}
 
 # Room -> the rooms of bertscope and the outside packages that it may import at module level.
 MAY = {
@@ -29,25 +40,44 @@ MAY = {
     "diagram_reports": ({"reports"}, set()),
     "memory_reports": ({"reports"}, set()),
     "fit_reports": ({"reports"}, set()),
+    "explore_reports": ({"reports", "flops_reports", "memory_reports"}, set()),
     "cards": ({"errors", "fit_reports"}, set()),
+    "page_reports": (BASE, set()),
+    "checkpoint_reports": ({"reports"}, set()),
     "reading": (BASE, {"yaml"}),
+    "checkpoints": (BASE | {"reading", "checkpoints"}, set()),
+    "hub": (BASE | {"checkpoints"}, set()),
+    "foreign": (BASE | {"reading"}, set()),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
+    "expectations": (BASE | {"reading", "spec"}, set()),
     "presets": (TEXT, {"yaml"}),
     "sources": (TEXT, {"yaml"}),
+    "expectation_files": (TEXT, set()),
     "_torch": (set(), {"torch"}),
     "model": (TEXT | {"_torch", "model"}, {"torch"}),
     "analyses": (TEXT | {"_torch", "model", "analyses", ""}, {"torch"}),
     "render": (BASE | {"render"}, set()),
+    "render/explore.py": (BASE | {"render"}, {"textual"}),  # an app is made of classes; its command imports it late
+    "render/explore_tree.py": (BASE | {"render"}, {"textual", "rich"}),
     "commands": (TEXT | {"render", "commands"}, {"typer"}),
-    "cli": (BASE | {"commands", ""}, {"typer"}),
+    "testing": (set(), set()),
+    "pytest_plugin": ({"errors"}, {"pytest"}),
+    "conversion": (TEXT, {"yaml"}),
+    "conversion_update": (TEXT | {"conversion"}, set()),
+    "schemas": (BASE | {""}, set()),
+    "tool_reports": ({"reports"}, set()),
+    "cli": (BASE | {"commands", "render", ""}, {"typer"}),
     "__main__": ({"cli"}, set()),
     "__init__": (set(), set()),
 }
 
 
 def room(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
+    inside = path.relative_to(PACKAGE)
+    if inside.as_posix() in MAY:
+        return inside.as_posix()
+    first = inside.parts[0]
     return first.removesuffix(".py")
 
 
@@ -87,7 +117,15 @@ def test_a_room_imports_only_what_it_may(path):
 def test_render_never_sees_torch_and_analyses_never_print():
     for path in FILES:
         tree = ast.parse(path.read_text())
-        if room(path) in ("render", "reports", "flops_reports", "units", "config", "sources", "presets"):
+        if room(path).partition("/")[0] in (
+            "render",
+            "reports",
+            "flops_reports",
+            "units",
+            "config",
+            "sources",
+            "presets",
+        ):
             assert not any(name.split(".")[0] == "torch" for name in imports(tree, everywhere=True)), path
         if room(path) in ("analyses", "model"):
             calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]

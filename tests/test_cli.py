@@ -15,7 +15,10 @@ import pytest
 import bertscope
 from tests.conftest import ROOT, _Terminal, needs_graphviz
 
-COMMANDS = ("count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check")
+COMMANDS = (
+    "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
+    "verify", "estimate", "profile", "fit", "report", "explore",
+)  # fmt: skip
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
 
@@ -36,15 +39,40 @@ def test_every_command_has_help_with_examples(cli, command):
     assert f"bertscope {command}" in result.out.partition("examples:")[2]
 
 
-def examples() -> list[str]:
-    from bertscope.commands import check, count, diagram, diff, explain, flops, presets, print_model, tree
+def test_the_list_of_commands_says_each_in_a_whole_sentence(cli):
+    lines = cli("--help").out.partition("Commands:")[2].partition("\n\n")[0].strip().splitlines()
+    assert len(lines) >= len(COMMANDS)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
-    lines = [
-        line.strip()
-        for module in (count, tree, flops, explain, diff, diagram, print_model, presets, check)
-        for line in module.EPILOG.splitlines()
-    ]
+
+def examples() -> list[str]:
+    from bertscope.cli import app
+
+    lines = [line.strip() for command in app.registered_commands for line in (command.epilog or "").splitlines()]
     return [line for line in lines if line.startswith("bertscope ")]
+
+
+def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_does(cli):
+    from typer.main import get_command
+
+    from bertscope.cli import app
+
+    commands = get_command(app).commands
+    assert set(commands) >= set(COMMANDS)
+    for name, command in commands.items():
+        for option in command.params:
+            assert option.help, f"{name}: {option.name}"
+            assert len(option.help.split()) > 1, f"{name}: {option.name}: {option.help}"
+
+
+def own_checkpoint(folder) -> None:
+    """A folder as `save_pretrained` leaves it: bert-tiny's configuration and weights."""
+    from safetensors.torch import save_model
+
+    source = bertscope.load("bert-tiny")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(source.config.to_dict()))
+    save_model(bertscope.BertModel(source.config), folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("example", examples())
@@ -57,6 +85,9 @@ def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
         mine = mine.partition("expected:")[0]
     (tmp_path / "my-bert.yaml").write_text(mine)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    expected = "model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n"
+    (tmp_path / "models.bertscope.yaml").write_text(expected)
+    own_checkpoint(tmp_path / "my-bert")
     monkeypatch.chdir(tmp_path)
     result = cli(*example.replace("'", "").split()[1:])
     assert result.code == 0, result.err
@@ -82,16 +113,31 @@ def test_the_list_of_presets_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("bertscope count bert-large-z", "bert-large-zh"),
+        ("bertscope check bert-min", "bert-mini"),
+        ("bertscope convert bert-min", "bert-mini"),
+        ("bertscope count --architecture BertForM", "BertForMaskedLM"),
+        ("bertscope flops --checkpointing sel", "selective"),
+        ("bertscope flops --checkpointing eve", "every-2"),
+        ("bertscope count --format mark", "markdown"),
+        ("bertscope check --format ju", "junit"),
+        ("bertscope schema memo", "memory"),
+        ("bertscope --color alw", "always"),
+        ("bertscope doc", "doctor"),
+    ],
+)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_completes_preset_names(shell):
-    words = "bertscope count bert-large-z"
-    variables = {"_BERTSCOPE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": "2",
+def test_the_shell_completes(shell, words, completed):
+    variables = {"_BERTSCOPE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
                  "_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
     code = "from bertscope.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENV | variables, check=False
     )
-    assert "bert-large-zh" in done.stdout
+    assert completed in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -273,6 +319,48 @@ def test_no_color_is_honoured_and_a_terminal_gets_colour_without_it():
     assert "\x1b[" not in on_a_terminal("presets", columns=200, TERM="dumb")
     assert "\x1b[" not in spawn("presets").stdout
     assert "\x1b[" in spawn("presets", env=ENV | {"FORCE_COLOR": "1"}).stdout
+
+
+def test_the_option_color_is_above_terminal_and_environment(cli, monkeypatch):
+    assert "\x1b[" in cli("--color", "always", "presets").out
+    assert "\x1b[" not in cli("presets").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" not in cli("--color", "never", "presets").out
+    assert "\x1b[" not in on_a_terminal("--color", "never", "presets", columns=200)
+    assert "\x1b[" in on_a_terminal("--color", "always", "presets", columns=200, NO_COLOR="1")
+    assert cli("--color", "sometimes", "presets").code == 2
+
+
+TABLES = {
+    "count": (), "tree": (), "flops": ("bert-tiny",), "explain": ("bert-tiny",), "diff": ("bert-tiny", "bert-mini"),
+    "presets": (), "check": ("bert-tiny",), "schema": (), "doctor": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_path):
+    shown = {}
+    for fmt in ("table", "json", "csv", "markdown"):
+        path = tmp_path / fmt
+        result = cli(command, *TABLES[command], "--format", fmt, "--output", path)
+        assert (result.code, result.out) == (0, ""), result.err
+        shown[fmt] = path.read_text()
+    assert json.loads(shown["json"])["schema"] == 1
+    widths = {len(record) for record in csv.reader(io.StringIO(shown["csv"]))}
+    assert len(widths) == 1
+    assert "| --- |" in shown["markdown"] or "---: |" in shown["markdown"]
+    assert len(set(shown.values())) == 4
+
+
+@pytest.mark.parametrize("columns", [60, 80, 250])
+@pytest.mark.parametrize("command", [command for command in TABLES if command != "explain"])
+def test_a_table_fits_a_terminal_of_any_width_and_nothing_in_it_is_cut(cli, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = cli(command, *TABLES[command], "--format", "table").out
+    rules = [line for line in shown.splitlines() if set(line.strip()) == {"─"}]
+    assert rules
+    assert max(map(len, rules)) <= columns
+    assert "…" not in shown
 
 
 def test_the_captured_terminal_of_these_tests_is_a_pipe():

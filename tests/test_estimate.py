@@ -52,9 +52,7 @@ def check(spec: RunSpec, **model) -> None:
 @pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_training_step_is_estimated_to_the_byte(attention, autocast, strategy, reentrant):
-    check(
-        RunSpec(batch=3, seq=24, autocast=autocast, checkpointing=strategy, reentrant=reentrant), attention=attention
-    )
+    check(RunSpec(batch=3, seq=24, autocast=autocast, checkpointing=strategy, reentrant=reentrant), attention=attention)
 
 
 @pytest.mark.parametrize(("strategy", "reentrant"), STRATEGIES)
@@ -267,7 +265,10 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dropout", [True, False])
 def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
-    source, spec = small(attention=attention), RunSpec(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout)
+    source, spec = (
+        small(attention=attention),
+        RunSpec(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
+    )
     model = bert_model(source, spec, "cpu")
     inputs = bert_inputs(model, spec, "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
@@ -349,7 +350,9 @@ def test_a_tape_that_differs_is_seen_to_differ():
     tape = estimated_tape(small(), RunSpec(batch=1, seq=4))
     assert same_course(tape, tape)
     first = tape.events[0]
-    assert not same_course(tape, replace(tape, events=(first._replace(size_bytes=first.size_bytes + 1), *tape.events[1:])))
+    assert not same_course(
+        tape, replace(tape, events=(first._replace(size_bytes=first.size_bytes + 1), *tape.events[1:]))
+    )
     assert not same_course(tape, replace(tape, events=tape.events[:-1]))
 
 

@@ -52,7 +52,9 @@ def folder(tmp_path, monkeypatch):
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.integers(200_000, 200 * MIB), st.sampled_from(["none", "full", "selective"]), st.sampled_from(["cpu", "cuda"]))
+@given(
+    st.integers(200_000, 200 * MIB), st.sampled_from(["none", "full", "selective"]), st.sampled_from(["cpu", "cuda"])
+)
 def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     spec = RunSpec(seq=8, checkpointing=checkpointing, device=device)
     context = 0
@@ -131,7 +133,9 @@ def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
 
 
 def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cli, folder):
-    result = cli("fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32")
+    result = cli(
+        "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
+    )
     assert result.code == 1
     assert "not even a batch of one fits: the nearest, none in fp32, is" in result.out
     assert "no, short by" in result.out

@@ -162,7 +162,7 @@ JSON_BROKEN = [
     ('{\n "layer_norm_eps": Infinity}', 2, "a number"),
     ('{"vocab_size": ' + "9" * 5000 + "}", 1, "not valid JSON"),
     ('{"a": ' + "[" * 100_000 + "}", 1, "nested too deeply"),
-    ('{\n "model_type": "gpt2"}', 2, "only 'bert'"),
+    ('{\n "model_type": "gpt2"}', 2, "this answers for BERTs alone"),
     ('{"vocab_size": 5} x', 1, "after the closing"),
     ("{'vocab_size': 5}", 1, "double quotes"),
     ('{\n "architectures": ["GPT2Model"]}', 2, "unknown architecture 'GPT2Model'"),

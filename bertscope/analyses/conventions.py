@@ -15,9 +15,9 @@ ELECTRA_OUTPUT_SHARE = 0.15625  # the masked positions alone go through the outp
 
 
 def conventions(
-    report: FlopsReport, config: BertConfig, distinct_params: int, batch: int, seq: int
+    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
 ) -> Iterator[Convention]:
-    """Every convention that applies to this model and mode."""
+    """Every convention that applies to this model and mode; the closed forms need a BERT's configuration."""
     total, training = report.rows[0].total, report.mode == "training"
     yield Convention(
         name="torch",
@@ -50,6 +50,8 @@ def conventions(
             how="a multiply-add is 1, and LayerNorm 5 an element",
             source="fvcore 0.1.5, FlopCountAnalysis",
         )
+    if config is None:
+        return
     if not config.is_decoder and config.position_embedding_type == "absolute":
         yield Convention(
             name="electra",

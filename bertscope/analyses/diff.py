@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from bertscope.analyses.count import count
-from bertscope.analyses.flops_model import FlopsRun
+from bertscope.analyses.flops_foreign import forward_flops
+from bertscope.analyses.foreign import build_any
+from bertscope.analyses.numbered import runs
 from bertscope.config import RULES
-from bertscope.model import build
-from bertscope.presets import Source
+from bertscope.foreign import ForeignSource
 from bertscope.reports import CountReport, DiffReport, DiffRow, FieldChange, Shape
+from bertscope.sources import AnyModel
 
 # Recorded by the file, of no effect on the model.
-_RECORDED = ("architectures", "transformers_version")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
 
 
-def diff(a: Source, b: Source, *, batch: int = 1, seq: int = 128) -> DiffReport:
+def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffReport:
     """What tells model `a` from model `b`: settings, parameters, totals, and forward FLOPs at one size.
 
-    Paths are compared without `bert.` in front, so that a body and the same body under a head agree.
+    Paths are compared without `bert.` in front (or what another family has there), so that a body and the same body
+    under a head agree.
     """
-    reports = [_counted(source) for source in (a, b)]
-    flops = [FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b)]
+    one, other = _side(a), _side(b)
+    flops = [forward_flops(source, batch, seq) for source in (a, b)]
     return DiffReport(
-        a=reports[0].subject,
-        b=reports[1].subject,
-        fields=tuple(_fields(a, b)),
-        rows=tuple(_rows(_tensors(reports[0]), _tensors(reports[1]))),
-        totals_a=reports[0].totals,
-        totals_b=reports[1].totals,
+        a=one.report.subject,
+        b=other.report.subject,
+        fields=tuple(_fields(one, other)),
+        rows=tuple(_rows(one.tensors(), other.tensors())),
+        totals_a=one.report.totals,
+        totals_b=other.report.totals,
         batch=batch,
         seq=seq,
         forward_flops_a=flops[0],
@@ -38,65 +41,66 @@ def diff(a: Source, b: Source, *, batch: int = 1, seq: int = 128) -> DiffReport:
     )
 
 
-def _counted(source: Source) -> CountReport:
-    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
-    return count(model, by="parameter", name=source.name)
+@dataclass(frozen=True)
+class _Side:
+    """One of the two: what it is, what it holds, and what its paths begin with."""
+
+    source: AnyModel
+    report: CountReport
+    prefix: str
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that shape or switch it."""
+        if isinstance(self.source, ForeignSource):
+            return {"architecture": self.report.subject.architecture} | (self.report.subject.config or {})
+        own = {"architecture": self.source.architecture}
+        if self.source.architecture == "BertModel":
+            own["add_pooling_layer"] = str(self.source.add_pooling_layer).lower()
+        return own | self.source.config.to_dict()
+
+    def fields(self) -> tuple[str, ...]:
+        """The settings of another family that its file names."""
+        return tuple(self.source.config) if isinstance(self.source, ForeignSource) else ()
+
+    def tensors(self) -> dict[str, tuple[Shape, int]]:
+        """Path -> shape and count, each tensor under the address at which it counts as distinct."""
+        rows = [row for row in self.report.rows if row.tied_to is None]
+        return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
 
 
-def _fields(a: Source, b: Source) -> Iterator[FieldChange]:
-    settings = []
-    for source in (a, b):
-        own = {"architecture": source.architecture}
-        if source.architecture == "BertModel":
-            own["add_pooling_layer"] = str(source.add_pooling_layer).lower()
-        settings.append(own | source.config.to_dict())
-    for field in ("architecture", "add_pooling_layer", *RULES):
+def _side(source: AnyModel) -> _Side:
+    model = build_any(source)
+    return _Side(
+        source, count(model, by="parameter", name=source.name), f"{getattr(model, 'base_model_prefix', 'bert')}."
+    )
+
+
+def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
+    settings = [a.settings(), b.settings()]
+    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.fields(), *b.fields())):
         one, other = (setting.get(field) for setting in settings)
-        if one != other and field not in _RECORDED:
+        if one != other and field not in _RECORDED and not field.startswith("_"):
             yield FieldChange(field=field, a=one, b=other)
 
 
-def _tensors(report: CountReport) -> dict[str, tuple[Shape, int]]:
-    """Path -> shape and count, each tensor under the address at which it counts as distinct."""
-    return {row.path.removeprefix("bert."): (row.shapes[0], row.params) for row in report.rows if row.tied_to is None}
-
-
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
-    runs: dict[tuple[str, Shape, Shape], list[tuple[int, int, int]]] = {}
+    changed = []
     for path in sorted({*a, *b}, key=_in_order):
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
-            number = _NUMBER.search(path)
-            pattern = _NUMBER.sub("*", path, count=1)
-            place = int(number[0]) if number else 0
-            runs.setdefault((pattern, shape_a, shape_b), []).append((place, params_a, params_b))
-    for (pattern, shape_a, shape_b), members in runs.items():
-        for run in _consecutive(members):
-            yield DiffRow(
-                path=pattern.replace("*", _span(run[0][0], run[-1][0]), 1),
-                status="added" if shape_a is None else "removed" if shape_b is None else "changed",
-                copies=len(run),
-                shape_a=shape_a,
-                shape_b=shape_b,
-                params_a=sum(member[1] for member in run),
-                params_b=sum(member[2] for member in run),
-            )
+            changed.append((path, (shape_a, shape_b), (params_a, params_b)))
+    for path, (shape_a, shape_b), params in runs(changed):
+        yield DiffRow(
+            path=path,
+            status="added" if shape_a is None else "removed" if shape_b is None else "changed",
+            copies=len(params),
+            shape_a=shape_a,
+            shape_b=shape_b,
+            params_a=sum(count[0] for count in params),
+            params_b=sum(count[1] for count in params),
+        )
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
     """Numbers by their size, and the same order from either side."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]
-
-
-def _consecutive(members: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    run: list[tuple[int, int, int]] = []
-    for member in sorted(members):
-        if run and member[0] != run[-1][0] + 1:
-            yield run
-            run = []
-        run.append(member)
-    yield run
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"

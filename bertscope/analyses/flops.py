@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertscope._torch import nn, torch
 from bertscope.analyses.example import example_inputs, loss_of
+from bertscope.analyses.foreign_inputs import arguments
 from bertscope.analyses.structure import Node, fold, read
 from bertscope.analyses.totals import subject
 from bertscope.analyses.trace import Trace, trace
@@ -44,7 +45,7 @@ def flops(
 
 
 def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(inputs)
     meta_args, meta_kwargs = _on_meta((args, kwargs))
     state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     try:
@@ -63,12 +64,6 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
         loss, what = loss_of(output)
         losses.append(what)
         loss.backward()
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
 def _on_meta(tree: Any) -> Any:
@@ -209,7 +204,7 @@ def _operators(recorded: Trace, factors: dict[str, int]) -> tuple[OperatorRow, .
             row,
             calls=row.calls + calls.calls * times[0] // times[1],
             elements=row.elements + calls.elements * times[0] // times[1],
-            work=row.work + (calls.work * times[0] if times[1] == 1 else _divided(calls.work * times[0], times[1])),
+            work=row.work + calls.work * times[0] // times[1],
         )
     return tuple(
         sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
@@ -220,14 +215,6 @@ def _times(path: str, factors: dict[str, int]) -> tuple[int, int]:
     """How many layers stand for how many that ran, for work inside the stack."""
     stack = next((place for place in factors if place and path.startswith(f"{place}.")), None)
     return (factors[""], factors[stack]) if stack else (1, 1)
-
-
-def _divided(work: Work, by: int) -> Work:
-    return Work(
-        matmul_flops=work.matmul_flops // by,
-        elementwise_flops=work.elementwise_flops // by,
-        bytes_moved=work.bytes_moved // by,
-    )
 
 
 def run_example(model: Any, batch: int, seq: int, mode: str) -> tuple[Trace, str]:

@@ -72,7 +72,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     made = conventions(first, run.source.config, distinct_params(run), batches[0], seqs[0])
     return replace(
         first,
-        sweep=tuple(_point(found) for found in reports.values()),
+        sweep=tuple(sweep_point(found) for found in reports.values()),
         polynomial=_polynomial(run),
         conventions=tuple(made),
     )
@@ -87,7 +87,8 @@ def distinct_params(run: FlopsRun) -> int:
     return three + (layers - 3) * (three - two)
 
 
-def _point(found: FlopsReport) -> SweepPoint:
+def sweep_point(found: FlopsReport) -> SweepPoint:
+    """The report as one point of a sweep."""
     row = found.rows[0]
     return SweepPoint(
         batch=found.batch or 0,
@@ -104,12 +105,12 @@ def _polynomial(run: FlopsRun) -> Polynomial | None:
     config = run.source.config
     if config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
         return None
-    two, three, four = (_point(run.at(*sample)).total_flops for sample in _SAMPLES)
+    two, three, four = (sweep_point(run.at(*sample)).total_flops for sample in _SAMPLES)
     quadratic = (four - 2 * three + two) // 2
     linear = three - two - 5 * quadratic
     constant = two - 2 * linear - 4 * quadratic
     batch, seq = _WITNESS
     expected = batch * (constant + linear * seq + quadratic * seq * seq)
-    if _point(run.at(batch, seq)).total_flops != expected:
+    if sweep_point(run.at(batch, seq)).total_flops != expected:
         return None
     return Polynomial(constant=constant, linear=linear, quadratic=quadratic, verified_at=_WITNESS)

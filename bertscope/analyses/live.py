@@ -92,8 +92,7 @@ class _Live(_Answering):
     def _find_updated(self, args: Any) -> None:
         """The optimizer works on one parameter after the other; which, is told by its state."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if first is not None:
-            self.updated = self.owners.get(first.untyped_storage()._cdata, self.updated)
+        self.updated = "" if first is None else self.owners.get(first.untyped_storage()._cdata, self.updated)
 
     def _where(self) -> tuple[str, str, str]:
         """The module, or while it is updated the parameter; the operator; the phase."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from bertscope.analyses.tape import PARTS, Block, Event, Tape, parts
@@ -46,7 +46,7 @@ def memory(tape: Tape, obtained: str, device: DeviceTerms | None = None, traced_
         )
         for moment in tape.peaks()
     )
-    kept = tuple(_kept_rows(tape))
+    kept = tuple(kept_rows(tape))
     return Memory(
         obtained=obtained,
         phases=phases,
@@ -63,13 +63,14 @@ def folded(path: str) -> str:
     return _NUMBER.sub(".*", path)
 
 
-def _kept_rows(tape: Tape) -> Iterator[KeptRow]:
+def kept_rows(tape: Tape, key: Callable[[str], str] = folded) -> Iterator[KeptRow]:
+    """What the forward pass keeps, largest first; modules whose paths have the same `key` are one."""
     groups: dict[Block, list[tuple[Block, int]]] = defaultdict(list)
     for event in tape.events:
         if event.phase == "forward" and event.block.part == "activations" and event.size_bytes > 0:
-            key = event.block._replace(path=folded(event.block.path))
-            groups[key].append((event.block, tape.taken(event.size_bytes)))
-    rows = [_kept_row(key, blocks) for key, blocks in groups.items()]
+            kind = event.block._replace(path=key(event.block.path))
+            groups[kind].append((event.block, tape.taken(event.size_bytes)))
+    rows = [_kept_row(kind, blocks) for kind, blocks in groups.items()]
     yield from sorted(rows, key=lambda row: (-row.kept_bytes, row.path))
 
 

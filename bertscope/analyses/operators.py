@@ -18,7 +18,7 @@ _ONE = (
     "where", "lt", "gt", "le", "ge", "eq", "ne", "logical_not", "logical_and", "bitwise_and", "bitwise_not",
     "cos", "sin", "reciprocal", "silu", "leaky_relu", "hardtanh", "tril", "triu", "threshold_backward",
     "tanh_backward", "sigmoid_backward", "addcmul", "mse_loss", "binary_cross_entropy_with_logits",
-    "floor_divide", "remainder", "square",
+    "floor_divide", "remainder", "square", "ceil", "floor", "round", "sign", "scatter_add",
 )  # fmt: skip
 _PER_ELEMENT = {
     **dict.fromkeys(_ONE, 1),

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bertscope.analyses.example import example_inputs
+from bertscope._torch import nn
+from bertscope.analyses.foreign_inputs import arguments, inputs_for
 from bertscope.analyses.structure import Node
 from bertscope.analyses.trace import trace
-from bertscope.model import BertPreTrainedModel
 from bertscope.reports import TensorShape
 
 InOut = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
 
 
-def shapes(model: BertPreTrainedModel, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
+def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
     """Path -> shapes and dtypes of inputs and outputs, at one batch and sequence length; nothing is computed.
 
     A module that the run does not enter is absent. Raises SelectionError for sizes that the model cannot run.
     """
-    inputs = example_inputs(model, batch, seq)
-    recorded = trace(model, lambda: model(**inputs))
+    args, kwargs = arguments(inputs_for(model, batch, seq))
+    recorded = trace(model, lambda: model(*args, **kwargs))
     return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
 
 

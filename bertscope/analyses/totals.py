@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from bertscope import __version__
 from bertscope._torch import torch
 from bertscope.analyses.structure import Held, Node
@@ -55,7 +58,7 @@ def unknown(root: Node) -> tuple[str, ...]:
 
 
 def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
-    """What a report on `model` is about; the configuration goes in when it is one of ours."""
+    """What a report on `model` is about, with its configuration where it has one."""
     config = getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None
     architecture = type(model).__name__
@@ -63,9 +66,15 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
-        attention=own.attn_implementation if own else None,
-        config=own.to_dict() if own else None,
+        attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
+        config=own.to_dict() if own else _plain(config),
         ignored_fields=own.ignored if own else (),
         torch_version=str(torch.__version__),
         bertscope_version=__version__,
     )
+
+
+def _plain(config: object) -> dict[str, Any] | None:
+    """A configuration of transformers as JSON has it."""
+    to_dict = getattr(config, "to_dict", None)
+    return json.loads(json.dumps(to_dict(), default=str)) if callable(to_dict) else None

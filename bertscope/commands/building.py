@@ -7,10 +7,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertscope.commands.output import note
-from bertscope.sources import Source, load
+from bertscope.errors import SelectionError
+from bertscope.foreign import ForeignSource
+from bertscope.sources import AnyModel, find
 
 if TYPE_CHECKING:
-    from bertscope.model import BertPreTrainedModel
+    from torch import nn
+
+
+def found_model(
+    model: str,
+    architecture: str | None,
+    attention: str | None = None,
+    pooler: bool | None = None,
+    download: bool = False,
+) -> AnyModel:
+    """What MODEL names, with notes on what is passed over and whose code will run."""
+    source = find(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    if isinstance(source, ForeignSource):
+        if source.origin == "factory":
+            note(f"runs your code: imports {source.address.partition(':')[0]} and takes {source.address} from it")
+    elif source.config.ignored:
+        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
+    return source
 
 
 def build_model(
@@ -20,25 +39,28 @@ def build_model(
     pooler: bool | None,
     freeze_patterns: list[str] | None = None,
     changes: Mapping[str, object] | None = None,
-) -> tuple[Source, BertPreTrainedModel]:
+    download: bool = False,
+) -> tuple[AnyModel, nn.Module]:
     """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
-    source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
-    if source.config.ignored:
-        ignored = source.config.ignored
-        note(f"ignored, since it does not shape a BERT: {', '.join(ignored)}")
+    source = found_model(model, architecture, attention, pooler, download)
+    if not isinstance(source, ForeignSource):
+        source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
+    elif settings := [name for name in changes or () if name != "attn_implementation"]:
+        raise SelectionError(f"{source.name} is {source.family}; {', '.join(settings)} can be set for a BERT alone")
     from bertscope.analyses.count import freeze  # torch is imported from here on
-    from bertscope.model import build
+    from bertscope.analyses.foreign import build_any
 
-    built = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    built = build_any(source)
     freeze(built, freeze_patterns or ())
     return source, built
 
 
-def traced_shapes(built: BertPreTrainedModel, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
+def traced_shapes(source: AnyModel, built: nn.Module, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
     """The shapes of a forward pass on meta, if they are wanted."""
     if not wanted:
         return None
+    from bertscope.analyses.flops_foreign import on_meta, runnable_model
     from bertscope.analyses.shapes import shapes
 
-    return shapes(built.eval(), batch, seq)
+    with on_meta(source):
+        return shapes(runnable_model(source, built).eval(), batch, seq)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,20 +9,22 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.output import write, write_file
+from bertscope.commands.output import show, write, write_file
 from bertscope.errors import SourceError
+from bertscope.expectation_files import is_expectation_file, read_expectation_file
 from bertscope.presets import read_preset
 from bertscope.reading import read_text, read_yaml
 from bertscope.render import check as renderer
-from bertscope.reports import CheckReport, to_json_data
 
 EPILOG = """\b
 examples:
   bertscope check
   bertscope check presets/bert-large-zh.yaml my-bert.yaml
-  bertscope check --format github
+  bertscope check models.bertscope.yaml
+  bertscope check --format github .
+  bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
-exit codes: 0 all hold, 1 a count differs, 2 a file cannot be checked
+exit codes: 0 all hold, 1 something differs, 2 a file cannot be checked
 """
 
 
@@ -32,21 +33,23 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[FILES]...",
-            help="Preset files or names; all presets without one.",
+            help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
+            "all presets without one.",
             autocompletion=options.complete_model,
         ),
     ] = None,
     write_to: Annotated[
         Path | None,
-        typer.Option("--write", metavar="FILE", help="Record today's counts into a preset file that has none."),
+        typer.Option("--write", metavar="FILE", help="Record today's counts into a file that expects nothing yet."),
     ] = None,
     architecture: options.Architecture = None,
     fmt: Annotated[
-        Literal["text", "json", "github", "junit"], typer.Option("--format", "-f", help="How to show it.")
+        Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
+        typer.Option("--format", "-f", help="How to show it: text and github name what failed, the others list all."),
     ] = "text",
     output: options.Output = None,
 ) -> None:
-    """Verify the expected counts that preset files carry: total, distinct, per group, per layer.
+    """Verify what files expect of their models: counts, ties, FLOPs of a run, estimated peak memory.
 
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
@@ -58,8 +61,10 @@ def check(
     from bertscope.analyses.check import check as analyse
 
     report = analyse(files or (), architecture=architecture)
-    render = {"text": renderer.text, "json": _json, "github": renderer.github, "junit": renderer.junit}[fmt]
-    write(render(report), output)
+    if fmt in ("text", "github", "junit"):
+        write(getattr(renderer, fmt)(report), output)
+    else:
+        show(report, renderer, fmt, output)
     for finding in report.having("error"):
         print(f"error: {finding.message}", file=sys.stderr)
     if report.having("error"):
@@ -68,16 +73,12 @@ def check(
         raise typer.Exit(1)
 
 
-def _json(report: CheckReport) -> str:
-    return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
-
-
 def _record(path: Path) -> None:
     """Append today's counts to the file; everything that stands in it stays as it is."""
-    source = read_preset(path)
+    source = read_expectation_file(path) if is_expectation_file(path) else read_preset(path)
     if source.expected:
         raise SourceError(
-            f"expects {len(source.expected)} counts already; remove 'expected' to record anew",
+            f"expects {len(source.expected)} things already; remove 'expected' to record anew",
             where=f"{path}:{source.expected[0].line}",
         )
     from bertscope.analyses.check import expected_block

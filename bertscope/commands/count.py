@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from bertscope.checkpoint_reports import CheckpointReport
 from bertscope.commands import options
 from bertscope.commands.building import build_model, traced_shapes
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
-from bertscope.reports import Totals
+from bertscope.sources import stored_alone, weights_path
 from bertscope.units import count_text, signed_text
 
 EPILOG = """\b
@@ -25,6 +27,7 @@ examples:
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./config.json --format json --output count.json
+  bertscope count ./my-bert/model.safetensors --by parameter
 """
 
 
@@ -52,24 +55,33 @@ def count(
     shapes: options.Shapes = False,
     batch: options.Batch = 1,
     seq: options.Seq = 128,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Count what MODEL's checkpoint stores, instead of the model.")
+    ] = False,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
-    """Count the parameters of a BERT, layer by layer.
+    """Count the parameters of a model, layer by layer, or what a checkpoint stores.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
     under both conventions: distinct (every tensor once) and over layers (at every layer that uses them).
     """
     expected = None if expect is None else _expected(expect)
-    source, built = build_model(model, architecture, attention, pooler, freeze)
+    if (weights := _weights(model, stored, download)) is not None:
+        counted = _stored_report(weights, by, fmt, output).stored
+        if expected is not None:
+            _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
+        return
+    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
     from bertscope.analyses.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    found = traced_shapes(built, shapes, batch, seq)
+    found = traced_shapes(source, built, shapes, batch, seq)
     report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     show(report, renderer, fmt, output)
     if expected is not None:
-        _judge(expected, report.totals)
+        _judge(expected, report.totals.distinct_params, report.totals.layer_params)
 
 
 def _expected(text: str) -> int:
@@ -80,15 +92,31 @@ def _expected(text: str) -> int:
     return int(re.sub(r"[,_]", "", text))
 
 
-def _judge(expected: int, totals: Totals) -> None:
-    for name, got in (("distinct", totals.distinct_params), ("over layers", totals.layer_params)):
+def _weights(model: str, stored: bool, download: bool) -> Path | None:
+    """The checkpoint to count, where MODEL is one or its own is asked for."""
+    return weights_path(model, download=download) if stored else stored_alone(model)
+
+
+def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> CheckpointReport:
+    """Show what the checkpoint stores; torch is not imported."""
+    from bertscope.analyses.stored import stored_report
+    from bertscope.checkpoints.reading import read_checkpoint
+    from bertscope.render import checkpoint as checkpoint_renderer
+
+    report = stored_report(read_checkpoint(path), by=by)
+    show(report, checkpoint_renderer, fmt, output)
+    return report
+
+
+def _judge(expected: int, distinct: int, over_layers: int, convention: str = "over layers") -> None:
+    for name, got in (("distinct", distinct), (convention, over_layers)):
         if got == expected:
             print(f"as expected: {count_text(got)} parameters, {name}", file=sys.stderr)
             return
     print(
-        f"not as expected: expected {count_text(expected)}, got {count_text(totals.distinct_params)} distinct "
-        f"(difference {signed_text(totals.distinct_params - expected)}), {count_text(totals.layer_params)} over layers "
-        f"({signed_text(totals.layer_params - expected)})",
+        f"not as expected: expected {count_text(expected)}, got {count_text(distinct)} distinct "
+        f"(difference {signed_text(distinct - expected)}), {count_text(over_layers)} {convention} "
+        f"({signed_text(over_layers - expected)})",
         file=sys.stderr,
     )
     raise typer.Exit(1)

@@ -11,6 +11,7 @@ from bertscope.commands import options
 from bertscope.commands.building import build_model
 from bertscope.commands.output import note, show
 from bertscope.errors import SelectionError
+from bertscope.foreign import ForeignSource
 
 EPILOG = """\b
 examples:
@@ -78,6 +79,7 @@ def diagram(
     direction: Annotated[
         Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
     ] = None,
+    download: options.Download = False,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="How to write it; mermaid, or what the ending of --output says."),
@@ -106,14 +108,20 @@ def diagram(
     )
     changes: dict[str, object] = {"is_decoder": True, "add_cross_attention": True} if cross_attention else {}
     changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
-    source, built = build_model(model, architecture, attention, pooler, changes=changes)
+    changes["attn_implementation"] = attention
+    source, built = build_model(model, architecture, None, pooler, changes=changes, download=download)
+    if isinstance(source, ForeignSource) and kind != "tree":
+        raise SelectionError(
+            f"{source.name} is {source.family}; --kind {kind} draws BERTs alone, --kind tree any model"
+        )
     from bertscope.analyses.diagram import diagram as analyse
     from bertscope.analyses.diagram_forward import Given
     from bertscope.render import diagram as renderer
 
     given = Given(batch=batch, seq=seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
-        built, kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
+        built,  # type: ignore[arg-type]  # any module for the kind tree, and one of ours for the others
+        kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
         implementation=implementation,
     )  # fmt: skip
     show(report, renderer, fmt or _format_of(output), output)

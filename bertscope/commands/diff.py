@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options
+from bertscope.commands.building import found_model
 from bertscope.commands.output import show
-from bertscope.sources import load
 
 EPILOG = """\b
 examples:
@@ -28,6 +28,7 @@ def diff(
     batch: options.Batch = 1,
     seq: options.Seq = 128,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -35,7 +36,7 @@ def diff(
 
     Equal changes of neighbouring layers are one row. --architecture builds both as the same class.
     """
-    one, other = (load(name, architecture=architecture) for name in (a, b))
+    one, other = (found_model(name, architecture, download=download) for name in (a, b))
     from bertscope.analyses.diff import diff as analyse
     from bertscope.render import diff as renderer
 

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options, running
+from bertscope.commands.building import found_model
 from bertscope.commands.output import write_bytes
-from bertscope.sources import load
+from bertscope.errors import SelectionError
+from bertscope.foreign import ForeignSource
 
 EPILOG = """\b
 examples:
@@ -41,6 +43,7 @@ def estimate(
     rows: running.Rows = 10,
     timeline: running.Timeline = None,
     snapshot: running.Snapshot = None,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -56,12 +59,15 @@ def estimate(
     }  # fmt: skip
     specs = running.specs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
-    from bertscope.analyses.estimate import Tapes, estimate_report
+    source = found_model(model, architecture, attention, pooler, download)
+    from bertscope.analyses.estimate import Tapes
+    from bertscope.analyses.estimate_foreign import estimate_any
 
     with running.Progress() as progress:
-        report = estimate_report(source, specs, progress)
+        report = estimate_any(source, specs, progress)
     if snapshot is not None:
+        if isinstance(source, ForeignSource):
+            raise SelectionError(f"{source.name} is {source.family}; --snapshot is of BERTs built here alone")
         from bertscope.analyses.snapshot import snapshot as picture
 
         write_bytes(snapshot, picture(Tapes(source).tape(specs[-1])[0]))

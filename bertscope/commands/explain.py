@@ -37,6 +37,7 @@ def explain(
     pooler: options.Pooler = None,
     batch: options.Batch = 1,
     seq: options.Seq = 128,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -44,7 +45,7 @@ def explain(
 
     The sums at the end compare the formulas with what is counted on the built model.
     """
-    source = load(model, architecture=architecture, add_pooling_layer=pooler)
+    source = load(model, architecture=architecture, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.explain import explain as analyse
     from bertscope.render import explain as renderer
 

@@ -60,6 +60,7 @@ def fit(
     attention: options.Attention = None,
     pooler: options.Pooler = None,
     freeze: options.Freeze = None,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:  # fmt: skip
@@ -76,7 +77,7 @@ def fit(
         sdpa_kernel=kernel, padding=padding, dropout=not no_dropout, freeze=tuple(freeze or ()),
     )  # fmt: skip
     ways = [way for name in precision.split(",") for way in _ways(spec, name.strip(), checkpointing)]
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.fit import fit_report
     from bertscope.render import fit as renderer
 

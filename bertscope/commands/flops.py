@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
+from bertscope.commands.building import found_model
 from bertscope.commands.output import show, write
 from bertscope.commands.running import numbers
 from bertscope.errors import SelectionError
+from bertscope.flops_reports import FlopsReport
 from bertscope.render.console import Target, stdout_target
-from bertscope.sources import load
 
 EPILOG = """\b
 examples:
@@ -35,9 +36,7 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: Annotated[
-        str, typer.Option(metavar="STRATEGY", help="With training: none, full, every-2, layers:0-5, selective.")
-    ] = "none",
+    checkpointing: options.Checkpointing = "none",
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
@@ -50,6 +49,7 @@ def flops(
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total as this source counts, beside the others."),
     ] = None,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -61,12 +61,11 @@ def flops(
     batches, seqs = numbers("--batch", batch), numbers("--seq", seq)
     if checkpointing != "none" and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
-    from bertscope.analyses.flops_model import FlopsRun, flops_model
+    source = found_model(model, architecture, attention, pooler, download)
+    from bertscope.analyses.flops_foreign import flops_any
     from bertscope.render import flops as renderer
 
-    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
-    report = flops_model(run, batches, seqs)
+    report = flops_any(source, batches, seqs, mode=mode, checkpointing=checkpointing, patterns=freeze or ())
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
     target = Target() if output else stdout_target()
@@ -74,7 +73,15 @@ def flops(
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         write(renderer.convention(report, convention), output)
-    elif operators and fmt in ("table", "csv"):
-        write(renderer.operators(report, target) if fmt == "table" else renderer.operator_csv(report.operators), output)
+    elif operators and fmt != "json":
+        write(_operators(report, fmt, target), output)
     else:
         show(report, renderer, fmt, output)
+
+
+def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
+    from bertscope.render import flops as renderer
+
+    if fmt == "table":
+        return renderer.operators(report, target)
+    return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)

@@ -10,6 +10,9 @@ import typer
 from bertscope.config import ARCHITECTURES
 from bertscope.presets import preset_paths
 from bertscope.sources import DEFAULT_MODEL
+from bertscope.spec import STRATEGIES
+
+EXAMPLE_STRATEGIES = ("none", "full", "every-2", "layers:0-5", "selective")
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -22,13 +25,18 @@ def complete_architecture(incomplete: str) -> list[str]:
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
 
 
+def complete_checkpointing(incomplete: str) -> list[str]:
+    """Strategies that begin with what is typed; the numbers in two of them are examples."""
+    return [name for name in EXAMPLE_STRATEGIES if name.startswith(incomplete)]
+
+
 # The shell completes file names by itself where no preset fits.
 Model = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, "
-        "or a folder with one.",
+        help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
+        "checkpoint with one, a model in the Hugging Face cache, or module:attribute in your own code.",
         autocompletion=complete_model,
     ),
 ]
@@ -55,6 +63,15 @@ Freeze = Annotated[
     ),
 ]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
+Checkpointing = Annotated[
+    str,
+    typer.Option(
+        metavar="STRATEGY",
+        help=f"With training, which layers are recomputed: {STRATEGIES}.",
+        autocompletion=complete_checkpointing,
+    ),
+]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
@@ -68,6 +85,8 @@ __all__ = [
     "Architecture",
     "Attention",
     "Batch",
+    "Checkpointing",
+    "Download",
     "Format",
     "Freeze",
     "Model",

@@ -19,7 +19,7 @@ from bertscope.reports import to_json_data
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
-    """Write the report by `renderer.table`, `.csv`, `.markdown` ..., or as JSON."""
+    """Write the report by `renderer.table`, `.csv`, `.markdown`, `.text` ..., or as JSON."""
     write(_text(report, renderer, fmt, Target() if output else stdout_target()), output)
 
 

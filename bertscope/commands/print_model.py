@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+import typer
+
 from bertscope.commands import options
 from bertscope.commands.building import build_model
-from bertscope.commands.output import write
+from bertscope.commands.output import show
+from bertscope.render import print_model as renderer
+from bertscope.tool_reports import PrintReport
 
 EPILOG = """\b
 examples:
   bertscope print
   bertscope print bert-base-uncased
   bertscope print bert-base-uncased --architecture BertForSequenceClassification
-  bertscope print bert-base-cased --attention eager
+  bertscope print bert-base-cased --attention eager --format markdown
 """
 
 
@@ -20,11 +26,17 @@ def print_model(
     architecture: options.Architecture = None,
     attention: options.Attention = None,
     pooler: options.Pooler = None,
+    fmt: Annotated[
+        Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
+    ] = "text",
+    download: options.Download = False,
     output: options.Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
-    _, built = build_model(model, architecture, attention, pooler)
-    write(f"{built}\n", output)
+    source, built = build_model(model, architecture, attention, pooler, download=download)
+    from bertscope.analyses.totals import subject
+
+    show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

@@ -48,6 +48,7 @@ def profile(
     rows: running.Rows = 10,
     timeline: running.Timeline = None,
     snapshot: running.Snapshot = None,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -63,7 +64,7 @@ def profile(
     }  # fmt: skip
     specs = running.specs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.profile import profile_report
     from bertscope.analyses.worker import Job
 

@@ -32,6 +32,7 @@ def tree(
     shapes: options.Shapes = False,
     batch: options.Batch = 1,
     seq: options.Seq = 128,
+    download: options.Download = False,
     fmt: options.Format = "table",
     output: options.Output = None,
 ) -> None:
@@ -40,10 +41,10 @@ def tree(
     Every row sums what is at and below its module, so the totals are the same at every depth. Numbers
     such as 3-6 are torchinfo's: the sixth module at depth 3.
     """
-    source, built = build_model(model, architecture, attention, pooler, freeze)
+    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
     from bertscope.analyses.tree import tree as analyse
     from bertscope.render import tree as renderer
 
-    found = traced_shapes(built, shapes, batch, seq)
+    found = traced_shapes(source, built, shapes, batch, seq)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
     show(report, renderer, fmt, output)

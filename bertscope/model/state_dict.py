@@ -25,25 +25,27 @@ def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[st
             )
     own = set(model.state_dict(keep_vars=True))
     found = {
-        _own_name(_modern(name), own): tensor
+        own_name(modern_name(name), own): tensor
         for name, tensor in state_dict.items()
         if not name.endswith(_STORED_BUFFERS)
     }
     return found, _fill_ties(found, model)
 
 
-def _modern(name: str) -> str:
+def modern_name(name: str) -> str:
+    """A LayerNorm's `gamma` and `beta` as weight and bias."""
     for old, new in _OLD_ENDS.items():
         if name.endswith(old):
             return name[: -len(old)] + new
     return name
 
 
-def _own_name(name: str, own: set[str]) -> str:
+def own_name(name: str, own: set[str], prefix: str = "bert") -> str:
     """With or without `bert.` in front, whichever the model has."""
     if name in own:
         return name
-    other = name.removeprefix("bert.") if name.startswith("bert.") else f"bert.{name}"
+    front = f"{prefix}."
+    other = name.removeprefix(front) if name.startswith(front) else front + name
     return other if other in own else name
 
 

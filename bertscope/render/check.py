@@ -1,11 +1,14 @@
-"""The check report for people, for GitHub's annotations, and as JUnit."""
+"""The check report for people, for GitHub's annotations, as JUnit, and finding by finding as a table."""
 
 from __future__ import annotations
 
 from html import escape  # xml.sax.saxutils would import urllib.request, 27 ms on every command
 
 from bertscope.errors import one_line
+from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.console import Target
 from bertscope.reports import CheckReport, Finding
+from bertscope.units import count_text, signed_text
 
 
 def text(report: CheckReport) -> str:
@@ -13,18 +16,21 @@ def text(report: CheckReport) -> str:
 
     Files that could not be checked are not data: they go to stderr, one line each, by the command.
     """
-    return "".join(f"{_place(finding)}\n" for finding in report.having("failed")) + _summary(report)
+    return "".join(f"{line(finding)}\n" for finding in report.having("failed")) + _summary(report)
 
 
-def _place(finding: Finding) -> str:
+def line(finding: Finding) -> str:
+    """One finding as `file:line: model: message`."""
+    if finding.status == "error":
+        return one_line(finding.message)
     return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
 
 
 def _summary(report: CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
     files = f"{report.files} {'file' if report.files == 1 else 'files'}"
-    text = f"{files}: {passed} expected counts hold, {failed} do not"
-    return text + (f", {errors} {'file' if errors == 1 else 'files'} could not be checked\n" if errors else "\n")
+    text = f"{files}: {passed} {'expectation holds' if passed == 1 else 'expectations hold'}, {failed} do not"
+    return text + (f", {errors} could not be checked\n" if errors else "\n")
 
 
 def github(report: CheckReport) -> str:
@@ -65,3 +71,45 @@ def _case(finding: Finding) -> str:
 def _xml(value: str) -> str:
     """Escaped, and without what XML 1.0 cannot hold: controls, surrogates, non-characters."""
     return escape(one_line(value))
+
+
+_COLUMNS = (
+    Column("", lambda finding: {"passed": "ok", "failed": "FAILED", "error": "ERROR"}[finding.status]),
+    Column("model", lambda finding: one_line(finding.model, limit=120), give_up=1),
+    Column("expectation", lambda finding: one_line(finding.key)),
+    Column("expected", lambda finding: _value(finding.expected), right=True),
+    Column("got", lambda finding: _value(finding.got) or one_line(finding.message), right=True),
+    Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "", right=True),
+    Column("place", lambda finding: one_line(f"{finding.path}:{finding.line}"), give_up=2),
+)
+
+
+def _columns(report: CheckReport) -> list[Column]:
+    """Without differences no column of them."""
+    some = any(finding.difference for finding in report.findings)
+    return [column for column in _COLUMNS if some or column.title != "difference"]
+
+
+def _value(value: int | str | None) -> str:
+    if value is None:
+        return ""
+    return count_text(value) if isinstance(value, int) else one_line(value)
+
+
+def table(report: CheckReport, target: Target) -> str:
+    """For the terminal: every finding."""
+    body = table_text(_columns(report), report.findings, target, lambda finding: finding.status != "passed")
+    return body + _summary(report)
+
+
+def markdown(report: CheckReport) -> str:
+    """For a pull request."""
+    return f"{markdown_text(_columns(report), report.findings)}\n{_summary(report)}"
+
+
+_FIELDS = ("status", "model", "key", "expected", "got", "difference", "tolerance", "path", "line", "message")
+
+
+def csv(report: CheckReport) -> str:
+    """For a spreadsheet."""
+    return csv_text(_FIELDS, [[getattr(finding, field) for field in _FIELDS] for finding in report.findings])

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
     from rich.console import Console, RenderableType
@@ -27,8 +27,17 @@ class Target:
     unicode: bool = True
 
 
+Color = Literal["auto", "always", "never"]
+_chosen: list[Color] = ["auto"]
+
+
+def choose_color(choice: Color) -> None:
+    """What `--color` says for the rest of this run; `auto` leaves it to the terminal and the environment."""
+    _chosen[0] = choice
+
+
 def stdout_target() -> Target:
-    """What standard output takes, by NO_COLOR, FORCE_COLOR, TERM, COLUMNS and whether it is a terminal."""
+    """What standard output takes, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and whether it is a terminal."""
     is_terminal = sys.stdout.isatty()
     columns = os.environ.get("COLUMNS", "")
     width = None
@@ -38,6 +47,8 @@ def stdout_target() -> Target:
         width = max(os.get_terminal_size(sys.stdout.fileno()).columns, _NARROWEST)
     wants = is_terminal and os.environ.get("TERM") != "dumb"
     color = (wants or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
+    if _chosen[0] != "auto":
+        color = _chosen[0] == "always"
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     return Target(width=width, color=color, unicode=encoding.startswith("utf"))
 

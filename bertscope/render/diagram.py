@@ -75,6 +75,12 @@ def html(report: Report) -> str:
     return _PAGE.format(title=escape(title(report)), style=_STYLE, svg=picture, source=escape(source))
 
 
+def inline_svg(report: Report) -> str:
+    """The picture as part of a page, with its own style sheet."""
+    picture = svg(report)
+    return picture[picture.index("<svg") :]
+
+
 def _styled(picture: str, style: str) -> str:
     """The picture with a style sheet as its first child."""
     end = picture.index(">", picture.index("<svg")) + 1

@@ -37,7 +37,8 @@ def _shape(shape: Shape) -> str:
     return "--" if shape is None else shape_text(shape)
 
 
-def _parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
+def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
+    """Columns and rows of each table: totals, settings, parameters."""
     a, b = report.totals_a, report.totals_b
     totals = [
         ("distinct parameters", a.distinct_params, b.distinct_params),
@@ -51,7 +52,7 @@ def _parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
 def table(report: DiffReport, target: Target) -> str:
     """For the terminal: settings, parameters, totals; what does not differ is not shown."""
     heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
-    body = "".join(table_text(columns, rows, target, lambda row: False) for columns, rows in _parts(report))
+    body = "".join(table_text(columns, rows, target, lambda row: False) for columns, rows in parts(report))
     note = "FLOPs: matrix products alone, a multiply-add is 2\n"
     return heading + body + note + ("the two do not differ\n" if report.is_empty else "")
 
@@ -59,7 +60,7 @@ def table(report: DiffReport, target: Target) -> str:
 def markdown(report: DiffReport) -> str:
     """For a pull request."""
     heading = f"**a: {report.a.name}, b: {report.b.name}**\n"
-    return "\n".join([heading, *(markdown_text(columns, rows) for columns, rows in _parts(report))])
+    return "\n".join([heading, *(markdown_text(columns, rows) for columns, rows in parts(report))])
 
 
 def csv(report: DiffReport) -> str:

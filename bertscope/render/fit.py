@@ -12,7 +12,8 @@ from bertscope.render.footer import title
 from bertscope.units import bytes_text, count_text
 
 
-def _columns(report: FitReport) -> list[Column]:
+def columns(report: FitReport) -> list[Column]:
+    """What each row shows."""
     columns = [
         Column("seq", lambda row: count_text(row.seq), right=True),
         Column("precision", lambda row: row.precision),
@@ -41,7 +42,8 @@ def _batch(report: FitReport, row: FitRow) -> str:
     return text + (" (tight)" if row.is_tight else "")
 
 
-def _heading(report: FitReport) -> str:
+def heading(report: FitReport) -> str:
+    """The model, how it runs, and in what it is to fit."""
     run: dict[str, Any] = report.run
     optimizer = f", optimizer {run.get('optimizer')}" if run.get("mode") == "training" else ""
     place = f"{report.card.name}: " if report.card else ""
@@ -50,7 +52,8 @@ def _heading(report: FitReport) -> str:
     return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
 
 
-def _notes(report: FitReport) -> Iterator[str]:
+def notes(report: FitReport) -> Iterator[str]:
+    """The answer in a line, and how the numbers were obtained."""
     if not report.fits:
         least = min(report.rows, key=lambda row: row.peak_bytes)
         short = bytes_text(least.peak_bytes - report.budget_bytes)
@@ -72,14 +75,14 @@ def _notes(report: FitReport) -> Iterator[str]:
 
 def table(report: FitReport, target: Target) -> str:
     """The report for the terminal."""
-    text = _heading(report) + table_text(_columns(report), report.rows, target, lambda row: row.fits)
-    return text + "".join(f"{line}\n" for line in _notes(report))
+    text = heading(report) + table_text(columns(report), report.rows, target, lambda row: row.fits)
+    return text + "".join(f"{line}\n" for line in notes(report))
 
 
 def markdown(report: FitReport) -> str:
     """The report as a GitHub table."""
-    notes = "".join(f"- {line}\n" for line in _notes(report))
-    return _heading(report).replace("_", "\\_") + "\n" + markdown_text(_columns(report), report.rows) + "\n" + notes
+    lines = "".join(f"- {line}\n" for line in notes(report))
+    return heading(report).replace("_", "\\_") + "\n" + markdown_text(columns(report), report.rows) + "\n" + lines
 
 
 def csv(report: FitReport) -> str:

@@ -131,6 +131,11 @@ def operators(report: FlopsReport, target: Target) -> str:
     return f"{title(report)}\n{body}{_footer_text(footer(report))}"
 
 
+def operators_markdown(report: FlopsReport) -> str:
+    """The operators for a pull request or a page."""
+    return f"**{title(report)}**\n\n{markdown_text(_OPERATORS, report.operators)}"
+
+
 def convention(report: FlopsReport, name: str) -> str:
     """One line with the number, how it counts, and its source; the other conventions below."""
     lines = [item for item in report.conventions if item.name == name]

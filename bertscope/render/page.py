@@ -19,6 +19,37 @@ addEventListener("DOMContentLoaded", () => {
   }
 });
 const redraw = (change) => document.querySelectorAll(".chart").forEach((chart) => Plotly.relayout(chart, change));
+const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replace(/[^0-9.eE+-]/g, ""));
+const sort = (button) => {
+  const head = button.closest("th"), table = head.closest("table"), place = [...head.parentNode.children].indexOf(head);
+  const down = head.getAttribute("aria-sort") !== "descending", body = table.tBodies[0], rows = [...body.rows];
+  const figures = !head.classList.contains("text");
+  rows.sort((one, other) => {
+    const a = one.cells[place], b = other.cells[place];
+    const order = figures ? (number(a) || 0) - (number(b) || 0) : a.textContent.localeCompare(b.textContent);
+    return down ? -order : order;
+  });
+  for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  body.append(...rows);
+};
+const search = (field) => {
+  const wanted = field.value.toLowerCase(), table = document.getElementById(field.dataset.table);
+  let shown = 0;
+  for (const row of table.tBodies[0].rows) {
+    row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    shown += !row.hidden;
+  }
+  field.closest(".search").querySelector("output").textContent = wanted ? `${shown} rows` : "";
+};
+addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (button?.dataset.chart) {
+    const drawn = document.getElementById(button.dataset.chart);
+    Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
+  } else if (button?.closest("th")) sort(button);
+});
+addEventListener("input", (event) => event.target.dataset.table && search(event.target));
 addEventListener("beforeprint", () => redraw({ width: 680, autosize: false }));
 addEventListener("afterprint", () => redraw({ width: null, autosize: true }));
 """
@@ -45,7 +76,27 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-spa
 th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
 th.text, td.text { text-align: left; }
 tr.strong td { font-weight: 600; }
+header nav a { margin-right: .8rem; }
+a { color: inherit; }
+h2 { border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+h3 { font-size: .95rem; margin: .6rem 0; }
+th button { all: unset; cursor: pointer; font-weight: 600; }
+th button:focus-visible, input:focus-visible { outline: 2px solid var(--ink); outline-offset: 2px; }
+th[aria-sort=descending] button::after { content: " \\2193"; }
+th[aria-sort=ascending] button::after { content: " \\2191"; }
+.long { max-height: 26rem; overflow: auto; margin: .4rem 0 .8rem; }
+.long thead th { position: sticky; top: 0; background: var(--paper); }
+td.text { white-space: pre; }
+.search { display: flex; gap: .6rem; align-items: center; margin: .8rem 0 0; color: var(--soft); }
+.search input { font: inherit; padding: .15rem .4rem; color: inherit; background: transparent;
+                border: 1px solid var(--line); border-radius: .2rem; min-width: 0; width: 16rem; }
+button { font: inherit; color: inherit; background: transparent; }
+p button { border: 1px solid var(--line); border-radius: .2rem; padding: .1rem .5rem; cursor: pointer; }
+.notes { padding-left: 1.2rem; color: var(--soft); overflow-wrap: anywhere; }
+figure { margin: 1rem 0; overflow: auto; }
+figcaption { color: var(--soft); }
 .js-plotly-plot text { fill: var(--ink) !important; }
+.js-plotly-plot .treemaplayer text, .js-plotly-plot .iciclelayer text { fill: #1b1b1b !important; }
 .js-plotly-plot .crisp { stroke: var(--line) !important; }
 .js-plotly-plot .shapelayer path, .js-plotly-plot .spikeline { stroke: var(--ink) !important; }
 .js-plotly-plot .point { fill: var(--ink) !important; stroke: var(--paper) !important; }
@@ -54,7 +105,9 @@ tr.strong td { font-weight: 600; }
                                   stroke: var(--line) !important; }
 @media print {
   .charts { display: block; }
-  .scroll { overflow: visible; }
+  .scroll, .long, figure { overflow: visible; max-height: none; }
+  .search, p button, nav { display: none; }
+  figure svg { max-width: 100%; height: auto; }
   table { font-size: .55rem; }
   th, td { padding-right: .4rem; }
 }
@@ -75,11 +128,12 @@ def page(title: str, body: str) -> str:
     )
 
 
-def chart(label: str, figure: dict[str, Any]) -> str:
+def chart(label: str, figure: dict[str, Any], ident: str = "") -> str:
     """A figure in plotly's words (data, layout), where it stands in the page; `label` is for who cannot see it."""
+    name = f' id="{escape(ident)}"' if ident else ""
     data = json.dumps([figure["data"], figure["layout"], _CONFIG], separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<div class="chart" role="img" aria-label="{escape(label)}"></div>'
+        f'<div class="chart"{name} role="img" aria-label="{escape(label)}"></div>'
         f'<script type="application/json" class="figure">{data}</script>\n'
     )
 
@@ -90,6 +144,34 @@ def table(titles: list[str], rows: list[list[str]], *, figures: range, strong: s
              for index, row in enumerate(rows)]  # fmt: skip
     head = f"<thead><tr>{_cells('th', titles, figures)}</tr></thead>"
     return f'<div class="scroll"><table>{head}\n<tbody>\n{"".join(lines)}</tbody></table></div>\n'
+
+
+def searchable(ident: str, titles: list[str], rows: list[list[str]], figures: set[int]) -> str:
+    """A table that sorts by its headings and shows the rows that hold what is typed; plain without a script."""
+    kinds = ["" if place in figures else ' class="text"' for place in range(len(titles))]
+    head = "".join(f'<th{kind} scope="col"><button type="button">{escape(name)}</button></th>'
+                   for kind, name in zip(kinds, titles, strict=True))  # fmt: skip
+    lines = "".join(
+        f"<tr>{''.join(_cell(kind, value) for kind, value in zip(kinds, row, strict=True))}</tr>\n" for row in rows
+    )
+    name = escape(ident)
+    return (
+        f'<div class="search"><label>search <input type="search" data-table="{name}"></label>'
+        f'<output></output></div>\n<div class="long" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{lines}</tbody></table></div>\n"
+    )
+
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _cell(kind: str, value: str) -> str:
+    """A figure with a unit carries what it is worth, to be sorted by."""
+    words = value.replace(",", "").split(" ")
+    worth = ""
+    if not kind and len(words) == 2 and words[1] in _UNITS:
+        worth = f' data-value="{float(words[0]) * _UNITS[words[1]]:.0f}"'
+    return f"<td{kind}{worth}>{escape(value)}</td>"
 
 
 def _cells(tag: str, values: list[str], figures: range) -> str:

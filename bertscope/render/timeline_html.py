@@ -25,14 +25,18 @@ from bertscope.units import bytes_text
 
 def html(report: MemoryReport) -> str:
     """The page."""
+    heading = title(report)
+    return page(f"{heading}: memory of a step", f"<h1>{escape(heading)}</h1>\n{memory_charts(report)}")
+
+
+def memory_charts(report: MemoryReport) -> str:
+    """A chart for each variant and the peaks as a table, as part of a page."""
     picture = pictured(report)
     sections = "".join(_section(panel, picture) for panel in picture.panels)
-    heading = title(report)
-    body = (
-        f"<h1>{escape(heading)}</h1>\n<p>{escape(_run(report))}</p>\n{_legend(picture)}"
+    return (
+        f"<p>{escape(_run(report))}</p>\n{_legend(picture)}"
         f'<div class="charts">\n{sections}</div>\n<h2>Peaks</h2>\n{_peaks(report, picture)}<p>{escape(NOTE)}</p>\n'
     )
-    return page(f"{heading}: memory of a step", body)
 
 
 def _run(report: MemoryReport) -> str:

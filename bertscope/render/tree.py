@@ -74,6 +74,12 @@ def _each(row: TreeRow) -> str:
     return count_text(row.each_params) if row.copies > 1 and row.params else ""
 
 
+def tree_table(report: TreeReport) -> tuple[list[Column], list[Any]]:
+    """Columns and rows, for a page."""
+    lines = _lines(report)
+    return _columns(lines), lines
+
+
 def table(report: TreeReport, target: Target) -> str:
     """For the terminal."""
     lines = _lines(report, target.unicode)

@@ -1,0 +1,55 @@
+"""`estimate` of a module from elsewhere: every layer is run, on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bertscope._torch import nn, torch
+from bertscope.analyses.count import freeze
+from bertscope.analyses.estimate import estimate_report, memory_report, module_memory
+from bertscope.analyses.flops_foreign import checkpoint
+from bertscope.analyses.foreign import build_any, told
+from bertscope.analyses.foreign_inputs import inputs_for
+from bertscope.analyses.step import TORCH_DTYPES
+from bertscope.errors import SelectionError
+from bertscope.foreign import ForeignSource
+from bertscope.memory_reports import MemoryReport, Variant
+from bertscope.sources import AnyModel
+from bertscope.spec import RunSpec
+
+
+def estimate_any(
+    source: AnyModel, specs: Sequence[RunSpec], progress: Callable[[str], None] = lambda text: None
+) -> MemoryReport:
+    """The estimates of whatever MODEL names; a foreign model takes checkpointing `none`, or `full` if its class does.
+
+    Raises SelectionError for what such a model cannot be asked.
+    """
+    if not isinstance(source, ForeignSource):
+        return estimate_report(source, specs, progress)
+    if not all(spec.dropout for spec in specs):
+        raise SelectionError(f"{source.name} is {source.family}; --no-dropout concerns BERTs built here alone")
+    variants = []
+    for spec in specs:
+        progress(f"estimating {spec.checkpointing}")
+        model = _model(source, spec)
+        inputs = _inputs(model, spec)
+        with told(f"{source.name} cannot be run on fake tensors"):
+            found = module_memory(model, inputs, spec, None)
+        variants.append(Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found))
+    return memory_report(_model(source, specs[0]), specs[0], tuple(variants), name=source.name)
+
+
+def _model(source: ForeignSource, spec: RunSpec) -> nn.Module:
+    model = build_any(source).to(TORCH_DTYPES[spec.dtype]).train(spec.mode != "inference")
+    freeze(model, spec.freeze)
+    if spec.checkpointing != "none":
+        checkpoint(model, spec.checkpointing, reentrant=spec.reentrant)
+    return model
+
+
+def _inputs(model: nn.Module, spec: RunSpec) -> dict[str, torch.Tensor]:
+    inputs = inputs_for(model, spec.batch, spec.seq, labels=spec.mode != "inference")
+    if spec.padding:
+        inputs["attention_mask"] = torch.empty(spec.batch, spec.seq, dtype=torch.long, device="meta")
+    return inputs

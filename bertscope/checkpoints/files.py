@@ -1,0 +1,73 @@
+"""What the readers of checkpoints share: a file's contents, and how a broken one is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bertscope.checkpoint_reports import FilePart, StoredTensor
+from bertscope.errors import SourceError
+from bertscope.reading import readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """One file of weights: its tensors, in their order in the file, and what each byte is for."""
+
+    format: str
+    tensors: tuple[StoredTensor, ...]
+    parts: tuple[FilePart, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def broken(path: Path, what: str) -> SourceError:
+    """The error for a file that cannot be what it claims."""
+    return SourceError(f"{what}; nothing was loaded or run", where=str(path))
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value of a header is an integer that can be a size or a place."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file, open for reading, and its size; raises SourceError for a folder, a pipe, a loop of links."""
+    with readable(path):
+        if path.is_dir():
+            raise SourceError(
+                f"{path} is a folder without weights; name one with model.safetensors or pytorch_model.bin"
+            )
+        if path.exists() and not path.is_file():
+            raise SourceError(f"{path} is not a regular file; name a checkpoint")
+        with path.open("rb") as file:
+            yield file, path.stat().st_size
+
+
+def strict_json(path: Path, raw: bytes, what: str) -> Any:
+    """JSON in which no key comes twice, NaN is no number, and nesting has an end."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise broken(path, f"{what} has the key {twice[:60]!r} twice")
+        return found
+
+    def no_number(text: str) -> Any:
+        raise broken(path, f"{what} holds {text}, which is no JSON")
+
+    try:
+        return json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=no_number)
+    except UnicodeDecodeError:
+        raise broken(path, f"{what} is not UTF-8 text") from None
+    except RecursionError:
+        raise broken(path, f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise broken(path, f"{what} is not valid JSON: {error}") from None

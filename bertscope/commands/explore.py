@@ -1,0 +1,81 @@
+"""`bertscope explore`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from bertscope.commands import options, running
+from bertscope.commands.output import note
+from bertscope.errors import BertscopeError, MissingExtraError
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope explore bert-large-zh --batch 8 --seq 512
+  bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
+  bertscope explore --checkpointing every-2 --autocast
+
+keys: arrows and enter walk, / searches, n and N go on, p f m sort by parameters, FLOPs and memory,
+o restores the model's order, x opens or closes all, tab goes to the details, q quits.
+"""
+
+
+def explore(
+    model: options.Model = options.DEFAULT_MODEL,
+    batch: options.Batch = 1,
+    seq: options.Seq = 128,
+    unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
+    checkpointing: Annotated[
+        str, typer.Option(metavar="STRATEGY", help="none, full, every-2, layers:0-5, selective.")
+    ] = "none",
+    dtype: running.Dtype = None,
+    autocast: running.Autocast = False,
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    pooler: options.Pooler = None,
+    freeze: options.Freeze = None,
+) -> None:
+    """Walk through the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
+
+    FLOPs and memory are those of a training step at --batch and --seq; the tree is there at once, they
+    follow as they are computed. Needs the extra 'explore'.
+    """
+    _check_terminal()
+    run = {"batch": batch, "seq": seq, "freeze": tuple(freeze or ())}
+    (spec, *others) = running.specs(run, checkpointing, dtype, autocast)
+    if others:
+        raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    if source.config.ignored:
+        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
+    from bertscope.analyses.explore import explore as analyse
+    from bertscope.render.explore import run as show
+
+    reports = analyse(source, spec, folded=not unfold)
+    first = next(reports)
+    show(first, settled(reports))
+
+
+def settled(reports: Iterator[Any]) -> Iterator[Any]:
+    """The reports; after the last what a long session drops is collected again, the objects of torch left out.
+
+    Going through those would hold up a key for 0.3 s.
+    """
+    yield from reports
+    gc.freeze()
+    gc.enable()
+
+
+def _check_terminal() -> None:
+    """Raise where there is nothing to show it with, or on."""
+    if find_spec("textual") is None:
+        raise MissingExtraError("explore", "explore")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise BertscopeError("explore needs a terminal; 'bertscope tree --shapes' writes the same modules to a pipe")

@@ -1,0 +1,78 @@
+"""`bertscope report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options, running
+from bertscope.commands.output import note, show, write_file
+from bertscope.errors import MissingExtraError, SelectionError
+from bertscope.sources import load
+
+EPILOG = """\b
+examples:
+  bertscope report bert-large-zh -o report.html
+  bertscope report bert-base-uncased --compare bert-base-cased -o two.html
+  bertscope report bert-tiny --batch 32 --seq 512 --budget 8GiB -o tiny.html
+  bertscope report bert-tiny --format json --no-fit
+"""
+
+
+def report(
+    model: options.Model = options.DEFAULT_MODEL,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page, such as report.html.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Another model beside it.", autocompletion=options.complete_model),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, help="The batch size.")] = 8,
+    seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
+    budget: Annotated[str, typer.Option(metavar="SIZE", help="What the fit table is to fit in.")] = "16GiB",
+    fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With the fit table or without.")] = True,
+    architecture: options.Architecture = None,
+    attention: options.Attention = None,
+    download: options.Download = False,
+    fmt: Annotated[
+        Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
+    ] = "html",
+) -> None:  # fmt: skip
+    """Write everything about a model on one page that works offline: parameters, FLOPs, memory, fit, diagram.
+
+    The page is one file: light and dark, for print and for a phone, tables that sort and search. Every number
+    on it is that of the command that it names.
+    """
+    if fmt == "html":
+        if output is None:
+            raise SelectionError("the page goes into a file; name it with -o report.html")
+        _check_plotly()
+    sources = [
+        load(name, architecture=architecture, attention=attention, download=download)
+        for name in (model, compare)
+        if name
+    ]
+    from bertscope.analyses.report import PageRun, page_report
+
+    size = running.size("--budget", budget) if fit else None
+    with running.Progress() as progress:
+        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
+    if fmt == "json" or output is None:
+        from types import SimpleNamespace
+
+        show(found, SimpleNamespace(), "json", output)
+        return
+    from bertscope.render.report import html
+
+    write_file(output, html(found))
+    note(f"the page is in {output}")
+
+
+def _check_plotly() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("plotly") is None:
+        raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")

@@ -1,0 +1,57 @@
+"""`bertscope schema`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.output import show, write
+from bertscope.errors import SelectionError
+from bertscope.render import schemas as renderer
+
+EPILOG = """\b
+examples:
+  bertscope schema
+  bertscope schema count
+  bertscope schema memory --output memory.schema.json
+"""
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Kinds of report that begin with what is typed."""
+    from bertscope.schemas import report_classes
+
+    return [kind for kind in report_classes() if kind.startswith(incomplete)]
+
+
+def schema(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KIND]",
+            help="A kind of report: count, flops, memory ...; the list without one.",
+            autocompletion=complete_kind,
+        ),
+    ] = None,
+    fmt: Annotated[
+        Literal["table", "json", "csv", "markdown"] | None,
+        typer.Option("--format", "-f", help="How to show the list; a schema is always JSON."),
+    ] = None,
+    output: options.Output = None,
+) -> None:
+    """Print the JSON Schema (draft 2020-12) of what --format json writes, or list the kinds of report.
+
+    It is read off the reports' own classes, so it is that of the version that prints it.
+    """  # fmt: skip
+    from bertscope.schemas import schema as made
+    from bertscope.schemas import schemas
+
+    if kind is None:
+        show(schemas(), renderer, fmt or "table", output)
+        return
+    if fmt not in (None, "json"):
+        raise SelectionError(f"a schema is JSON; leave --format {fmt} out, or leave KIND out for the list")
+    write(json.dumps(made(kind), indent=2, ensure_ascii=False) + "\n", output)

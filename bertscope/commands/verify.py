@@ -1,0 +1,68 @@
+"""`bertscope verify`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from bertscope.commands import options
+from bertscope.commands.building import found_model
+from bertscope.commands.output import show
+
+EPILOG = """\b
+examples:
+  bertscope verify ./my-bert
+  bertscope verify bert-tiny ./my-bert/model.safetensors
+  bertscope verify bert-tiny ./my-bert --architecture BertModel --allow unexpected
+  bertscope verify ./my-bert/config.json ./my-bert --dtype fp32 --format json
+exit codes: 0 the checkpoint is the model's, 1 it is not, 2 a file cannot be read
+"""
+
+
+def verify(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="The configuration, as for count.", autocompletion=options.complete_model),
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="A .safetensors or .bin file, an index, a folder with one, or a model in the Hugging Face cache; "
+            "MODEL's own without it.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        typer.Option(help="What floating-point tensors must be, instead of what the config.json says."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="missing|unexpected|dtype", help="Tell this and still say yes. Repeatable."),
+    ] = None,
+    architecture: options.Architecture = None,
+    pooler: options.Pooler = None,
+    download: options.Download = False,
+    fmt: options.Format = "table",
+    output: options.Output = None,
+) -> None:
+    """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
+
+    No weight is loaded and no pickle run. Names of old checkpoints (gamma and beta, bert. in front or not) are
+    understood. The file's size is explained to the last byte.
+    """
+    from bertscope.checkpoints.reading import read_checkpoint
+    from bertscope.sources import weights_path
+
+    stored = read_checkpoint(
+        weights_path(checkpoint or model, download=download)
+    )  # a broken file is told without torch
+    source = found_model(model, architecture, pooler=pooler, download=download)
+    from bertscope.analyses.verify import verify as analyse
+    from bertscope.render import verify as renderer
+
+    report = analyse(source, stored, dtype=dtype, allow=allow or ())
+    show(report, renderer, fmt, output)
+    if not report.fits:
+        raise typer.Exit(1)

@@ -1,0 +1,84 @@
+"""Models in the local Hugging Face cache by their hub name; the network only when it is asked for.
+
+Both go through huggingface_hub, which honours HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and, for
+a download, HF_ENDPOINT and HF_TOKEN. TRANSFORMERS_CACHE, which transformers alone knows, is looked into as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from bertscope.checkpoints import WEIGHTS
+from bertscope.errors import MissingExtraError, SourceError
+
+_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_CONFIG = "config.json"
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model on the hub can have that name: `bert-base-cased`, `google-bert/bert-base-cased`."""
+    return _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
+
+
+def is_installed() -> bool:
+    """Whether huggingface_hub is there to be asked; it is not imported."""
+    return find_spec("huggingface_hub") is not None
+
+
+def cached_folder(name: str) -> Path | None:
+    """The folder of that model's files in the local cache, or None."""
+    if not is_hub_name(name) or not is_installed():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for cache in _caches():
+        for file in (_CONFIG, *WEIGHTS):
+            found = try_to_load_from_cache(name, file, cache_dir=cache)
+            if isinstance(found, str):
+                return Path(found).parent
+    return None
+
+
+def _caches() -> Iterator[str | None]:
+    yield None  # huggingface_hub's own
+    for variable in ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"):
+        if os.environ.get(variable):
+            yield os.environ[variable]
+
+
+def download(name: str, *, weights: bool = False) -> Path:
+    """The folder with the model's config.json, and its weights if wanted, fetched from the hub into the cache.
+
+    Raises SourceError with what the hub says, MissingExtraError without huggingface_hub.
+    """
+    if not is_hub_name(name):
+        raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
+    if not is_installed():
+        raise MissingExtraError("--download", "hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[_CONFIG]))
+        if weights:
+            snapshot_download(name, allow_patterns=_weights_of(name))
+    except Exception as error:  # of the hub, the network, the disk: each has its own family
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"{name} cannot be downloaded: {type(error).__name__}: {reason[:300]}") from None
+    return folder
+
+
+def _weights_of(name: str) -> list[str]:
+    """Patterns for one set of weights: safetensors where the model has them, else torch's."""
+    from huggingface_hub import model_info
+
+    files = {item.rfilename for item in model_info(name).siblings or ()}
+    safe = files & {"model.safetensors", "model.safetensors.index.json"}
+    return (
+        ["model*.safetensors", "model.safetensors.index.json"]
+        if safe
+        else ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+    )

@@ -1,0 +1,86 @@
+"""What a checkpoint stores as a table, CSV and Markdown."""
+
+from __future__ import annotations
+
+from bertscope.checkpoint_reports import CheckpointReport, Stored, StoredRow
+from bertscope.errors import one_line
+from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.console import Target
+from bertscope.units import bytes_text, count_text, shape_text
+
+_SHOWN_FILES = 3
+
+
+def _columns(report: CheckpointReport) -> list[Column]:
+    columns = [
+        Column("tensor", _label),
+        Column("dtype", lambda row: row.dtype, give_up=2),
+        Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), give_up=4),
+        Column("params", lambda row: count_text(row.params), right=True),
+        Column("bytes", lambda row: bytes_text(row.bytes), right=True, give_up=3),
+    ]
+    if any(row.shares for row in report.rows):
+        columns.append(Column("shares the storage of", lambda row: one_line(row.shares or ""), give_up=1))
+    return columns
+
+
+def _label(row: StoredRow) -> str:
+    return one_line(row.name) + (f" ({row.copies} x)" if row.copies > 1 else "")
+
+
+def title(report: CheckpointReport) -> str:
+    """`model.safetensors: safetensors, 62 tensors`."""
+    stored = report.stored
+    return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
+
+
+def stored_lines(stored: Stored) -> list[tuple[str, str]]:
+    """The sums: parameters, dtypes, and the file's size to the last byte."""
+    dtypes = ", ".join(f"{count_text(row.params)} in {row.dtype} ({bytes_text(row.bytes)})" for row in stored.dtypes)
+    shared = stored.stored_params - stored.distinct_params
+    lines = [
+        ("stored", f"{count_text(stored.distinct_params)} elements (every storage once): {dtypes}"),
+        ("under all names", f"{count_text(stored.stored_params)}") if shared else ("", ""),
+        *_size_lines(stored),
+        *(("problem", one_line(problem)) for problem in stored.problems),
+    ]
+    return [line for line in lines if line != ("", "")]
+
+
+def _size_lines(stored: Stored) -> list[tuple[str, str]]:
+    sums: dict[str, int] = {}
+    for part in stored.parts:
+        sums[part.what] = sums.get(part.what, 0) + part.bytes
+    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
+    more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
+    return [
+        ("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"),
+        ("files", f"{len(stored.files)}: {names}{more}") if len(stored.files) > 1 else ("", ""),
+    ]
+
+
+def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
+    metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
+    lines = [*stored_lines(report.stored), ("metadata", one_line(metadata, limit=200)) if metadata else ("", "")]
+    return [*(line for line in lines if line != ("", "")), ("read", "from the header alone; nothing was loaded or run")]
+
+
+def table(report: CheckpointReport, target: Target) -> str:
+    """For the terminal."""
+    body = table_text(_columns(report), report.rows, target, lambda row: False)
+    return f"{title(report)}\n{body}" + "".join(f"{name:<17}{value}\n" for name, value in _footer(report))
+
+
+def markdown(report: CheckpointReport) -> str:
+    """For a pull request or a page."""
+    lines = "".join(f"- {name}: {value}\n" for name, value in _footer(report)).replace("_", "\\_").replace("*", "\\*")
+    return f"**{title(report)}**\n\n{markdown_text(_columns(report), report.rows)}\n{lines}"
+
+
+_FIELDS = ("name", "dtype", "shape", "copies", "params", "bytes", "shares")
+
+
+def csv(report: CheckpointReport) -> str:
+    """For a spreadsheet."""
+    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])

@@ -1,0 +1,15 @@
+"""PyTorch's own print of a model, as it is and for a page."""
+
+from __future__ import annotations
+
+from bertscope.tool_reports import PrintReport
+
+
+def text(report: PrintReport) -> str:
+    """As PyTorch prints it."""
+    return report.text
+
+
+def markdown(report: PrintReport) -> str:
+    """For a page: as a block of text."""
+    return f"```text\n{report.text}```\n"

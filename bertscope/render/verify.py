@@ -1,0 +1,81 @@
+"""A verification as text, CSV and Markdown: yes or no first, then what is wrong, then what is worth knowing."""
+
+from __future__ import annotations
+
+from bertscope.checkpoint_reports import VerifyReport, VerifyRow
+from bertscope.errors import one_line
+from bertscope.render.checkpoint import stored_lines
+from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.render.console import Target
+from bertscope.reports import Shape
+from bertscope.units import count_text, shape_text
+
+_COLUMNS = (
+    Column("", lambda row: "no" if row.is_wrong else "ok"),
+    Column("what", lambda row: row.status),
+    Column("tensor", lambda row: _label(row)),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), give_up=2),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), give_up=2),
+    Column("params", lambda row: count_text(row.params), right=True, give_up=3),
+    Column("note", lambda row: one_line(row.note), give_up=1),
+)
+
+
+def _label(row: VerifyRow) -> str:
+    name = f"{row.stored_name} -> {row.name}" if row.status == "renamed" else row.name
+    return one_line(name) + (f" ({row.copies} x)" if row.copies > 1 else "")
+
+
+def _side(shape: Shape, dtype: str | None) -> str:
+    if shape is None:
+        return ""
+    return shape_text(shape) + ("" if dtype in (None, "float32") else f" {dtype}")
+
+
+def answer(report: VerifyReport) -> str:
+    """One sentence: whether the checkpoint is the model's."""
+    subject, stored = report.subject, one_line(report.stored.name, limit=120)
+    model = f"{one_line(subject.name, limit=120)} ({subject.architecture})"
+    if report.fits:
+        return f"yes: {stored} holds {model}"
+    wrong: dict[str, int] = {}
+    for row in report.rows:
+        if row.is_wrong:
+            wrong[row.status] = wrong.get(row.status, 0) + row.copies
+    found = [f"{count} {_WORDS[status]}" for status, count in wrong.items()]
+    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+
+
+_WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another shape", "dtype": "of another dtype"}
+
+
+def _footer(report: VerifyReport) -> list[tuple[str, str]]:
+    counted = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
+    lines = [("model", f"{count_text(report.model_distinct_params)} distinct parameters; {counted}")]
+    lines += stored_lines(report.stored)
+    if report.fitting:
+        lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
+    return [*lines, ("verified", report.obtained)]
+
+
+def table(report: VerifyReport, target: Target) -> str:
+    """For the terminal."""
+    body = table_text(_COLUMNS, report.rows, target, lambda row: row.is_wrong) if report.rows else ""
+    return f"{answer(report)}\n{body}" + "".join(f"{name:<17}{value}\n" for name, value in _footer(report))
+
+
+def markdown(report: VerifyReport) -> str:
+    """For a pull request."""
+    rows = markdown_text(_COLUMNS, report.rows) + "\n" if report.rows else ""
+    lines = "".join(f"- {name}: {value}\n" for name, value in _footer(report)).replace("_", "\\_").replace("*", "\\*")
+    return f"**{answer(report)}**\n\n{rows}{lines}"
+
+
+_FIELDS = ("is_wrong", "status", "name", "stored_name", "copies", "shape", "stored_shape", "dtype", "stored_dtype",
+           "params", "note")  # fmt: skip
+
+
+def csv(report: VerifyReport) -> str:
+    """What was found, for a spreadsheet."""
+    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])

@@ -1,0 +1,53 @@
+"""Write docs/cli.md, the reference of the command line, from the commands' own help.
+
+    python docs/make_cli.py
+
+A test fails when the page is not what this writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from bertscope.cli import app
+
+PAGE = Path(__file__).parent / "cli.md"
+WIDTH = 100  # of every block, whatever the terminal
+HEAD = """# Command line
+
+<!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 fine; 1 the answer is no; 2 the question was wrong
+(one line on stderr says how to put it right); 130 interrupted. `NO_COLOR` and `COLUMNS` are honoured.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    group = typer.main.get_command(app)
+    top = group.make_context("bertscope", [], resilient_parsing=True, terminal_width=WIDTH)
+    names = group.list_commands(top)
+    index = "".join(f"- [`bertscope {name}`](#bertscope-{name}): {_summary(group, top, name)}\n" for name in names)
+    blocks = [f"## bertscope\n\n{_fenced(group, top)}"]
+    for name in names:
+        command = group.get_command(top, name)
+        context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
+        blocks.append(f"## bertscope {name}\n\n{_fenced(command, context)}")
+    return f"{HEAD}{index}\n" + "\n".join(blocks)
+
+
+def _summary(group, top, name: str) -> str:
+    first, _, _ = group.get_command(top, name).help.partition("\n\n")
+    return " ".join(first.split())
+
+
+def _fenced(command, context) -> str:
+    lines = [line.rstrip() for line in command.get_help(context).strip().splitlines()]
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

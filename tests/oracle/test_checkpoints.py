@@ -1,0 +1,224 @@
+"""Files written by transformers' `save_pretrained` give exactly transformers' own counts; other families too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+import bertscope
+from bertscope.analyses.flops_foreign import flops_any
+from bertscope.analyses.foreign import build_any
+from bertscope.analyses.stored import stored_report
+from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.sources import find
+
+SMALL = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+         "intermediate_size": 20, "max_position_embeddings": 40}  # fmt: skip
+FAMILIES = {
+    "roberta": ("RobertaForMaskedLM", SMALL),
+    "electra": ("ElectraForPreTraining", SMALL | {"embedding_size": 8}),
+    "albert": ("AlbertForMaskedLM", SMALL | {"embedding_size": 8}),
+    "distilbert": ("DistilBertForMaskedLM", {"vocab_size": 60, "dim": 12, "n_layers": 2, "n_heads": 3,
+                                             "hidden_dim": 20}),
+    "deberta": ("DebertaForMaskedLM", SMALL | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "deberta-v2": ("DebertaV2ForMaskedLM", SMALL | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"],
+                                                   "position_buckets": 8, "share_att_key": True}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 60, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 40}),
+    "t5": ("T5ForConditionalGeneration", {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2,
+                                          "num_heads": 3}),
+    "xlm-roberta": ("XLMRobertaForSequenceClassification", SMALL),
+    "mobilebert": ("MobileBertForMaskedLM", SMALL | {"embedding_size": 12, "true_hidden_size": 12, "hidden_size": 16,
+                                                     "intra_bottleneck_size": 12}),
+}  # fmt: skip
+FORMS = {
+    "safetensors": {},
+    "bin": {"safe_serialization": False},
+    "sharded": {"max_shard_size": "8KB"},
+    "sharded bin": {"max_shard_size": "8KB", "safe_serialization": False},
+}
+
+
+def reference(family: str) -> transformers.PreTrainedModel:
+    name, fields = FAMILIES[family]
+    cls = getattr(transformers, name)
+    return cls(cls.config_class(**fields, attn_implementation="eager")).eval()
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Family -> its model, and the folder it was saved in."""
+    made = {}
+
+    def give(family: str) -> tuple[transformers.PreTrainedModel, Path]:
+        if family not in made:
+            made[family] = reference(family), tmp_path_factory.mktemp(family)
+            made[family][0].save_pretrained(made[family][1])
+        return made[family]
+
+    return give
+
+
+def distinct(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_every_bert_gives_transformers_own_count(tmp_path, name, form):
+    model = getattr(transformers, name)(transformers.BertConfig(**SMALL))
+    model.save_pretrained(tmp_path, **FORMS[form])
+    checkpoint = read_checkpoint(tmp_path)
+    assert stored_report(checkpoint).stored.distinct_params == distinct(model)
+    assert len(checkpoint.files) > 1 or "sharded" not in form
+    report = bertscope.verify(find(tmp_path), checkpoint)
+    assert report.fits
+    assert {row.status for row in report.rows} <= {"tied"}
+    assert report.model_distinct_params == distinct(model)
+    files = [path for path in tmp_path.iterdir() if path.name in checkpoint.files]
+    assert sum(part.bytes for part in checkpoint.parts) == sum(path.stat().st_size for path in files)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_shapes_and_dtypes_are_those_that_the_official_readers_give(tmp_path, form):
+    model = transformers.BertForPreTraining(transformers.BertConfig(**SMALL)).half()
+    model.save_pretrained(tmp_path, **FORMS[form])
+    checkpoint = read_checkpoint(tmp_path)
+    found = {item.name: (item.shape, item.dtype) for item in checkpoint.tensors}
+    official = {}
+    for file in checkpoint.files:
+        if file.endswith(".safetensors"):
+            with safetensors.safe_open(tmp_path / file, "pt") as opened:
+                official |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        else:
+            official |= torch.load(tmp_path / file, weights_only=True)
+    assert found == {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in official.items()}
+
+
+def test_old_names_written_by_hand_are_read_as_transformers_reads_them(tmp_path):
+    model = transformers.BertForPreTraining(transformers.BertConfig(**SMALL))
+    model.save_pretrained(tmp_path, safe_serialization=False)
+    weights = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    old = {key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+           for key, value in weights.items()}  # fmt: skip
+    old["bert.embeddings.position_ids"] = torch.arange(40).unsqueeze(0)
+    torch.save(old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    _, info = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    report = bertscope.verify(find(tmp_path), read_checkpoint(tmp_path))
+    assert report.fits
+    assert info["missing_keys"] == []
+    assert sum(row.params for row in report.rows if row.status == "buffer") == 40
+
+
+def test_another_familys_model_is_counted_as_transformers_counts_it(kept, family):
+    model, folder = kept(family)
+    built = build_any(find(folder))
+    report = bertscope.count(built)
+    assert report.totals.distinct_params == distinct(model) == model.num_parameters()
+    assert [(path, tuple(held.shape)) for path, held in built.named_parameters()] == [
+        (path, tuple(held.shape)) for path, held in model.named_parameters()
+    ]
+    assert all(held.is_meta for held in (*built.parameters(), *built.buffers()))
+    assert stored_report(read_checkpoint(folder)).stored.distinct_params == distinct(model)
+    assert bertscope.verify(find(folder), read_checkpoint(folder)).fits
+
+
+def test_another_familys_flops_are_those_of_a_run_on_the_cpu(kept, family):
+    model, folder = kept(family)
+    ids = torch.ones(2, 9, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": ids}
+    if family == "t5":
+        inputs["decoder_input_ids"] = ids
+    with FlopCounterMode(display=False) as counter:  # with gradients: the counter knows DeBERTa's softmax only so
+        model(**inputs)
+    report = flops_any(find(folder), [2], [9])
+    assert report.rows[0].forward.matmul_flops == counter.get_total_flops() > 0
+    assert report.unknown_operators == ()
+
+
+def test_another_familys_training_step_is_that_of_a_run_on_the_cpu(kept, family):
+    model, folder = kept(family)
+    ids = torch.ones(2, 9, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": ids} | ({"decoder_input_ids": ids} if family == "t5" else {})
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        model(**inputs)[0].sum().backward()
+    model.eval()
+    report = flops_any(find(folder), [2], [9], mode="training")
+    assert report.rows[0].total.matmul_flops == counter.get_total_flops()
+
+
+def test_shared_layers_hold_their_parameters_once_and_work_each_time(cli, kept):
+    _, folder = kept("albert")
+    config = json.loads((folder / "config.json").read_text())
+    counts, works = [], []
+    for layers in (1, 2, 4):
+        (folder / "more.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        counts.append(cli("count", folder / "more.json", "--format", "json").json["totals"]["distinct_params"])
+        rows = cli("flops", folder / "more.json", "--seq", 8, "--format", "json").json["rows"]
+        works.append(next(row for row in rows if row["name"] == "albert_layer_groups")["forward"]["matmul_flops"])
+    assert len(set(counts)) == 1
+    assert works == [works[0], 2 * works[0], 4 * works[0]]
+
+
+def test_every_command_answers_for_another_family(cli, kept, family):
+    _, folder = kept(family)
+    tree = cli("tree", folder, "--shapes", "--seq", 8, "--format", "json")
+    assert tree.json["rows"][0]["outputs"], tree.err
+    for command in (
+        ("count", folder), ("count", folder, "--shapes", "--seq", 8), ("print", folder),
+        ("diff", folder, "bert-tiny", "--seq", 8),
+        ("flops", folder, "--seq", "8,16", "--operators"), ("diagram", folder, "--kind", "tree"), ("verify", folder),
+        ("count", folder / "model.safetensors"),
+    ):  # fmt: skip
+        result = cli(*command)
+        assert (result.code, result.err) == (0, ""), (command, result.err)
+    result = cli("explain", folder)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "modernbert"}, "4.43.4 does not know the model type 'modernbert'; a newer one may"),
+        ({"model_type": "mine", "auto_map": {}}, "auto_map) is not run"),
+        ({"model_type": "roberta", "architectures": ["RobertaForMasked"]}, "did you mean 'RobertaForMaskedLM'"),
+        ({"model_type": "roberta", "architectures": ["BertModel"]}, "unknown architecture 'BertModel' for a roberta"),
+        ({"model_type": "roberta", "architectures": ["logging"]}, "unknown architecture 'logging'"),
+        ({"model_type": "roberta", "num_hidden_layers": 10**6}, "num_hidden_layers may be at most 400 here"),
+        ({"model_type": "gpt2", "n_layer": 10**6}, "n_layer may be at most 400 here"),
+        ({"model_type": "t5", "num_decoder_layers": 10**6}, "num_decoder_layers may be at most 400 here"),
+        ({"model_type": "roberta", "num_labels": 10**9}, "num_labels may be at most 100,000 here"),
+        ({"model_type": "roberta", "hidden_size": 10}, "multiple of the number of attention heads"),
+        ({"model_type": "../roberta"}, "must be the name of a model family"),
+        ({"model_type": 5}, "must be the name of a model family"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_built_is_one_line(cli, tmp_path, fields, words):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    result = cli("count", tmp_path)
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert words in result.err
+
+
+def test_a_sequence_beyond_the_positions_is_one_line(cli, kept):
+    assert "at most the model's 38 positions" in cli("flops", kept("roberta")[1], "--seq", 39).err
+    assert cli("flops", kept("roberta")[1], "--seq", 38).code == 0
+    assert "at most the model's 40 positions" in cli("flops", kept("gpt2")[1], "--seq", 41).err
+
+
+def test_another_class_of_the_family_can_be_asked_for(cli, kept):
+    _, folder = kept("roberta")
+    data = cli("count", folder, "-a", "RobertaForSequenceClassification", "--format", "json").json
+    assert data["subject"]["architecture"] == "RobertaForSequenceClassification"
+    eager = cli("print", kept("gpt2")[1], "--attention", "eager").out
+    assert "GPT2Attention" in eager

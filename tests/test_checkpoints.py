@@ -1,0 +1,385 @@
+"""Checkpoints by their headers: what good ones hold, and that broken, hostile and foreign ones run nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bertscope
+from bertscope.analyses.stored import stored_report
+from bertscope.checkpoints.pickles import described
+from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.checkpoints.rebuilt import BadPickle
+from bertscope.checkpoints.safetensors import DTYPES
+from bertscope.errors import BertscopeError, SourceError
+
+
+def header(entries: dict, data: bytes = b"", length: int | None = None) -> bytes:
+    raw = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def entry(shape=(2,), begin=0, end=8, dtype="F32", **more) -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end], **more}
+
+
+def write(folder: Path, content: bytes, name: str = "model.safetensors") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def saved(state, folder: Path, name: str = "pytorch_model.bin", **options) -> Path:
+    torch.save(state, folder / name, **options)
+    return folder / name
+
+
+@pytest.fixture
+def model(tiny):
+    return bertscope.BertForMaskedLM(tiny)
+
+
+# ---- good files ----
+
+
+_shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=8), st.tuples(_shapes, st.sampled_from(["F32", "F16", "I64"])), max_size=5
+    )
+)
+def test_a_safetensors_file_is_explained_to_the_last_byte(tmp_path_factory, tensors):
+    entries, place = {}, 0
+    for name, (shape, dtype) in tensors.items():
+        end = place + DTYPES[dtype][1] // 8 * torch.Size(shape).numel()
+        entries[name] = entry(shape, place, end, dtype)
+        place = end
+    entries.pop("__metadata__", None)
+    path = write(tmp_path_factory.mktemp("x"), header(entries, bytes(place)))
+    if place != sum(item["data_offsets"][1] - item["data_offsets"][0] for item in entries.values()):
+        return
+    found = read_checkpoint(path)
+    assert {item.name: item.shape for item in found.tensors} == {
+        name: tuple(item["shape"]) for name, item in entries.items()
+    }
+    assert sum(part.bytes for part in found.parts) == path.stat().st_size
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_what_torch_saves_is_read_as_torch_loads_it(model, tmp_path, zipped):
+    path = saved(model.state_dict(), tmp_path, _use_new_zipfile_serialization=zipped)
+    found = read_checkpoint(path)
+    loaded = torch.load(path, weights_only=True)
+    assert [(item.name, item.shape, item.dtype) for item in found.tensors] == [
+        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in loaded.items()
+    ]
+    shared = {item.name: item.shares for item in found.tensors if item.shares}
+    assert shared == {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    distinct = stored_report(found).stored.distinct_params
+    assert distinct == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(part.bytes for part in found.parts) == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.int32, torch.bool]
+)
+def test_every_dtype_is_told_by_torchs_name(tmp_path, dtype):
+    (found,) = read_checkpoint(saved({"x": torch.zeros(3, 2).to(dtype)}, tmp_path)).tensors
+    assert f"torch.{found.dtype}" == str(dtype)
+    assert found.bytes == 6 * dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"epoch": 3, "state_dict": {"x": torch.ones(2)}},
+        {"model": OrderedDict(x=torch.ones(2)), "optimizer": {"state": {}}},
+        {"x": torch.nn.Parameter(torch.ones(2)), "steps": 4, "name": "mine"},
+        OrderedDict(x=torch.ones(4)[1:3]),
+    ],
+    ids=["nested", "trainer", "parameter", "view"],
+)
+def test_the_weights_are_found_among_other_things(tmp_path, state):
+    (found,) = read_checkpoint(saved(state, tmp_path)).tensors
+    assert (found.name, found.shape) == ("x", (2,))
+
+
+def test_a_table_as_python_2_pickled_it_is_read():
+    pairs = b"](](U\x01aK\x01ee"
+    assert described(io.BytesIO(b"ccollections\nOrderedDict\n(" + pairs + b"tR.")) == {"a": 1}
+
+
+def test_an_index_brings_its_shards_together(tmp_path):
+    write(tmp_path, header({"a": entry()}, bytes(8)), "one.safetensors")
+    write(tmp_path, header({"b": entry((1,), 0, 4)}, bytes(4)), "two.safetensors")
+    places = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    path = write(tmp_path, json.dumps(places).encode(), "model.safetensors.index.json")
+    for found in (read_checkpoint(path), read_checkpoint(tmp_path)):
+        assert [(item.name, item.file) for item in found.tensors] == [
+            ("a", "one.safetensors"),
+            ("b", "two.safetensors"),
+        ]
+        assert sum(part.bytes for part in found.parts) == sum(
+            (tmp_path / name).stat().st_size for name in ("one.safetensors", "two.safetensors")
+        )
+
+
+def test_a_gap_is_told_and_explained(tmp_path):
+    found = read_checkpoint(write(tmp_path, header({"a": entry((1,), 4, 8)}, bytes(10))))
+    assert {part.what: part.bytes for part in found.parts}["gaps"] == 6
+    assert "6 bytes belong to no tensor" in found.problems[0]
+
+
+def test_headers_are_read_without_torch(tmp_path, model):
+    saved(model.state_dict(), tmp_path)
+    code = (
+        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'count', sys.argv[1]]; cli._run();"
+        "sys.exit(' '.join({'torch', 'numpy', 'transformers', 'huggingface_hub'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- broken and hostile files ----
+
+TENSOR = entry()
+HOSTILE = {
+    "empty": (b"", "ends after 0 bytes"),
+    "seven bytes": (b"\0" * 7, "ends after 7 bytes"),
+    "a length beyond the file": (header({}, length=2**62), "4,611,686,018,427,387,904 bytes and the file has"),
+    "a length one too long": (header({}, length=3), "the header says"),
+    "a header beyond reason": (struct.pack("<Q", 17 << 20) + b" " * (17 << 20), "at most 16,777,216"),
+    "no JSON": (header(b"hello"), "not valid JSON"),
+    "no object": (header(b"[]"), "no JSON object"),
+    "no UTF-8": (header(b"\xff\xfe"), "not UTF-8"),
+    "NaN": (header(b'{"a": NaN}'), "NaN"),
+    "a deep nest": (header(b"[" * 200_000), "nested too deeply"),
+    "a number without end": (header(b"9" * 5000), "not valid JSON"),
+    "a key twice": (header(b'{"a": ' + json.dumps(TENSOR).encode() + b', "a": {}}', bytes(8)), "'a' twice"),
+    "a field too many": (header({"a": entry(x=1)}, bytes(8)), "and nothing else"),
+    "a field missing": (header({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)), "needs dtype, shape"),
+    "an unknown dtype": (header({"a": entry(dtype="F31")}, bytes(8)), "unknown dtype 'F31'"),
+    "a dtype that is none": (header({"a": entry(dtype=["F32"])}, bytes(8)), "unknown dtype"),
+    "a negative shape": (header({"a": entry((-2,))}, bytes(8)), "no list of sizes"),
+    "a shape of truth": (header({"a": entry((True, 2))}, bytes(8)), "no list of sizes"),
+    "a shape beyond 64 bits": (header({"a": entry((2**64,))}, bytes(8)), "no list of sizes"),
+    "a product beyond reason": (header({"a": entry([2**62] * 60)}, bytes(8)), "has 8 bytes"),
+    "offsets beyond the file": (header({"a": entry((2,), 0, 8)}, bytes(7)), "of 7: truncated or wrong"),
+    "offsets backwards": (header({"a": entry((0,), 8, 0)}, bytes(8)), "truncated or wrong"),
+    "offsets of three": (header({"a": {**TENSOR, "data_offsets": [0, 4, 8]}}, bytes(8)), "no two places"),
+    "bytes that are not the shape's": (header({"a": entry((3,))}, bytes(8)), "and [3] of F32 has 12"),
+    "an overlap": (header({"a": TENSOR, "b": entry((1,), 4, 8)}, bytes(8)), "'a' and 'b' overlap"),
+    "metadata of numbers": (header({"__metadata__": {"a": 1}}), "map text to text"),
+    "GGUF": (b"GGUF" + bytes(40), "a GGUF file"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file"),
+    "a page": (b"<!DOCTYPE html><html>" + bytes(40), "a page of HTML"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:x", "git lfs pull"),
+    "gzip": (b"\x1f\x8b" + bytes(40), "unpack it first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_broken_safetensors_file_is_one_line(cli, tmp_path, case):
+    content, words = HOSTILE[case]
+    path = write(tmp_path, content)
+    for result in (cli("count", path), cli("verify", "bert-tiny", path)):
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result.err
+        assert words in result.err
+        assert result.err.startswith(f"error: {path}: ")
+
+
+class _Harm:
+    """What it would do when unpickled: write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def zipped(folder: Path, pickled: bytes, records: dict[str, bytes] | None = None, **options) -> Path:
+    path = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        for name, data in (records or {}).items():
+            archive.writestr(f"archive/data/{name}", data)
+    return path
+
+
+def legacy(obj: bytes) -> bytes:
+    return b"".join((pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2), pickle.dumps({}, 2), obj))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("form", ["zip", "legacy", "alone"])
+def test_a_pickle_with_code_runs_nothing(cli, tmp_path, protocol, form):
+    mark = tmp_path / "harmed"
+    raw = pickle.dumps({"x": _Harm(mark)}, protocol)
+    if form == "zip":
+        path = zipped(tmp_path, raw)
+    else:
+        path = write(tmp_path, legacy(raw) if form == "legacy" else raw, "pytorch_model.bin")
+    result = cli("count", path)
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert not mark.exists()
+    assert "nothing was loaded or run" in result.err
+    if form == "zip" and protocol > 1:
+        assert "it calls posix.system" in result.err
+
+
+def _nested_key(depth: int) -> bytes:
+    """A dictionary whose key is a tuple of two tuples of two ...: its hash takes 2**depth steps."""
+    return (
+        b"\x80\x02}("
+        + b")"
+        + b"".join(b"q%c2\x86" % 0 if False else b"q\x00h\x00\x86" for _ in range(depth))
+        + b"K\x01u."
+    )
+
+
+BAD_PICKLES = {
+    "a key whose hash has no end": (_nested_key(60), "a key that is a tuple"),
+    "a memo beyond memory": (b"\x80\x02}r\xff\xff\xff\xffr\x00\xff\xff\xff.", "no table of tensors"),
+    "text that is not there": (b"\x80\x02X\xff\xff\xff\x7fabc.", "not the pickle"),
+    "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1"),
+    "an instance": (b"(iposix\nsystem\n.", "the instruction INST"),
+    "an object of a class": (b"\x80\x02cposix\nsystem\n)\x81.", "the instruction NEWOBJ"),
+    "a call of a list": (b"\x80\x02])R.", "a call of what is no name"),
+    "nothing": (b"\x80\x02.", "not the pickle"),
+    "no mark": (b"\x80\x02t.", "not the pickle"),
+    "no end": (b"\x80\x02}", "not the pickle"),
+    "a list alone": (b"\x80\x02].", "no table of tensors"),
+    "a foreign storage": (b"\x80\x02(U\x07storagecos\nsystem\nU\x010U\x03cpuK\x01tQ.", "none of torch's"),
+    "without end": (b"\x80\x02" + b"N" * (1 << 20) + b".", "more than 1,048,576 instructions"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_PICKLES)
+def test_a_pickle_that_would_take_time_or_memory_is_refused(cli, tmp_path, case):
+    raw, words = BAD_PICKLES[case]
+    result = cli("count", zipped(tmp_path, raw))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
+
+
+def test_a_zip_bomb_is_not_unpacked(cli, tmp_path):
+    path = zipped(tmp_path, b"\0" * (300 << 20), compression=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+    assert "a pickle of 314,572,800 bytes" in cli("count", path).err
+
+
+def test_a_directory_of_a_million_entries_is_refused(cli, tmp_path):
+    path = zipped(tmp_path, b"")
+    raw = bytearray(path.read_bytes())
+    end = raw.rfind(b"PK\x05\x06")
+    raw[end + 12 : end + 16] = struct.pack("<I", 17 << 20)
+    path.write_bytes(bytes(raw))
+    assert "a directory of 17,825,792 bytes" in cli("count", path).err
+
+
+@pytest.mark.parametrize("zipped_", [True, False], ids=["zip", "legacy"])
+def test_a_truncated_file_of_torch_is_told_wherever_it_ends(model, tmp_path, zipped_):
+    raw = saved(model.state_dict(), tmp_path, _use_new_zipfile_serialization=zipped_).read_bytes()
+    for end in (*range(0, 200, 13), *range(200, len(raw), max(1, len(raw) // 40)), len(raw) - 1):
+        with pytest.raises(BertscopeError):
+            read_checkpoint(write(tmp_path, raw[:end], "cut.bin"))
+
+
+def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
+    good = saved(OrderedDict(x=torch.ones(4)), tmp_path)
+    with zipfile.ZipFile(good) as archive:
+        raw = archive.read("pytorch_model/data.pkl")
+    assert raw.count(b"K\x04\x85") == 1
+    path = zipped(tmp_path, raw.replace(b"K\x04\x85", b"K\x05\x85"), {"0": bytes(16)})
+    with pytest.raises(SourceError, match="reaches beyond its storage"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../one.safetensors", "/etc/passwd", "a/one.safetensors", "..", ".", "", "a\\b.safetensors", "C:x.safetensors",
+     "x\0.safetensors", 5, None, ["one.safetensors"], {}, "config.json", "model.safetensors.index.json"],
+)  # fmt: skip
+def test_an_index_reaches_no_file_but_those_beside_it(cli, tmp_path, shard):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for folder in (tmp_path, inner):
+        write(folder, header({"a": TENSOR}, bytes(8)), "one.safetensors")
+    path = write(inner, json.dumps({"weight_map": {"a": shard}}).encode(), "model.safetensors.index.json")
+    result = cli("count", path)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "the plain name of a file beside the index" in result.err
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ({}, "needs a weight_map"),
+        ({"weight_map": {}}, "needs a weight_map"),
+        ({"weight_map": []}, "needs a weight_map"),
+        ([], "needs a weight_map"),
+        ({"weight_map": {"a": "absent.safetensors"}}, "No such file"),
+        ({"weight_map": {"b": "one.safetensors"}}, "'b' lies in one.safetensors, and it does not"),
+    ],
+)
+def test_an_index_that_does_not_hold_is_one_line(cli, tmp_path, places, words):
+    write(tmp_path, header({"a": TENSOR}, bytes(8)), "one.safetensors")
+    result = cli("count", write(tmp_path, json.dumps(places).encode(), "model.safetensors.index.json"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
+
+
+def test_loops_pipes_and_devices_are_told_and_links_are_followed(cli, tmp_path):
+    good = write(tmp_path, header({"a": TENSOR}, bytes(8)), "blob")
+    (tmp_path / "link.safetensors").symlink_to(good)
+    assert cli("count", tmp_path / "link.safetensors").code == 0  # the cache of the hub is made of links
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    os.mkfifo(tmp_path / "pipe.bin")
+    for name, words in (
+        ("loop.safetensors", "cannot be read"),
+        ("pipe.bin", "not a regular file"),
+        ("no.bin", "No such"),
+    ):
+        result = cli("count", tmp_path / name)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert words in result.err
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_description_or_a_refusal(raw):
+    try:
+        described(io.BytesIO(raw))
+    except BadPickle as error:
+        assert str(error)  # noqa: PT017
+
+
+def test_the_fuzzer_finds_nothing(tmp_path):
+    """A short run; `python benchmarks/fuzz.py` is the long one."""
+    fuzz = Path(__file__).resolve().parent.parent / "benchmarks" / "fuzz.py"
+    done = subprocess.run(
+        [sys.executable, fuzz, "--runs", "390", "--seed", "7"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "390 runs, 0 failures" in done.stdout

@@ -1,0 +1,279 @@
+"""The CI kit for real, as the README shows it: a nested pytest, pre-commit in a repository, the action's own steps."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.test_readme import block
+
+ENV = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GIT_", "PRE_COMMIT"))}
+ENV |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+HOLDS = "model: bert-tiny\nexpected:\n  distinct_params: 4385920\n"
+DIFFERS = HOLDS.replace("4385920", "4385921")
+LINE = "wrong.bertscope.yaml:3: wrong: distinct_params: expected 4,385,921, got 4,385,920, difference -1"
+
+
+def run(*command: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
+    """A command in a folder, with this checkout on Python's path."""
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=ENV | variables, capture_output=True, text=True,
+                          check=False, timeout=300)  # fmt: skip
+
+
+def project(folder: Path, **files: str) -> Path:
+    """A folder with such expectation files."""
+    for name, text in files.items():
+        (folder / f"{name}.bertscope.yaml").write_text(text)
+    return folder
+
+
+# ---- pytest -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin() -> list[str]:
+    """Arguments that load the plugin where its entry point is not installed."""
+    from importlib.metadata import entry_points
+
+    known = any(point.value == "bertscope.pytest_plugin" for point in entry_points(group="pytest11"))
+    return [sys.executable, "-m", "pytest", *([] if known else ["-p", "bertscope.pytest_plugin"])]
+
+
+def test_the_entry_point_of_the_plugin_is_declared():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points.pytest11]\nbertscope = "bertscope.pytest_plugin"' in text
+
+
+def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
+    project(
+        tmp_path, models=block("yaml", "model:"), wrong=DIFFERS, broken="model: bert-tony\n", empty="model: bert-tiny"
+    )
+    (tmp_path / "test_readme.py").write_text(block("python", "import torch\nfrom"))
+    done = run(*plugin, "-q", "--junitxml", "report.xml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"\n{LINE}\n" in done.stdout
+    assert "broken.bertscope.yaml:1: no preset or file named 'bert-tony'" in done.stdout
+    assert "'bertscope check --write empty.bertscope.yaml' records today's counts" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert re.search(r"3 failed, 7 passed", done.stdout)
+    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "report.xml").iter("testcase")}
+    assert {"memory.finetuning", "flops.sentence", "ties", "readable", "test_the_head_has_its_size"} <= set(cases)
+    properties = {item.get("name"): item.get("value") for item in cases["flops.sentence"].iter("property")}
+    assert properties == {"expected": "28199092224", "got": "28199092224"}
+
+
+def test_one_expectation_can_be_named_and_the_plugin_left_out(plugin, tmp_path):
+    project(tmp_path, wrong=DIFFERS + "  layer_params: 4385920\n")
+    assert "1 passed" in run(*plugin, "-q", "wrong.bertscope.yaml::layer_params", cwd=tmp_path).stdout
+    assert "1 passed, 1 deselected" in run(*plugin, "-q", "-k", "layer_params", cwd=tmp_path).stdout
+    out = run(*plugin, "--collect-only", "-q", cwd=tmp_path).stdout
+    assert out.splitlines()[:2] == ["wrong.bertscope.yaml::distinct_params", "wrong.bertscope.yaml::layer_params"]
+
+
+def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\ndef test_it():\n"
+        "    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
+    )
+    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
+
+
+def test_a_file_is_collected_without_torch(plugin, tmp_path):
+    project(tmp_path, holds=HOLDS)
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n\ndef pytest_collection_finish(session):\n"
+        "    assert len(session.items) == 1\n    assert 'torch' not in sys.modules\n"
+    )
+    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
+
+
+def test_this_suite_collects_no_expectation_file(request):
+    assert not [item for item in request.session.items if item.path.suffix != ".py"]
+
+
+def test_the_fixture_and_the_helper_hold_any_module_to_its_number(plugin, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import torch\n\ndef test_fixture(assert_params):\n"
+        "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
+    )
+    out = run(*plugin, "-q", cwd=tmp_path).stdout
+    assert "AssertionError: Sequential: distinct parameters: expected 14, got 13, difference -1" in out
+    assert "0: 9 (Linear)" in out
+    assert "bertscope/testing.py" not in out  # the failure stands where the test calls
+
+
+def test_assert_params_knows_both_conventions_and_what_is_trainable():
+    import torch
+
+    from bertscope.testing import assert_params
+
+    tied = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3, bias=False), "b": torch.nn.Linear(2, 3, bias=False)})
+    tied["b"].weight = tied["a"].weight
+    assert_params(tied, 6, trainable=6)
+    assert_params(tied, 12, over_layers=True, trainable=12)
+    tied["a"].weight.requires_grad_(False)
+    assert_params(tied, 6, trainable=0)
+    with pytest.raises(AssertionError, match="trainable parameters: expected 6, got 0, difference -6"):
+        assert_params(tied, 6, trainable=6)
+    with pytest.raises(AssertionError, match="expected 6, got 12"):
+        assert_params(tied, 6, over_layers=True)
+    with pytest.raises(AssertionError, match="not counted, since not yet initialised: weight"):
+        assert_params(torch.nn.LazyLinear(3), 9)
+    for wrong in (6.0, "6", True, None):
+        with pytest.raises(TypeError, match="is an integer"):
+            assert_params(tied, wrong)
+
+
+# ---- pre-commit ---------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """git in a folder, as somebody."""
+    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
+    done = run("git", *who, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def hooked(tmp_path):
+    """A repository whose pre-commit takes the hook from another one, as the README says; and how it is run."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    pytest.importorskip("pre_commit", reason="pre-commit is in the extra 'test'")
+    hooks, repository, programs = (tmp_path / name for name in ("hooks", "repository", "bin"))
+    for folder in (hooks, repository, programs):
+        folder.mkdir()
+    shutil.copy(ROOT / ".pre-commit-hooks.yaml", hooks)
+    git(hooks, "init", "--quiet")
+    git(hooks, "add", ".")
+    git(hooks, "commit", "--quiet", "-m", "hooks")
+    config = block("yaml", "repos:").replace("https://github.com/OWNER/bertscope", str(hooks))
+    (repository / ".pre-commit-config.yaml").write_text(config.replace("REVISION", git(hooks, "rev-parse", "HEAD")))
+    program = programs / "bertscope"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bertscope "$@"\n')
+    program.chmod(0o755)
+    git(repository, "init", "--quiet")
+    variables = {"PRE_COMMIT_HOME": str(tmp_path / "cache"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+    def precommit() -> subprocess.CompletedProcess:
+        git(repository, "add", ".")
+        return run(sys.executable, "-m", "pre_commit", "run", "--all-files", cwd=repository, **variables)
+
+    return repository, precommit
+
+
+def test_pre_commit_passes_holds_back_and_passes_over(hooked):
+    repository, precommit = hooked
+    done = precommit()
+    assert (done.returncode, "Skipped" in done.stdout) == (0, True), done.stdout + done.stderr
+    project(repository, holds=HOLDS, models=block("yaml", "model:"))
+    done = precommit()
+    assert (done.returncode, "Passed" in done.stdout) == (0, True), done.stdout
+    project(repository, wrong=DIFFERS)
+    done = precommit()
+    assert done.returncode == 1
+    assert LINE in done.stdout
+    assert "3 files: 7 expectations hold, 1 do not" in done.stdout  # one process for all
+
+
+def test_pre_commit_can_check_everything_on_any_change(hooked):
+    repository, precommit = hooked
+    path = repository / ".pre-commit-config.yaml"
+    settings = re.findall(r"`(files: [^`]*|pass_filenames: [^`]*|args: [^`]*)`", (ROOT / "docs" / "ci.md").read_text())
+    assert len(settings) == 3
+    path.write_text(path.read_text() + "".join(f"        {setting}\n" for setting in settings))
+    (repository / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 2}')
+    project(repository, mine="model: config.json\nexpected: {layers: {layer: 7087872}, groups: {encoder: 14175744}}\n")
+    assert precommit().returncode == 0
+    (repository / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 3}')
+    done = precommit()
+    assert done.returncode == 1
+    assert "groups.encoder: expected 14,175,744, got 21,263,616, difference +7,087,872" in done.stdout
+
+
+# ---- the action ---------------------------------------------------------------------------------
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+
+
+def test_the_action_of_the_readme_gives_inputs_that_there_are():
+    steps = yaml.safe_load(block("yaml", "steps:"))["steps"]
+    assert set(steps[1]["with"]) <= set(ACTION["inputs"])
+    assert ACTION["runs"]["using"] == "composite"
+    assert all("shell" in step for step in ACTION["runs"]["steps"] if "run" in step)
+    assert all({"description", "default"} == set(item) for item in ACTION["inputs"].values())
+
+
+def step(name: str, cwd: Path, inputs: dict[str, str], **variables: str) -> subprocess.CompletedProcess:
+    """One step of the action as GitHub runs it: bash -e, expressions put in."""
+    (found,) = [step for step in ACTION["runs"]["steps"] if step.get("name") == name]
+    assert "${{" not in found["run"]  # an input in a script could be a script; it goes through the environment
+    values = {key: item["default"] for key, item in ACTION["inputs"].items()} | inputs
+    environment = {
+        key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda match: values[match[1]], text)
+        for key, text in found["env"].items()
+    }
+    assert "${{" not in "".join(environment.values())
+    return run(
+        "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", found["run"], cwd=cwd, **environment, **variables
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """What the action's first step installs, in a folder of its own; what it depends on is there already."""
+    site = tmp_path_factory.mktemp("site")
+    programs = tmp_path_factory.mktemp("bin")
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "python").unlink()
+    (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (programs / "python").chmod(0o755)
+    path = f"{site}/bin{os.pathsep}{programs}{os.pathsep}{os.environ['PATH']}"
+    done = step(
+        "Install", site, {"pip-arguments": f"--no-deps --target {site}"}, PATH=path, GITHUB_ACTION_PATH=str(ROOT)
+    )
+    assert done.returncode == 0, done.stderr
+    assert (site / "bertscope" / "pytest_plugin.py").exists()
+    return {"PATH": path, "PYTHONPATH": str(site)}
+
+
+def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
+    project(tmp_path, holds=HOLDS)
+    done = step("Check", tmp_path, {}, **installed)
+    assert (done.returncode, done.stdout) == (0, "1 file: 1 expectation holds, 0 do not\n"), done.stderr
+    (tmp_path / "configs").mkdir()
+    project(tmp_path / "configs", wrong=DIFFERS)
+    done = step("Check", tmp_path, {}, **installed)
+    assert done.returncode == 1
+    place, _, message = LINE.partition(":3: ")
+    assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
+    done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
+    assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations hold, 0 do not\n")
+
+
+def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(installed, tmp_path):
+    project(tmp_path, wrong=DIFFERS)
+    pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    done = run(*pytest_here, cwd=tmp_path, **installed)
+    assert (done.returncode, f"\n{LINE}\n" in done.stdout) == (1, True), done.stdout + done.stderr
+    done = run(*pytest_here, "-p", "no:bertscope", cwd=tmp_path, **installed)
+    assert "no tests ran" in done.stdout
+
+
+def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, models=block("yaml", "model:"))
+    (command,) = [line for line in block("sh", "bertscope check --format junit").splitlines() if line]
+    assert cli(*command.split()[1:]).code == 0
+    (suite,) = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("6", "0", "0")

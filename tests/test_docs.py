@@ -1,0 +1,97 @@
+"""The pages under docs/ say what the tool prints; the reference of the command line is what the commands say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
+QUESTIONS = ("parameters", "fit", "checkpointing", "flops")
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
+
+
+def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Page, command and the lines expected, from every `$ bertscope ...` of every page."""
+    found = []
+    for path in sorted(DOCS.glob("*.md")):
+        for block in BLOCK.findall(path.read_text()):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, *lines = part.splitlines()
+                if command.startswith("bertscope "):
+                    found.append((path.name, command, tuple(line for line in lines if line.strip())))
+    return found
+
+
+PRINTED: dict[str, tuple[int, str]] = {}
+
+
+def printed(cli, command: str) -> tuple[int, str]:
+    """Exit code and output of a command, run once for all tests."""
+    if command not in PRINTED:
+        result = cli(*shlex.split(command)[1:])
+        PRINTED[command] = result.code, result.out
+    return PRINTED[command]
+
+
+@pytest.mark.parametrize(("page", "command", "lines"), sessions(), ids=[command for _, command, _ in sessions()])
+def test_every_command_of_a_page_prints_what_stands_under_it(cli, page, command, lines):
+    code, out = printed(cli, command)
+    assert code == 0
+    rest = [line.rstrip() for line in out.splitlines()]
+    for line in lines:
+        if line != "...":
+            places = [place for place, got in enumerate(rest) if got.startswith(line)]
+            assert places, f"{page}: {command} does not print {line!r} there"
+            rest = rest[places[0] + 1 :]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_figure_of_a_page_is_printed_by_a_command_of_it(cli, name):
+    text = (DOCS / f"{name}.md").read_text()
+    commands = [command for page, command, _ in sessions() if page == f"{name}.md"]
+    out = "\n".join(printed(cli, command)[1] for command in commands)
+    config = printed(cli, "bertscope diff bert-base-cased bert-base-uncased")[1].replace(",", "")
+    for figure in set(FIGURE.findall(BLOCK.sub("", text))) - {"16 GiB"}:  # the budget that is asked about
+        assert figure in out or figure.replace(",", "") in config, figure
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_page_answers_first_and_ends_with_a_conclusion(name):
+    title, answer, *_ = (DOCS / f"{name}.md").read_text().split("\n\n")
+    assert re.fullmatch(r"# .*\?", title)
+    assert re.search(r"\d|One more", answer)
+    assert "**Conclusion.**" in (DOCS / f"{name}.md").read_text()
+    assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
+
+
+def _make_cli():
+    spec = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_of_the_command_line_is_fresh():
+    assert (DOCS / "cli.md").read_text() == _make_cli().page(), "run: python docs/make_cli.py"
+
+
+def test_the_reference_knows_no_width_of_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERMINAL_WIDTH", "50")
+    text = _make_cli().page()
+    assert text == (DOCS / "cli.md").read_text()
+    assert max(map(len, re.findall(r"^  .*$", text, flags=re.MULTILINE))) > 80
+
+
+def test_the_reference_has_every_command_with_its_options_and_examples():
+    from bertscope.cli import app
+
+    sections = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)[2:]
+    assert len(sections) == len(app.registered_commands)
+    assert all("Options:" in section and "examples:" in section for section in sections)

@@ -1,0 +1,119 @@
+"""`doctor`: what is there and what is missing, with any torch and with none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.doctor import EXTRAS, NEEDED
+from bertscope.presets import preset_dir
+from tests.conftest import ROOT
+
+
+def test_it_tells_versions_devices_extras_and_presets(cli):
+    result = cli("doctor", "--format", "json")
+    data = result.json
+    assert (result.code, data["problems"]) == (0, [])
+    assert data["torch_version"] == torch.__version__
+    assert data["bertscope_version"] == bertscope.__version__
+    assert data["python_version"] == ".".join(map(str, sys.version_info[:3]))
+    assert (data["presets"], data["preset_path"]) == (11, str(preset_dir()))
+    assert 1 <= data["devices"][0]["threads"] <= (os.cpu_count() or 1)  # of a fresh process: tests set their own
+    assert len(data["devices"]) == 1 + torch.cuda.device_count()
+    assert data["devices"][0]["memory_bytes"] > 2**28
+    assert {row["name"]: row["version"] for row in data["packages"]}["torch"] == torch.__version__
+
+
+def test_its_tables_of_packages_are_those_of_the_project():
+    text = (ROOT / "pyproject.toml").read_text()
+    needed = re.search(r"\ndependencies = \[(.*)\]", text)[1]
+    assert set(re.findall(r'"([\w.-]+)', needed)) == set(NEEDED)
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = {
+        name: tuple(re.findall(r'"([\w.-]+)', packages))
+        for name, packages in re.findall(r"^(\w+) = \[(.*?)\]$", section, re.MULTILINE | re.DOTALL)
+        if name not in ("test", "dev")
+    }
+    assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
+
+
+def test_a_missing_extra_has_the_command_that_installs_it(cli, monkeypatch):
+    from importlib import metadata
+
+    version = metadata.version
+
+    def lacking(name: str) -> str:
+        if name in ("transformers", "rich"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", lacking)
+    rows = {row["name"]: row for row in cli("doctor", "--format", "json").json["packages"]}
+    assert (rows["transformers"]["version"], rows["transformers"]["remedy"]) == (
+        None, "pip install 'bertscope[transformers]'",
+    )  # fmt: skip
+    assert rows["rich"]["remedy"] == "pip install rich"
+    assert "missing" in cli("doctor").out
+    assert "to install" in cli("doctor", "--format", "markdown").out
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('libtorch_cpu.so: cannot open shared object file')", "libtorch_cpu.so: cannot open"),
+        ("import os; os.abort()", "it ended with -6"),
+        ("raise SystemExit(3)", "it ended with 3"),
+        ("", "torch does not load: ImportError"),
+        ("__version__ = '9'; import sys; sys.stdout.write('hello'); 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_torch_is_told_of_and_is_no_failure(tmp_path, code, words):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for fmt in ("table", "json", "csv", "markdown"):
+        done = subprocess.run([sys.executable, "-m", "bertscope", "doctor", "--format", fmt], env=environment,
+                              capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout or fmt == "json"
+    done = subprocess.run(
+        [sys.executable, "-m", "bertscope", "presets"], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+
+
+def test_without_torch_it_says_so(tmp_path):
+    blocker = tmp_path / "sitecustomize.py"
+    blocker.write_text("import sys\nsys.modules['torch'] = None\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-m", "bertscope", "doctor"], env=environment, capture_output=True,
+                          text=True, check=False, timeout=120)  # fmt: skip
+    assert done.returncode == 0
+    assert "problem: torch does not load: ModuleNotFoundError" in done.stdout
+
+
+def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, capsys):
+    import json
+    from types import SimpleNamespace
+
+    from bertscope.analyses.devices import tell
+
+    card = SimpleNamespace(name="Some Card", major=9, minor=0, total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    tell()
+    (found,) = json.loads(capsys.readouterr().out)["cards"]
+    assert found == {"name": "cuda:0", "description": "Some Card, compute capability 9.0", "memory_bytes": 2**37}
+
+    def fail() -> int:
+        raise RuntimeError("driver too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    tell()
+    assert json.loads(capsys.readouterr().out)["problems"] == ["CUDA does not answer: driver too old"]

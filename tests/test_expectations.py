@@ -1,0 +1,248 @@
+"""Expectation files: what they may say, what becomes of it, and a line for everything that is wrong in one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertscope import load
+from bertscope.errors import BertscopeError
+from bertscope.expectation_files import read_expectation_file
+from bertscope.expectations import Expectation
+from tests.conftest import ROOT
+
+TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"
+TIES = """\
+  ties:
+    cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight
+    cls.predictions.bias: cls.predictions.decoder.bias
+"""
+
+
+@pytest.fixture
+def checked(cli, tmp_path, monkeypatch):
+    """`check --format json` of an expectation file with that text, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, name: str = "mine.bertscope.yaml"):
+        (tmp_path / name).write_text(text)
+        result = cli("check", name, "--format", "json")
+        return result, {finding["key"]: finding for finding in result.json["findings"]}
+
+    return run
+
+
+def test_ties_are_all_of_them(checked):
+    result, found = checked(TINY_MLM + TIES)
+    assert (result.code, found["ties"]["got"]) == (0, 2)
+    result, found = checked(TINY_MLM + TIES.rpartition("    cls")[0])
+    assert result.code == 1
+    assert found["ties"]["message"].endswith("not listed: cls.predictions.bias is cls.predictions.decoder.bias")
+
+
+def test_no_ties_is_an_expectation(checked):
+    assert checked("model: bert-tiny\nexpected: {ties: {}}\n")[0].code == 0
+    assert checked(TINY_MLM + "  ties: {}\n")[0].code == 1
+    untied = "architecture: BertForMaskedLM\nconfig: {num_hidden_layers: 1, tie_word_embeddings: false}\n"
+    result, found = checked(untied + "expected:\n" + TIES)
+    assert result.code == 1
+    key = "ties.cls.predictions.decoder.weight"
+    assert found[key]["line"] == 5
+    assert found[key]["message"].endswith("got nothing: no tensor is tied under that address")
+
+
+def test_flops_are_those_of_the_command(cli, checked):
+    run = ("--batch", "4", "--seq", "64", "--mode", "training", "--checkpointing", "full", "--freeze", "embeddings")
+    model = ("bert-tiny", "-a", "BertForMaskedLM")
+    rows = cli("flops", *model, *run, "--format", "json").json["rows"]
+    number = rows[0]["total"]["matmul_flops"]
+    entry = "batch: 4, seq: 64, mode: training, checkpointing: full, freeze: [embeddings]"
+    text = TINY_MLM + f"  flops:\n    step: {{{entry}, matmul_flops: {number}}}\n"
+    assert checked(text)[0].code == 0
+    result, found = checked(text.replace(str(number), str(number + 1)))
+    assert result.code == 1
+    assert (found["flops.step"]["got"], found["flops.step"]["line"]) == (number, 5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch": 4, "seq": 64, "mode": "training", "optimizer": "sgd"},
+        {"batch": 4, "seq": 64, "mode": "training", "checkpointing": "full", "autocast": "bf16", "padding": 0.25},
+        {"batch": 4, "seq": 64, "mode": "forward", "dtype": "bf16", "dropout": False, "freeze": ["embeddings"]},
+        {"batch": 4, "seq": 64, "mode": "inference", "device": "cuda", "sdpa_kernel": "math"},
+    ],
+)
+def test_memory_is_the_estimate_of_that_run(checked, settings):
+    from bertscope.analyses.estimate import estimate_memory
+    from bertscope.spec import RunSpec
+
+    source = load("bert-tiny", architecture="BertForMaskedLM")
+    spec = RunSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
+    peak = estimate_memory(source, spec).peak.peak_bytes
+    lines = "".join(f"      {key}: {str(value).lower()}\n" for key, value in settings.items()).replace("'", "")
+    result, found = checked(TINY_MLM + f"  memory:\n    run:\n{lines}      peak_bytes: {peak}\n")
+    assert (result.code, found["memory.run"]["got"]) == (0, peak)
+    result, found = checked(TINY_MLM + f"  memory:\n    run:\n{lines}      peak_bytes: {peak - 1}\n")
+    assert (result.code, found["memory.run"]["line"]) == (1, 6 + len(settings))
+
+
+def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
+    text = TINY_MLM + ("  memory:\n    run: {batch: 2, seq: 16, mode: training, peak_bytes: NUMBER, tolerance: 5 %}\n")
+    peak = checked(text.replace("NUMBER", "1"))[1]["memory.run"]["got"]
+    assert checked(text.replace("NUMBER", f"{peak / 2**20 / 1.04:.3f} MiB"))[0].code == 0
+    result, found = checked(text.replace("NUMBER", str(round(peak / 1.06))))
+    assert result.code == 1
+    assert found["memory.run"]["tolerance"] == 0.05
+    assert found["memory.run"]["message"].endswith("(+6.00 %)")
+    assert "within 5 %, got" in found["memory.run"]["message"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(value=st.integers(1, 10**12), share=st.floats(0, 0.99), off=st.floats(0, 2))
+def test_a_tolerance_is_a_share_either_way(value, share, off):
+    expectation = Expectation(key="memory.x", value=value, line=1, tolerance=share)
+    for got in (value + round(off * share * value), value - round(off * share * value)):
+        assert expectation.accepts(got) == (abs(got - value) <= share * value)
+    assert not expectation.accepts(None)
+
+
+def test_a_path_is_one_beside_the_file(cli, tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1}')
+    (tmp_path / "tests").mkdir()
+    text = "model: MODEL\nexpected: {groups: {encoder: 7087872}}\n"
+    monkeypatch.chdir("/")
+    for number, model in enumerate(("../configs", "../configs/config.json", str(tmp_path / "configs"))):
+        path = tmp_path / "tests" / f"{number}.bertscope.yaml"
+        path.write_text(text.replace("MODEL", model))
+        assert cli("check", path).code == 0
+
+
+def test_a_file_can_describe_its_model_in_place(checked):
+    text = (ROOT / "presets" / "bert-tiny.yaml").read_text()
+    result, found = checked(text)
+    assert (result.code, len(found)) == (0, 15)
+    assert {finding["model"] for finding in found.values()} == {"mine"}
+
+
+def test_class_attention_and_pooler_are_as_the_file_says():
+    def source(text: str):
+        path.write_text("model: bert-tiny\n" + text)
+        return read_expectation_file(path)
+
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.bertscope.yaml"
+        assert source("architecture: BertForMaskedLM\n").architecture == "BertForMaskedLM"
+        assert source("attention: eager\n").config.attn_implementation == "eager"
+        assert source("add_pooling_layer: false\n").add_pooling_layer is False
+
+
+RUN = "batch: 1, seq: 8, mode: training"
+MEMORY = TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     "
+FLOPS = TINY_MLM + "  flops:\n    x: "
+FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\n      peak_bytes: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("expected: {}\n", 1, "the key 'model' is missing"),
+        ("model: bert-tony\n", 1, "did you mean 'bert-tiny'"),
+        ("\nmodel: [a]\n", 2, "model must be a preset's name or a path"),
+        ("model: bert-tiny\nconfig: {}\n", 2, "give model or config, not both"),
+        ("model: bert-tiny\narchitektur: x\n", 2, "did you mean 'architecture'"),
+        ("model: bert-tiny\narchitecture: Bert\n", 2, "architecture must be one of BertModel"),
+        ("model: bert-tiny\nadd_pooling_layer: 1\n", 2, "must be one of true, false"),
+        ("model: ./absent.yaml\n", 1, "cannot be read"),
+        (TINY_MLM + "  tiess: {}\n", 4, "did you mean 'ties'"),
+        (TINY_MLM + "  ties: 5\n", 4, "expected.ties must hold 'key: value' lines"),
+        (TINY_MLM + "  ties:\n    a: 5\n", 5, "the address that it is tied to"),
+        (TINY_MLM + "  distinct_params: many\n", 4, "integer of at least 0"),
+        (TINY_MLM + "  flops: 5\n", 4, "expected.flops must hold"),
+        (FLOPS + "{batch: 1, seq: 8, matmul_flops: 1}\n", 5, "'mode' is missing"),
+        (FLOPS + f"{{{RUN}}}\n", 5, "'matmul_flops' is missing"),
+        (FLOPS + f"\n      {{{RUN},\n      device: cuda, matmul_flops: 1}}\n", 7, "unknown key 'device'"),
+        (FLOPS + "{batch: 1, seq: 8, mode: forward, matmul_flops: 1}\n", 5, "inference or training"),
+        (TINY_MLM + FORM.format("many", 8), 6,
+         "batch must be an integer"),
+        (TINY_MLM + FORM.format("1", 0), 7,
+         "seq must be at least 1"),
+        (TINY_MLM + FORM.format("true", 8), 6,
+         "batch must be an integer"),
+        (MEMORY + "optimizer: adamx}\n", 6, "optimizer must be one of none"),
+        (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
+        (MEMORY + "freeze: all}\n", 6, "freeze must be a list of patterns"),
+        (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
+        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),
+        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: -1}}\n", 5, "integer of at least 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monkeypatch, text, line, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.bertscope.yaml").write_text(text)
+    result = cli("check", "mine.bertscope.yaml", "--format", "github")
+    assert result.code == 2
+    assert result.err.startswith(f"error: mine.bertscope.yaml:{line}: "), result.err
+    assert result.err.count("\n") == 1
+    assert words in result.err
+    assert f"file=mine.bertscope.yaml,line={line}::" in result.out
+    with pytest.raises(BertscopeError):
+        read_expectation_file(tmp_path / "mine.bertscope.yaml")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("  memory:\n    x: {batch: 1, seq: 5000, mode: training, peak_bytes: 1}\n", "max_position_embeddings 512"),
+        ("  memory:\n    x: {batch: 1, seq: 8, mode: training, freeze: [nothing], peak_bytes: 1}\n", "nothing"),
+        ("  flops:\n    x: {batch: 1, seq: 8, mode: training, freeze: [nothing], matmul_flops: 1}\n", "nothing"),
+        ("  flops:\n    x: {batch: 1, seq: 5000, mode: inference, matmul_flops: 1}\n", "max_position_embeddings 512"),
+    ],
+)
+def test_a_run_that_the_model_cannot_do_is_told_beside_what_was_checked(checked, entry, words):
+    result, found = checked(TINY_MLM + "  distinct_params: 4416698\n" + entry)
+    assert result.code == 2
+    assert result.err.startswith("error: mine.bertscope.yaml:6: ")
+    assert words in result.err
+    assert found["distinct_params"]["status"] == "passed"
+    assert [finding["status"] for finding in found.values()].count("error") == 1
+
+
+def test_a_folder_stands_for_the_files_in_it(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "model: bert-tiny\nexpected: {distinct_params: 4385920}\n"
+    for place in (
+        "a.bertscope.yaml",
+        "deep/er/b.bertscope.yml",
+        ".hidden/c.bertscope.yaml",
+        "env/lib/d.bertscope.yaml",
+    ):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    assert cli("check", ".").out == "2 files: 2 expectations hold, 0 do not\n"
+    assert cli("check", ".hidden").out == "1 file: 1 expectation holds, 0 do not\n"
+    assert cli("check", "env/lib/d.bertscope.yaml", "--architecture", "BertForMaskedLM").code == 1
+    assert "unknown architecture" in cli("check", "env/lib/d.bertscope.yaml", "-a", "Bert").err
+
+
+@pytest.mark.parametrize("head", [TINY_MLM.partition("expected")[0], "architecture: BertForMaskedLM\nconfig: {}\n"])
+def test_write_records_counts_and_ties_that_hold(cli, tmp_path, head):
+    path = tmp_path / "mine.bertscope.yaml"
+    path.write_text(head)
+    assert cli("check", path).code == 2
+    assert cli("check", "--write", path).code == 0
+    assert path.read_text().startswith(head + "expected:\n")
+    assert "    cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight\n" in path.read_text()
+    assert cli("check", path).code == 0
+
+
+def test_a_preset_file_takes_the_same_expectations(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((ROOT / "presets" / "bert-tiny.yaml").read_text() + "  ties: {}\n  flops: {}\n")
+    assert cli("check", path).out == "1 file: 16 expectations hold, 0 do not\n"

@@ -1,0 +1,357 @@
+"""`explore`: the join holds the sums of its sources; the app does what its keys say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from bertscope.analyses.estimate import estimate_memory
+from bertscope.analyses.explore import explore, single_paths
+from bertscope.analyses.flops_model import FlopsRun
+from bertscope.analyses.shapes import shapes
+from bertscope.config import BertConfig
+from bertscope.model import build
+from bertscope.presets import Source
+from bertscope.sources import load
+from bertscope.spec import RunSpec
+from bertscope.units import short_count_text
+
+TINY = BertConfig(
+    vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=12,
+)  # fmt: skip
+
+
+def source(architecture="BertForMaskedLM", **changes):
+    return Source(name="tiny", architecture=architecture, config=replace(TINY, **changes))
+
+
+@cache
+def reports(spec=None, *, folded=True, **changes):
+    return list(explore(source(**changes), spec or RunSpec(batch=2, seq=5), folded=folded))
+
+
+@pytest.mark.parametrize("run", [{}, {"checkpointing": "every-2"}, {"freeze": ("encoder.layer.1",)}])
+@pytest.mark.parametrize("folded", [True, False])
+def test_the_root_holds_what_count_flops_and_estimate_say(run, folded):
+    spec = RunSpec(batch=2, seq=5, **run)
+    root = reports(spec, folded=folded)[-1].rows[0]
+    model = build(TINY, "BertForMaskedLM")
+    flops = FlopsRun(source=source(), mode="training", **run).at(2, 5).rows[0]
+    assert root.module.distinct_params == sum(parameter.numel() for parameter in model.parameters())
+    assert (root.work.forward, root.work.backward, root.work.recompute) == (
+        flops.forward, flops.backward, flops.recompute
+    )  # fmt: skip
+    assert root.kept_bytes == estimate_memory(source(), spec).kept_bytes > 0
+
+
+@pytest.mark.parametrize("run", [{}, {"checkpointing": "layers:0,3"}])
+def test_a_module_holds_what_is_below_it_and_its_own(run):
+    rows = reports(RunSpec(batch=2, seq=5, **run))[-1].rows
+    for place, row in enumerate(rows):
+        below = []
+        for other in rows[place + 1 :]:
+            if other.module.depth <= row.module.depth:
+                break
+            below.append(other)
+        direct = [other for other in below if other.module.depth == row.module.depth + 1]
+        own_bytes = sum(found.kept_bytes for found in row.kept)
+        assert row.kept_bytes == own_bytes + sum(other.kept_bytes for other in direct), row.module.path
+        assert row.work.total.matmul_flops >= sum(other.work.total.matmul_flops for other in direct)
+
+
+def test_a_folded_row_is_the_sum_of_the_rows_that_it_stands_for():
+    spec = RunSpec(batch=2, seq=5, checkpointing="every-2")
+    folded, single = reports(spec)[-1], {row.module.path: row for row in reports(spec, folded=False)[-1].rows}
+    assert any(len(single_paths(row.module.path)) == 4 for row in folded.rows)
+    for row in folded.rows:
+        alone = [single[path] for path in single_paths(row.module.path)]
+        assert row.kept_bytes == sum(other.kept_bytes for other in alone)
+        assert row.work.total == sum((other.work.total for other in alone[1:]), alone[0].work.total)
+        assert row.module.params == sum(other.module.params for other in alone)
+        assert Counter(found.what for found in row.kept).keys() == {
+            found.what for other in alone for found in other.kept
+        }
+
+
+def test_shapes_and_ties_are_those_of_the_model():
+    last = reports(folded=False)[-1]
+    found = shapes(build(TINY, "BertForMaskedLM").eval(), 2, 5)
+    assert {row.module.path: (row.module.inputs, row.module.outputs) for row in last.rows if row.module.outputs} == {
+        path: pair for path, pair in found.items() if pair[1]
+    }
+    tied = {tensor.path: tensor.tied_to for row in last.rows for tensor in row.tensors if tensor.tied_to}
+    assert tied == {tie.path: tie.is_path for tie in last.ties}
+    assert "cls.predictions.decoder.weight" in tied
+
+
+def test_each_report_holds_more_than_the_one_before():
+    first, second, third = reports()
+    assert [found.awaited for found in (first, second, third)] == [("FLOPs and shapes", "memory"), ("memory",), ()]
+    assert first.rows[0].work is None
+    assert second.rows[0].work is not None
+    assert second.rows[0].kept_bytes is None
+    assert [row.module.path for row in first.rows] == [row.module.path for row in third.rows]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (999, "999"), (1000, "1.00 K"), (8_040_229_208_064, "8.04 T"), (302_309_376, "302.3 M")],
+)
+def test_a_short_count_has_three_or_four_digits(count, text):
+    assert short_count_text(count) == text
+
+
+# The app, by Textual's own pilot.
+
+
+def explored(*keys, size=(80, 24), all_reports=True, run=None, wait=True, **changes):
+    """The app after those keys, and what its screen shows."""
+    from bertscope.render.explore import Explorer
+
+    first, *later = reports(run, **changes)
+
+    async def pressed():
+        app = Explorer(first, later if all_reports else ())
+        async with app.run_test(size=size) as pilot:
+            while wait and all_reports and app.report.awaited and app.failure is None:
+                await pilot.pause(0.01)
+            await pilot.press(*keys)
+            await pilot.pause()
+            return app, screen(app), app.modules.place
+
+    return asyncio.run(pressed())
+
+
+def screen(app) -> str:
+    """The text on the screen, line by line."""
+    width, height = app.size
+    lines = app.screen._compositor.render_strips()[:height]
+    return "\n".join("".join(segment.text for segment in strip)[:width].rstrip() for strip in lines)
+
+
+def path_of(app, place) -> str:
+    return app.report.rows[place].module.path
+
+
+def test_the_tree_opens_with_the_layers_as_one():
+    app, text, _ = explored()
+    root = app.report.rows[0]
+    assert re.search(r"\+ 0-3 \(4 x\) +2,400 ", text)
+    assert "query" not in text
+    assert f"{app.report.totals.distinct_params:,} distinct parameters" in text
+    assert f"forward     {root.work.forward.matmul_flops:,} FLOPs" in "\n".join(app.body.content.splitlines())
+    assert "q quit  / search  n next  o order  p params  f FLOPs  m memory  x all" in text
+
+
+def test_arrows_open_close_and_go_up_and_down():
+    app, _, place = explored("down", "down", "right")
+    assert path_of(app, place) == "bert.embeddings.word_embeddings"
+    assert "weight [32, 8] 256" in app.body.content
+    app, text, place = explored("down", "down", "right", "left", "left")
+    assert path_of(app, place) == "bert.embeddings"
+    assert "word_embeddings  " not in text.partition("bert.embeddings")[0]
+
+
+def test_search_opens_what_is_closed_and_goes_on_and_back():
+    app, text, place = explored("slash", *"dense", "enter")
+    assert path_of(app, place) == "bert.encoder.layer.0-3.attention.output.dense"
+    assert "1 of 4 that match 'dense'" in text
+    app, _, place = explored("slash", *"dense", "enter", "n", "n")
+    assert path_of(app, place) == "bert.encoder.layer.0-3.output.dense"
+    app, _, place = explored("slash", *"dense", "enter", "N")
+    assert path_of(app, place) == "cls.predictions.transform.dense"
+    _, text, place = explored("slash", *"nothing", "enter")
+    assert (place, "nothing matches 'nothing'" in text) == (0, True)
+
+
+def test_escape_leaves_the_search_where_it_began():
+    app, _, place = explored("down", "down", "slash", *"value", "escape")
+    assert path_of(app, place) == "bert.embeddings"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("p", lambda row: row.module.params),
+        ("f", lambda row: row.work.total.matmul_flops),
+        ("m", lambda row: row.kept_bytes),
+    ],
+)
+def test_neighbours_are_sorted_by_what_was_asked_for_and_back(key, value):
+    app, text, _ = explored("x", key, size=(100, 60))
+    assert "v " in text.splitlines()[1]
+    for node in app.modules.nodes.values():
+        values = [value(app.report.rows[child.data]) for child in node.children]
+        assert values == sorted(values, reverse=True)
+    assert app.modules.order() != sorted(app.modules.order())
+    app, _, _ = explored("x", key, "o")
+    assert app.modules.order() == list(range(len(app.report.rows)))
+
+
+def test_the_cursor_stays_at_its_module_when_the_order_changes():
+    app, _, place = explored("slash", *"key", "enter", "p", "m")
+    assert path_of(app, place) == "bert.encoder.layer.0-3.attention.self.key"
+
+
+def test_before_the_numbers_are_there_it_says_so_and_keys_work():
+    app, text, place = explored("down", "m", all_reports=False)
+    assert "computing FLOPs and shapes and then memory ..." in text
+    assert "being computed" in app.body.content
+    assert path_of(app, place) == "bert"
+    assert "..." in text.splitlines()[3]
+
+
+def test_details_name_ties_and_what_is_kept():
+    app, _, _ = explored("slash", *"decoder", "enter")
+    assert "tied to bert.embeddings.word_embeddings.weight" in app.body.content
+    app, _, _ = explored("slash", *"attention.self", "enter")
+    assert "query.weight [8, 8] 64" in app.body.content
+    assert "attention" in app.body.content.partition("kept")[2]
+    assert "in          [2, 5, 8]" in app.body.content
+
+
+@pytest.mark.parametrize("width", [30, 46, 60, 80, 119, 120, 200])
+def test_no_width_cuts_a_number(width):
+    app, text, _ = explored("x", "m", size=(width, 40))
+    kept = [line for line in text.splitlines() if "intermediate_act_fn" in line]
+    assert kept or width == 30
+    for measure in app.modules.measures:
+        assert measure.title in text.splitlines()[1]
+    used = app.modules.names + sum(measure.width for measure in app.modules.measures)
+    assert used <= max(width, app.modules.names)
+    if width >= 46:
+        assert app.modules.measures[-1].key == "memory"
+
+
+@pytest.mark.parametrize("keys", [("q",), ("ctrl+c",), ("slash", "a", "ctrl+c")])
+def test_q_and_control_c_quit(keys):
+    app, _, _ = explored(*keys)
+    assert app._exit
+    assert app.failure is None
+
+
+def test_what_loading_raises_reaches_the_command():
+    from bertscope.render.explore import Explorer
+
+    def failing():
+        raise ValueError("it went wrong")
+        yield
+
+    async def started():
+        app = Explorer(reports()[0], failing())
+        async with app.run_test() as pilot:
+            for _ in range(500):
+                if app.failure is not None:
+                    break
+                await pilot.pause(0.01)
+        return app
+
+    assert str(asyncio.run(started()).failure) == "it went wrong"
+
+
+def test_no_color_leaves_out_every_colour(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app, _, _ = explored("down")
+    assert app.no_color
+    assert app.native_ansi_color  # then Textual takes all colours out, instead of making them grey
+    monkeypatch.setenv("NO_COLOR", "")
+    assert not explored()[0].no_color
+
+
+# The command.
+
+
+def test_without_a_terminal_it_says_so_in_one_line(cli):
+    result = cli("explore", "bert-tiny")
+    assert (result.code, result.out) == (2, "")
+    assert (
+        result.err == "error: explore needs a terminal; 'bertscope tree --shapes' writes the same modules to a pipe\n"
+    )
+
+
+def test_without_textual_it_names_the_extra(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.setattr("bertscope.commands.explore.find_spec", lambda name: None)
+    result = cli("explore")
+    assert result.code == 2
+    assert result.err == "error: explore needs the extra 'explore': pip install 'bertscope[explore]'\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [({"seq": 13}, "max_position_embeddings 12"), ({"checkpointing": "layers:9"}, "has 4 layers")],
+)
+def test_what_cannot_be_run_is_said_before_the_screen_opens(run, words):
+    from bertscope.errors import BertscopeError
+
+    with pytest.raises(BertscopeError, match=words):
+        next(explore(source(), RunSpec(**{"seq": 5, **run})))
+
+
+def examples():
+    from bertscope.commands.explore import EPILOG
+
+    return [line.strip() for line in EPILOG.splitlines() if line.strip().startswith("bertscope ")]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example):
+    import gc
+
+    shown = []
+    monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
+    monkeypatch.setattr("bertscope.render.explore.run", lambda first, later: shown.extend((first, *later)))
+    result = cli(*example.split()[1:])
+    gc.unfreeze()
+    assert (result.code, result.out) == (0, ""), result.err
+    assert (len(shown), shown[-1].awaited) == (3, ())
+
+
+def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int, str]:
+    """Exit code and what the terminal got; the keys are sent once `after` has been drawn."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"} | variables
+    command = [sys.executable, "-m", "bertscope", *args]
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment, close_fds=True)
+    os.close(slave)
+    got, deadline, sent = b"", time.monotonic() + 120, False
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                got += os.read(master, 65536)
+            except OSError:  # Linux ends a closed pty with EIO
+                break
+        if not sent and after.encode() in got:
+            os.write(master, keys)
+            sent = True
+    code = process.wait(timeout=10)
+    os.close(master)
+    return code, got.decode(errors="replace")
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_in_a_real_terminal_it_draws_quits_and_restores_the_screen(key):
+    code, got = on_a_pty("explore", "bert-tiny", keys=key, after="distinct parameters", NO_COLOR="1")
+    assert code == 0, got[-2000:]
+    assert "4,385,920" in got
+    assert "\x1b[?1049h" in got
+    assert "\x1b[?1049l" in got
+    assert not re.search(r"\x1b\[[\d;]*(38|48);[25];", got)
+    assert "Traceback" not in got
+
+
+def test_every_preset_can_be_explored():
+    spec = RunSpec(batch=1, seq=16)
+    assert all(next(explore(load(name), spec)).rows for name in ("bert-tiny", "bert-base-cased", "bert-large-zh"))

@@ -1,0 +1,171 @@
+"""Modules from elsewhere that need no other package: a factory of the user's own, and MODEL that is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.errors import BertscopeError
+from bertscope.foreign import ForeignSource
+from bertscope.sources import find
+
+CODE = """
+import sys
+import torch
+from torch import nn
+
+print("chatter")
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 6), nn.Linear(6, 3)
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+class Nest:
+    build = Tagger
+
+class Own(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 5)
+    def example_inputs(self, batch, seq):
+        return torch.ones(batch, seq, 4)
+
+ready = nn.Linear(2, 3)
+number = 5
+
+def plain():
+    return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+
+def fails():
+    raise ValueError("no\\nway")
+
+def leaves():
+    sys.exit(3)
+
+def text():
+    return "a model"
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A module of the user's own in the working directory."""
+    name = f"models_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "params"), [("Tagger", 321), ("Nest.build", 321), ("Own", 25), ("ready", 9), ("plain", 212)]
+)
+def test_a_factory_is_counted_and_its_running_is_said(cli, code, attribute, params):
+    result = cli("count", f"{code}:{attribute}", "--format", "json")
+    assert result.code == 0, result.err
+    assert result.json["totals"]["distinct_params"] == params
+    assert result.err == f"note: runs your code: imports {code} and takes {code}:{attribute} from it\nchatter\n"
+
+
+def test_a_factory_runs_on_example_inputs(cli, code):
+    flops = cli("flops", f"{code}:Tagger", "--batch", 2, "--seq", 7, "--format", "json").json
+    assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 7 * 6 * 3
+    own = cli("flops", f"{code}:Own", "--batch", 2, "--seq", 7, "--mode", "training", "--format", "json").json
+    assert own["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 7 * 4 * 5
+    shapes = cli("tree", f"{code}:Tagger", "--shapes", "--seq", 7, "--format", "json").json
+    assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("fails", "ValueError"),
+        ("leaves", "SystemExit"),
+        ("text", "gives a str; a torch.nn.Module is needed"),
+        ("number", "gives a int; a torch.nn.Module is needed"),
+        ("absent", "has no attribute 'absent'"),
+    ],
+)
+def test_a_factory_that_gives_no_module_is_one_line(cli, code, attribute, words):
+    result = cli("count", f"{code}:{attribute}")
+    last = result.err.splitlines()[-1]
+    assert result.code == 2
+    assert last.startswith(f"error: {code}:{attribute}")
+    assert words in last
+
+
+def test_a_module_that_is_not_there_is_one_line(cli):
+    assert "No module named 'no_such_module'" in cli("count", "no_such_module:build").err
+
+
+def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
+    result = cli("flops", f"{code}:plain")
+    assert result.code == 2
+    assert "give the module a method example_inputs(batch, seq)" in result.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("explain",), "this answers for BERTs alone; count, tree"),
+        (("diagram",), "--kind tree any model"),
+        (("diagram", "--cross-attention"), "can be set for a BERT alone"),
+        (("check",), "this answers for BERTs alone"),
+        (("count", "--pooler"), "only a BertModel comes with and without"),
+        (("count", "--attention", "eager"), "decides its class and attention by itself"),
+        (("flops", "--mode", "training", "--checkpointing", "every-2"), "takes --checkpointing none"),
+    ],
+)
+def test_what_is_for_berts_alone_says_so_in_one_line(cli, code, command, words):
+    result = cli(command[0], f"{code}:Tagger", *command[1:])
+    assert result.code == 2
+    assert words in result.err.splitlines()[-1]
+
+
+def test_a_factory_is_printed_drawn_and_compared(cli, code):
+    assert "(words): Embedding(50, 6)" in cli("print", f"{code}:Tagger").out
+    assert "Embedding" in cli("diagram", f"{code}:Tagger", "--kind", "tree").out
+    rows = cli("diff", f"{code}:Tagger", f"{code}:Own", "--format", "json").json["rows"]
+    assert {row["path"]: row["status"] for row in rows}["words.weight"] == "removed"
+    same = cli("diff", f"{code}:Tagger", f"{code}:Tagger", "--exit-code")
+    assert same.code == 0
+    assert "do not differ" in same.out
+
+
+def test_a_file_of_that_name_is_no_factory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").write_text("x")
+    with pytest.raises(BertscopeError, match="a:b"):
+        find("a:b")
+    assert isinstance(find("a:c"), ForeignSource)
+
+
+def test_load_gives_berts_alone(code):
+    with pytest.raises(BertscopeError, match="BERTs alone"):
+        bertscope.load(f"{code}:Tagger")
+
+
+def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertscope.foreign.find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    result = cli("count", tmp_path)
+    assert result.code == 2
+    assert "pip install 'bertscope[transformers]'" in result.err
+
+
+def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
+    torch.save(bertscope.BertModel(tiny).state_dict(), tmp_path / "pytorch_model.bin")
+    alone = cli("tree", tmp_path / "pytorch_model.bin")
+    assert "put its config.json beside it" in alone.err
+    assert "put its config.json beside it" in cli("tree", tmp_path).err
+    (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
+    assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
+    assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"
+    assert cli("count", tmp_path, "--stored", "--format", "json").json["kind"] == "checkpoint"

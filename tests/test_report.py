@@ -1,0 +1,146 @@
+"""The page: its numbers are the commands', and in a real browser it draws, sorts, searches, and asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from bertscope.errors import MissingExtraError
+from bertscope.render import report as page
+from tests.conftest import run_cli
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Run inside the page once it stands: draws, sorts, searches, and tells what it saw in the document's title.
+PROBE = """
+<script>
+const faults = [];
+addEventListener("error", (event) => faults.push(event.message));
+addEventListener("securitypolicyviolation", (event) => faults.push(event.violatedDirective + " " + event.blockedURI));
+addEventListener("load", () => setTimeout(() => {
+  const table = document.getElementById("flops-0");
+  const column = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === "FLOPs");
+  const values = () => [...table.tBodies[0].rows].filter((row) => !row.hidden)
+    .map((row) => Number(row.cells[column].textContent.replaceAll(",", "")));
+  table.tHead.rows[0].cells[column].querySelector("button").click();
+  const down = values();
+  table.tHead.rows[0].cells[column].querySelector("button").click();
+  const up = values();
+  const field = document.querySelector('input[data-table="flops-0"]');
+  field.value = "query";
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+  const found = [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[0].textContent);
+  document.querySelector("button[data-chart]").click();
+  const charts = [...document.querySelectorAll(".chart")];
+  document.title = JSON.stringify({
+    faults, down, up, found,
+    charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
+    map: document.getElementById("parameters-0-map").data[0].type,
+    pictures: document.querySelectorAll("figure svg").length,
+    requests: performance.getEntriesByType("resource").length,
+  });
+}, 500));
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    page_file, data_file = folder / "report.html", folder / "report.json"
+    for path, extra in ((page_file, ()), (data_file, ("--format", "json"))):
+        result = run_cli("report", "bert-tiny", "--seq", "32", "--budget", "1GiB", "-o", str(path), *extra)
+        assert result.code == 0, result.err
+    return page_file, json.loads(data_file.read_text())
+
+
+def test_the_page_says_what_the_commands_say(written, cli):
+    (part,) = written[1]["models"]
+    commands = {
+        "tree": ("tree", "bert-tiny"),
+        "tensors": ("count", "bert-tiny", "--by", "parameter"),
+        "training": ("flops", "bert-tiny", "--batch", "8", "--seq", "32", "--mode", "training"),
+        "memory": ("estimate", "bert-tiny", "--batch", "8", "--seq", "32", "--checkpointing", "none,full"),
+    }
+    for name, command in commands.items():
+        own = cli(*command, "--format", "json").json
+        assert {key: value for key, value in own.items() if key not in ("schema", "kind")} == part[name], name
+
+
+def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
+    text, (part,) = written[0].read_text(), written[1]["models"]
+    for row in part["tree"]["rows"]:
+        assert f">{row['params']:,}<" in text or row["params"] == 0
+    for variant in part["memory"]["variants"]:
+        for kept in variant["estimated"]["kept"]:
+            assert kept["path"] in text
+
+
+def test_the_page_refers_to_nothing_outside(written):
+    text = written[0].read_text()
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # plotly names addresses that it never asks
+    assert not re.search(r"(?:src|href)=[\"'](?!#)", own)
+    assert "@import" not in own
+    assert "default-src 'none'" in own
+
+
+def test_two_models_stand_side_by_side_with_their_differences(cli, tmp_path):
+    path = tmp_path / "two.html"
+    result = cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "16", "-o", str(path))
+    assert result.code == 0
+    text = path.read_text()
+    assert 'id="differences"' in text
+    assert text.count("<section><h3>") == 2 * 6
+
+
+def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):
+    def missing(graph):
+        raise MissingExtraError("a picture", "draw")
+
+    monkeypatch.setattr(page, "inline_svg", missing)
+    path = tmp_path / "plain.html"
+    assert cli("report", "bert-tiny", "--no-fit", "--seq", "16", "-o", str(path)).code == 0
+    assert "flowchart" in path.read_text()
+
+
+@pytest.mark.parametrize("arguments", [("bert-tiny",), ("bert-tiny", "-o", "x.html", "--seq", "600")])
+def test_a_page_without_a_file_or_with_a_wrong_size_is_one_line(cli, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = cli("report", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_works_in_a_real_browser(written, tmp_path):
+    seen = in_browser(written[0], tmp_path)
+    assert seen["faults"] == []
+    assert seen["requests"] == 0
+    assert seen["charts"] == seen["drawn"] == 5
+    assert seen["pictures"] == 2
+    assert seen["map"] == "icicle"
+    assert seen["down"] == sorted(seen["down"], reverse=True)
+    assert seen["up"] == sorted(seen["up"])
+    assert seen["found"]
+    assert all("query" in name for name in seen["found"])
+
+
+def in_browser(path, folder) -> dict:
+    """What the probe saw, once the page has been opened with the network cut."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")
+    probed = folder / "probed.html"
+    probed.write_text(path.read_text().replace("</head>", f"{PROBE}</head>", 1))
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND",
+         "--enable-logging=stderr", "--virtual-time-budget=10000", "--window-size=1200,900",
+         f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{probed}"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert title, done.stderr[-2000:]
+    return json.loads(title[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
