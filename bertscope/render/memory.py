@@ -117,6 +117,7 @@ def _work(timing: Any) -> str:
 
 
 def memory_columns(report: MemoryReport) -> list[Column]:
+    """The name of a line, and its value for each variant."""
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
         columns.append(Column(_heading(variant), _cell(number), right=True))
@@ -132,12 +133,16 @@ _KEPT_NAMES = 4  # the columns that tell what a row is
 
 
 def kept_columns(report: MemoryReport) -> list[Column]:
+    """What a kind of kept tensor is, and its bytes in each variant."""
     columns = [
         Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
         Column("each", lambda row: _shape(row[0]), give_up=3),
         Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
     ]
+    for number, variant in enumerate(report.variants):
+        columns.append(Column(variant_name(variant), _kept_cell(number), right=True))
+    return columns
 
 
 def _shape(row: KeptRow) -> str:
