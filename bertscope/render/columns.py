@@ -40,25 +40,23 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
 
 
 def tables_text(
-    first: Sequence[Column],
-    others: Sequence[Column],
-    rows: Sequence[Any],
-    target: Target,
-    strong: Callable[[Any], bool],
+    columns: Sequence[Column], names: int, rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]
 ) -> str:
-    """As `table_text`; in a terminal too narrow for all of `others`, several tables that begin with `first` each."""
+    """As `table_text`; in a narrow terminal several tables with some columns each, all with the first `names`."""
+    first, others = columns[:names], columns[names:]
     needed = [column for column in first if not column.give_up]
-    size = max(len(others), 1)
-    while size > 1 and target.width and _widest(needed, others, size, rows, target, strong) > target.width:
-        size -= 1
-    starts = range(0, max(len(others), 1), size)
-    return "".join(table_text([*first, *others[start : start + size]], rows, target, strong) for start in starts)
 
+    def groups(size: int) -> list[Sequence[Column]]:
+        """The other columns, so many at a time."""
+        return [others[start : start + size] for start in range(0, len(others), size)]
 
-def _widest(first: Sequence[Column], others: Sequence[Column], size: int, rows: Sequence[Any], target: Target,
-            strong: Callable[[Any], bool]) -> int:  # fmt: skip
-    groups = (others[start : start + size] for start in range(0, len(others), size))
-    return max(natural_width(_table([*first, *group], rows, target, strong)) for group in groups)
+    def is_too_wide(size: int) -> bool:
+        """Whether a table of so many would not fit, were all that can be spared given up."""
+        tables = (_table([*needed, *group], rows, target, strong) for group in groups(size))
+        return target.width is not None and max(map(natural_width, tables)) > target.width
+
+    size = next((size for size in range(len(others), 1, -1) if not is_too_wide(size)), 1)
+    return "\n".join(table_text([*first, *group], rows, target, strong) for group in groups(size))
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]) -> Table:

@@ -116,16 +116,12 @@ def _work(timing: Any) -> str:
     return _of(timing.flops_per_second, lambda rate: f"{rate / 1e9:,.1f} G")
 
 
-_NAME = Column("at the peak of the step", lambda line: line.name)
-
-
 def memory_columns(report: MemoryReport) -> list[Column]:
-    """The names, and a column for each variant."""
-    return [_NAME, *_columns(report)]
-
-
-def _columns(report: MemoryReport) -> list[Column]:
-    return [Column(_heading(variant), _cell(number), right=True) for number, variant in enumerate(report.variants)]
+    """The name of a line, and its value for each variant."""
+    columns = [Column("at the peak of the step", lambda line: line.name)]
+    for number, variant in enumerate(report.variants):
+        columns.append(Column(_heading(variant), _cell(number), right=True))
+    return columns
 
 
 def _heading(variant: Variant) -> str:
@@ -133,23 +129,20 @@ def _heading(variant: Variant) -> str:
     return f"{variant_name(variant)} ({obtained})"
 
 
-_KEPT = (
-    Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
-    Column("what", lambda row: row[0].what, give_up=1),
-    Column("each", lambda row: _shape(row[0]), give_up=3),
-    Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
-)
+_KEPT_NAMES = 4  # the columns that tell what a row is
 
 
 def kept_columns(report: MemoryReport) -> list[Column]:
-    """What is kept, and a column for each variant."""
-    return [*_KEPT, *_kept_columns(report)]
-
-
-def _kept_columns(report: MemoryReport) -> list[Column]:
-    return [
-        Column(variant_name(variant), _kept_cell(number), right=True) for number, variant in enumerate(report.variants)
+    """What a kind of kept tensor is, and its bytes in each variant."""
+    columns = [
+        Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
+        Column("what", lambda row: row[0].what, give_up=1),
+        Column("each", lambda row: _shape(row[0]), give_up=3),
+        Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
     ]
+    for number, variant in enumerate(report.variants):
+        columns.append(Column(variant_name(variant), _kept_cell(number), right=True))
+    return columns
 
 
 def _shape(row: KeptRow) -> str:
@@ -172,11 +165,11 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
 def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOWN_ROWS) -> str:
     """The report for the terminal."""
     text = f"{title(report)}, {run_text(report.run)}\n"
-    text += tables_text([_NAME], _columns(report), list(memory_lines(report)), target, lambda line: line.is_strong)
+    text += tables_text(memory_columns(report), 1, list(memory_lines(report)), target, lambda line: line.is_strong)
     rows = kept_rows(report)
     if rows:
         shown = rows[:shown_rows]
-        text += "\n" + tables_text(_KEPT, _kept_columns(report), shown, target, lambda row: False)
+        text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target, lambda row: False)
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
