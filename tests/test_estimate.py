@@ -280,13 +280,8 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
             saved[storage.data_ptr()] = (tensor, storage.nbytes())  # held, so that no address comes twice
         return tensor
 
-<<<<<<< HEAD
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None):
-=======
     autocasting = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocasting:
->>>>>>> memtests
         loss = model(**inputs).loss
     assert loss.requires_grad
     truth = sum(size for _, size in saved.values())
