@@ -115,7 +115,7 @@ class _Thrice(nn.Module):
 
 MODULES = {
     "two layers": (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), torch.ones(32, 64)),
-    "one of torch's own encoder layers": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
+    "torch's own encoder layer": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
     "a sum of three": (_Thrice(), torch.ones(1000)),
 }  # fmt: skip
 
