@@ -14,6 +14,7 @@ from bertscope.analyses.allocator import Allocator, replayed
 from bertscope.analyses.cuda import cuda_semantics, kernel_for
 from bertscope.analyses.estimate import Tapes, device_terms, estimate_memory
 from bertscope.analyses.tape import Block, Event, Tape
+from bertscope.errors import SelectionError
 from bertscope.spec import RunSpec
 from tests.steps import estimated_tape, small
 
@@ -154,9 +155,10 @@ def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
 def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     functional = torch.nn.functional
     before = dict(vars(functional))
-    with pytest.raises(ZeroDivisionError), cuda_semantics(RunSpec(device="cuda")):  # noqa: PT012
+    with cuda_semantics(RunSpec(device="cuda")):
         assert functional.dropout is not before["dropout"]
-        raise ZeroDivisionError
+    with pytest.raises(SelectionError):
+        estimate_memory(small(), RunSpec(seq=4096, device="cuda"))
     assert dict(vars(functional)) == before
 
 

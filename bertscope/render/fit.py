@@ -30,9 +30,15 @@ def columns(report: FitReport) -> list[Column]:
         ]
     return [
         *columns,
-        Column("FLOPs of the step", lambda row: f"{row.step_flops / 1e12:,.2f} T", right=True, give_up=3),
+        Column("FLOPs of the step", lambda row: _work_text(row.step_flops), right=True, give_up=3),
         Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
     ]
+
+
+def _work_text(flops: int) -> str:
+    """FLOPs in the unit that leaves digits before the point: `5.52 T`."""
+    divisor, unit = next((pair for pair in ((10**12, "T"), (10**9, "G")) if flops >= pair[0]), (10**6, "M"))
+    return f"{flops / divisor:,.2f} {unit}"
 
 
 def _batch(report: FitReport, row: FitRow) -> str:
