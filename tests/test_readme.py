@@ -12,10 +12,11 @@ import pytest
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+CHINESE = (ROOT / "README.zh.md").read_text()
 
 
 def commands() -> list[str]:
-    found = re.findall(r"`(bertscope [a-z][^`]*)`", README)
+    found = re.findall(r"`(bertscope [a-z][^`]*)`", README + CHINESE)
     return [
         command
         for command in dict.fromkeys(found)
@@ -25,6 +26,12 @@ def commands() -> list[str]:
 
 def test_there_are_commands_in_the_readme():
     assert len(commands()) >= 10
+
+
+def test_the_chinese_readme_sets_up_with_the_same_command_and_names_the_same_exit_codes():
+    (chinese,) = re.findall(r"```sh\n(.*?)```", CHINESE, re.DOTALL)
+    assert chinese in README
+    assert [code for code in "0123" if f"{code} " in CHINESE.partition("退出码")[2].partition("\n")[0]] == list("0123")
 
 
 @pytest.mark.parametrize("command", commands())
