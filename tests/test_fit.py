@@ -277,7 +277,7 @@ def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
     tables = text.count("at the peak of the step")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
-        assert text.count(f" {name} ") >= tables
+        assert text.count(f" {name}") >= tables
     for name in ("none", "full reentrant", "selective", "every-2"):
         assert f"{name} (" in text
     assert not [line for line in text.partition("\n\nnone ")[0].splitlines()[1:] if len(line) > width]
