@@ -101,6 +101,16 @@ def test_every_class_is_estimated_to_the_byte(architecture):
     check(RunSpec(batch=3, seq=24), architecture=architecture)
 
 
+def test_what_the_host_copies_to_add_two_dtypes_is_counted():
+    class Mixed(nn.Module):
+        def forward(self, one: torch.Tensor) -> torch.Tensor:
+            return one + one.bfloat16()
+
+    (variant,) = bertscope.profile(Mixed(), torch.ones(1000), mode="inference", steps=0).variants
+    assert variant.measured.peak.peak_bytes == (4 + 2 + 4 + 4) * 1000
+    assert variant.estimated.peak.peak_bytes == variant.measured.peak.peak_bytes
+
+
 class _Thrice(nn.Module):
     """One parameter with three gradients, which autograd adds up in place."""
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bertscope._torch import nn
+from bertscope.analyses import host
 from bertscope.analyses.allocator import replayed
 from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES, cuda_semantics, scratch_bytes
 from bertscope.analyses.example import loss_of
@@ -92,7 +93,7 @@ def _run(source: Source, spec: RunSpec, layers: int) -> Tape:
 def _fake_tape(module: nn.Module, inputs: dict[str, Any], spec: RunSpec, loss: Loss) -> Tape:
     """The tape of one step of a module and inputs that are fake already."""
     if spec.device != "cuda":
-        return recorded(make_step(module, inputs, spec, loss=loss))
+        return recorded(make_step(module, inputs, spec, loss=loss), scratch=host.scratch_bytes)
     # On CUDA torch's optimizers go over all parameters at once, but for Adafactor, which is there to save memory.
     if spec.implementation == "default" and spec.optimizer != "adafactor":
         spec = replace(spec, implementation="foreach")

@@ -81,12 +81,12 @@ class _Live(_Answering):
             self._find_updated(args)
         reused = args[0].untyped_storage()._cdata if self._adds_in_place(operator, args) else None
         out = operator(*args, **kwargs)
-        if self.scratch is not None and (extra := self.scratch(operator, args)):
-            self._passing(extra)
         if reused is not None:
             self._hand_over(reused, out)
         for number, tensor in enumerate(tensors(out)):
             self._add(tensor, self._path(out, number))
+        if self.scratch is not None and (extra := self.scratch(operator, args)):
+            self._passing(extra)  # beside the results
         return out
 
     def _find_updated(self, args: Any) -> None:
