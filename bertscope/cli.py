@@ -48,7 +48,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-app.command(epilog=count.EPILOG)(count.count)
+app.command(epilog=count.EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")(
+    count.count
+)
 app.command(epilog=tree.EPILOG)(tree.tree)
 app.command(epilog=flops.EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")(flops.flops)
 app.command(
