@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import warnings
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -33,6 +33,7 @@ from bertscope.commands import (
     tree,
     verify,
 )  # fmt: skip
+from bertscope.commands.options import Color, with_color
 from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeError, BertscopeWarning, one_line
 from bertscope.render.console import choose_color
@@ -93,13 +94,14 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    color: Annotated[
-        Literal["auto", "always", "never"],
-        typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR, or as said here. Before the command."),
-    ] = "auto",
+    color: Color = None,
 ) -> None:
     """Options of bertscope itself."""
-    choose_color(color)
+    choose_color(color or "auto")
+
+
+for _command in app.registered_commands:
+    _command.callback = with_color(_command.callback)  # type: ignore[arg-type]
 
 
 def main() -> None:

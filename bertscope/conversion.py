@@ -19,12 +19,10 @@ import yaml
 
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import ConfigError, SelectionError, SourceError
-from bertscope.presets import Source, preset_of
+from bertscope.presets import MEMBER, PRESET_ONLY, Source, preset_of
 from bertscope.reading import SCALARS, TAG, read_mapping, read_yaml
 from bertscope.sources import load
 
-MEMBER = "bertscope"
-PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
 _ORDER = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 
 

@@ -7,9 +7,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bertscope.conversion import PRESET_ONLY, compare, preset_data, source_path
+from bertscope.conversion import compare, preset_data, source_path
 from bertscope.errors import MissingExtraError
-from bertscope.presets import Source, preset_of, read_preset
+from bertscope.presets import PRESET_ONLY, Source, preset_of, read_preset
 from bertscope.reading import read_mapping, read_text, read_yaml
 
 

@@ -19,9 +19,11 @@ from typing import Any
 from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_field
 from bertscope.errors import ConfigError, suggestion
 from bertscope.expectations import Expectation, read_expectations
-from bertscope.reading import Entry, Mapping, read_mapping
+from bertscope.reading import Entry, Mapping, read_mapping, with_lines
 
 _KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
+PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
+MEMBER = "bertscope"  # of a config.json, where what only a preset says stands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +80,25 @@ def preset_of(entries: Mapping, path: Path) -> Source:
         config=config,
         config_lines=lines,
         architecture=_choice(entries["architecture"], path),
-        add_pooling_layer=_boolean(entries.get("add_pooling_layer"), path),
-        description=_text(entries.get("description"), path),
-        hub_names=_names(entries.get("hub_names"), path),
-        expected=tuple(read_expectations(entries.get("expected"), path)),
+        **_preset_only(entries, path),
     )
+
+
+def member_of(members: Mapping, path: Path) -> dict[str, Any]:
+    """What only a preset says, from under "bertscope" in a config.json; of others' members by that name, nothing."""
+    entry = members.get(MEMBER)
+    if entry is None or not isinstance(entry.value, dict) or not set(entry.value) <= set(PRESET_ONLY):
+        return {}
+    return _preset_only(with_lines(entry.value, entry.line), path)
+
+
+def _preset_only(entries: Mapping, path: Path) -> dict[str, Any]:
+    return {
+        "add_pooling_layer": _boolean(entries.get("add_pooling_layer"), path),
+        "description": _text(entries.get("description"), path),
+        "hub_names": _names(entries.get("hub_names"), path),
+        "expected": tuple(read_expectations(entries.get("expected"), path)),
+    }
 
 
 def _config(entry: Entry, path: Path) -> tuple[BertConfig, dict[str, int]]:

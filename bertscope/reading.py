@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -23,6 +23,7 @@ from bertscope.errors import BertscopeError, SourceError
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
 MAX_FIELDS = 1000  # a config.json has about 70
+MAX_LEVELS = 64  # a config.json has three; what reads and writes values calls itself once a level
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,39 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
+def with_lines(value: dict[str, Any], line: int) -> Mapping:
+    """An object inside a JSON member, all of it on the line of that member."""
+    found = Mapping()
+    found.line = line
+    for key, item in value.items():
+        found[key] = Entry(with_lines(item, line) if isinstance(item, dict) else item, line)
+    return found
+
+
 def read_mapping(path: Path) -> Mapping:
     """The mapping in a YAML or JSON file (by its ending); raises SourceError with file and line."""
     text = read_text(path)
     if not text.strip():
         raise SourceError("the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1")
-    return read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
+    found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
+    for entry in found.values():
+        _check_levels(entry, path)
+    return found
+
+
+def _check_levels(entry: Entry, path: Path) -> None:
+    level = [entry.value]
+    for _ in range(MAX_LEVELS):
+        level = [item for value in level for item in _inside(value)]
+        if not level:
+            return
+    raise SourceError(f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=f"{path}:{entry.line}")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return [entry.value for entry in value.values()]
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 @contextmanager

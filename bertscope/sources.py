@@ -16,7 +16,7 @@ from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.errors import ConfigError, SourceError, one_line, suggestion
 from bertscope.foreign import ForeignSource, factory, from_config, is_factory
-from bertscope.presets import Source, preset_paths, read_preset, unknown_architecture
+from bertscope.presets import MEMBER, Source, member_of, preset_paths, read_preset, unknown_architecture
 from bertscope.reading import read_mapping, readable
 
 AnyModel = Source | ForeignSource
@@ -198,13 +198,16 @@ def _read_config_json(path: Path, name: str) -> AnyModel:
     if "model_type" in entries and entries["model_type"].value != "bert":
         return from_config(entries, path, name)
     lines = {key: entry.line for key, entry in entries.items()}
+    own, members = member_of(entries, path), entries.plain()
+    if own:
+        del members[MEMBER]
     try:
-        config = BertConfig.from_dict(entries.plain())
+        config = BertConfig.from_dict(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     architecture = config.architectures[0] if config.architectures else "BertModel"
-    dtype = entries.plain().get("torch_dtype")
+    dtype = members.get("torch_dtype")
     return Source(
         name=name, path=path, config=config, architecture=architecture, config_lines=lines,
-        stored_dtype=dtype if isinstance(dtype, str) else None,
+        stored_dtype=dtype if isinstance(dtype, str) else None, **own,
     )  # fmt: skip

@@ -338,6 +338,8 @@ def test_no_color_is_honoured_and_a_terminal_gets_colour_without_it():
 
 def test_the_option_color_is_above_terminal_and_environment(cli, monkeypatch):
     assert "\x1b[" in cli("--color", "always", "presets").out
+    assert "\x1b[" in cli("--color", "never", "presets", "--color", "always").out
+    assert "\x1b[" in cli("count", "bert-tiny", "--color=always").out
     assert "\x1b[" not in cli("presets").out
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" not in cli("--color", "never", "presets").out

@@ -78,6 +78,42 @@ def test_members_of_every_kind_survive(tmp_path, members):
     assert there_and_back(members, tmp_path) == members
 
 
+def test_what_only_a_preset_says_is_read_from_its_config_json_too(cli, tmp_path):
+    preset, path = tmp_path / "mine.yaml", tmp_path / "config.json"
+    preset.write_text(
+        "description: small\nhub_names: [me/mine]\narchitecture: BertModel\nadd_pooling_layer: false\n"
+        "config: {vocab_size: 7, hidden_size: 8, num_attention_heads: 2, num_hidden_layers: 1,"
+        " intermediate_size: 16, max_position_embeddings: 4}\nexpected: {distinct_params: 720}\n"
+    )
+    assert cli("convert", preset, "-o", path).code == 0
+    counted = cli("count", path, "--format", "json", "--expect", "720")
+    assert (counted.code, counted.json["totals"]["distinct_params"]) == (0, 720)
+    assert "ignored" not in counted.err
+    assert (load(str(path)).description, load(str(path)).hub_names) == ("small", ("me/mine",))
+    assert cli("check", path).code == 0
+    path.write_text(path.read_text().replace("720", "721"))
+    done = cli("check", path)
+    assert done.code == 1
+    assert "721" in done.out
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"add_pooling_layer": 1}, "add_pooling_layer must be true or false"),
+        ({"expected": {"params": 1}}, "unknown key 'params' in expected"),
+        ({"expected": 5}, "expected"),
+    ],
+)
+def test_what_only_a_preset_says_is_held_to_its_form_in_a_config_json(cli, tmp_path, member, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"vocab_size": 7, "bertscope": member}, indent=2))
+    done = cli("count", path)
+    assert done.code == 2
+    assert f"{path}:3: " in done.err
+    assert message in done.err
+
+
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(max_size=12),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -162,6 +162,8 @@ JSON_BROKEN = [
     ('{\n "layer_norm_eps": Infinity}', 2, "a number"),
     ('{"vocab_size": ' + "9" * 5000 + "}", 1, "not valid JSON"),
     ('{"a": ' + "[" * 100_000 + "}", 1, "nested too deeply"),
+    ('{\n "a": ' + "[" * 600 + "]" * 600 + "}", 2, "nested more than 64 levels"),
+    ('{\n "a": ' + '{"b": ' * 300 + "1" + "}" * 301, 2, "nested more than 64 levels"),
     ('{\n "model_type": "gpt2"}', 2, "this answers for BERTs alone"),
     ('{"vocab_size": 5} x', 1, "after the closing"),
     ("{'vocab_size': 5}", 1, "double quotes"),

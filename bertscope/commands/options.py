@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from bertscope.config import ARCHITECTURES
 from bertscope.presets import preset_paths
+from bertscope.render.console import choose_color
 from bertscope.sources import DEFAULT_MODEL
 from bertscope.spec import STRATEGIES
 
@@ -79,6 +83,27 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
+Color = Annotated[
+    Literal["auto", "always", "never"] | None,
+    typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR (auto), or as said here.", show_default=False),
+]
+
+
+def with_color(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with `--color` among its options, which `bertscope` itself takes before the command."""
+
+    @functools.wraps(command)
+    def colored(*, color: Literal["auto", "always", "never"] | None = None, **arguments: Any) -> Any:
+        if color is not None:
+            choose_color(color)
+        return command(**arguments)
+
+    own = inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Color)
+    signature = inspect.signature(command, eval_str=True)
+    colored.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])  # type: ignore[attr-defined]
+    colored.__annotations__ = command.__annotations__ | {"color": Color}
+    return colored
+
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -86,6 +111,7 @@ __all__ = [
     "Attention",
     "Batch",
     "Checkpointing",
+    "Color",
     "Download",
     "Format",
     "Freeze",
@@ -94,4 +120,5 @@ __all__ = [
     "Pooler",
     "Seq",
     "Shapes",
+    "with_color",
 ]
