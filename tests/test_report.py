@@ -9,8 +9,16 @@ import subprocess
 
 import pytest
 
+from bertscope.analyses.count import count
+from bertscope.analyses.flops_model import FlopsRun, flops_model
+from bertscope.analyses.tree import tree
 from bertscope.errors import MissingExtraError
+from bertscope.model import build
 from bertscope.render import report as page
+from bertscope.render.parameter_map import parameter_map
+from bertscope.render.report_charts import flops_bars
+from bertscope.sources import load
+from bertscope.units import bytes_text
 from tests.conftest import run_cli
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -79,6 +87,55 @@ def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
             assert kept["path"] in text
 
 
+def test_the_figures_on_top_are_those_of_the_commands(written, cli):
+    figures = re.findall(r"<li><b>(.*?)</b><span>(.*?)</span></li>", written[0].read_text())
+    sizes = ("--batch", "8", "--seq", "32", "--format", "json")
+    totals = cli("count", "bert-tiny", "--format", "json").json["totals"]
+    forward = cli("flops", "bert-tiny", *sizes).json["rows"][0]["total"]["matmul_flops"]
+    step = cli("flops", "bert-tiny", *sizes, "--mode", "training").json["rows"][0]["total"]["matmul_flops"]
+    variants = cli("estimate", "bert-tiny", *sizes, "--checkpointing", "none,full").json["variants"]
+    peaks = [max(phase["peak_bytes"] for phase in variant["estimated"]["phases"]) for variant in variants]
+    fits = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "512", "--checkpointing", "none,full",
+               "--precision", "fp32", "--format", "json").json["rows"]  # fmt: skip
+    assert [figure for figure, _ in figures] == [
+        f"{totals['distinct_params']:,}", bytes_text(totals["fp32_bytes"]), f"{forward:,}", f"{step:,}",
+        *map(bytes_text, peaks), *(f"{row['batch']:,}" for row in fits),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("bert-tiny", None), ("bert-base-cased", None), ("bert-tiny", "BertForNextSentencePrediction")],
+)
+def test_the_map_holds_every_tensor_once_in_its_module(name, architecture):
+    source = load(name, architecture=architecture)
+    model = build(source.config, source.architecture)
+    drawn = parameter_map(count(model, by="parameter"), tree(model))["data"][0]
+    sizes = dict(zip(drawn["ids"], drawn["values"], strict=True))
+    assert sizes["(model)"] == tree(model).totals.layer_params
+    for row in tree(model).rows:
+        assert sizes.get(row.path or "(model)", row.params) == row.params
+    inside: dict[str, int] = {}
+    for ident, parent in zip(drawn["ids"], drawn["parents"], strict=True):
+        inside[parent] = inside.get(parent, 0) + sizes[ident]
+    assert all(total == sizes[parent] for parent, total in inside.items() if parent)
+    leaves = [ident for ident in drawn["ids"] if ident not in inside]
+    distinct = {re.sub(r"layer\.\d+", "layer.*", name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    counted = {re.sub(r"layer\.[\d-]+", "layer.*", leaf) for leaf in leaves}
+    assert counted <= distinct
+    assert {name for name in distinct - counted if "cls." not in name} == set()
+
+
+def test_the_bars_add_up_to_the_forward_pass():
+    report = flops_model(FlopsRun(source=load("bert-tiny", architecture="BertForMaskedLM")), (2,), (16,))
+    bars = flops_bars(report)["data"][0]
+    assert sum(bars["x"]) == report.rows[0].forward.matmul_flops
+    assert min(bars["x"]) > 0
+    scores = dict(zip(bars["y"], bars["x"], strict=True))["bert.encoder.layer.0-1.attention.self"]
+    config = load("bert-tiny").config
+    assert scores == config.num_hidden_layers * 2 * 2 * 2 * 16 * 16 * config.hidden_size  # layers, products, FMA, batch
+
+
 def test_the_page_refers_to_nothing_outside(written):
     text = written[0].read_text()
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # plotly names addresses that it never asks
@@ -93,7 +150,7 @@ def test_two_models_stand_side_by_side_with_their_differences(cli, tmp_path):
     assert result.code == 0
     text = path.read_text()
     assert 'id="differences"' in text
-    assert text.count("<section><h3>") == 2 * 6
+    assert text.count("<section><h3>") == 2 * 7
 
 
 def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):

@@ -13,18 +13,18 @@ Report = ClassReport | GraphReport
 
 # Colours for light and dark pages; `style` comes after Graphviz's own attributes, so it decides.
 _STYLE = """
-  :root { --ink: #1f2328; --line: #57606a; --paper: #ffffff; --value: #e8f1fb; --work: #fff4dc; --box: #f3f4f6; }
+  .graph { --ink: #1f2328; --line: #57606a; --paper: #ffffff; --value: #e8f1fb; --work: #fff4dc; --box: #f3f4f6; }
   @media (prefers-color-scheme: dark) {
-    :root { --ink: #e6edf3; --line: #9aa4af; --paper: #0d1117; --value: #10304f; --work: #453410; --box: #21262d; }
+    .graph { --ink: #e6edf3; --line: #9aa4af; --paper: #0d1117; --value: #10304f; --work: #453410; --box: #21262d; }
   }
-  svg text { fill: var(--ink); }
-  svg .node path, svg .node polygon, svg .node polyline, svg .node ellipse,
-  svg .edge path, svg .cluster path, svg .cluster polygon { stroke: var(--line); }
-  svg .edge polygon { stroke: var(--line); fill: var(--line); }
-  svg .edge.inherits polygon { fill: var(--paper); }
-  svg .value path, svg .value polygon { fill: var(--value); }
-  svg .function path, svg .function polygon { fill: var(--work); }
-  svg .module path, svg .module polygon, svg .class polygon { fill: var(--box); }
+  .graph text { fill: var(--ink); }
+  .graph .node path, .graph .node polygon, .graph .node polyline, .graph .node ellipse,
+  .graph .edge path, .graph .cluster path, .graph .cluster polygon { stroke: var(--line); }
+  .graph .edge polygon { stroke: var(--line); fill: var(--line); }
+  .graph .edge.inherits polygon { fill: var(--paper); }
+  .graph .value path, .graph .value polygon { fill: var(--value); }
+  .graph .function path, .graph .function polygon { fill: var(--work); }
+  .graph .module path, .graph .module polygon, .graph .class polygon { fill: var(--box); }
 """
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -34,7 +34,8 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{title}</title>
 <style>
-{style}  body {{ background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem; }}
+{style}  :root {{ color-scheme: light dark; }}
+  body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem; }}
   h1 {{ font-size: 1.1rem; font-weight: 600; }}
   figure {{ margin: 1rem 0; overflow: auto; }}
   pre {{ overflow: auto; font-size: .85rem; }}

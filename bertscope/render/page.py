@@ -11,13 +11,16 @@ from typing import Any
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _CONFIG = {"displayModeBar": False, "responsive": True}  # the bar of buttons would cover the names of phases
-# Charts are drawn when all of the page is there, and redrawn to fit the paper: plotly fixes a width in pixels.
+# Charts are drawn one by one once the words stand, and redrawn to fit the paper: plotly fixes a width in pixels.
 _SCRIPT = """
-addEventListener("DOMContentLoaded", () => {
-  for (const data of document.querySelectorAll("script.figure")) {
-    Plotly.newPlot(data.previousElementSibling, ...JSON.parse(data.textContent));
-  }
-});
+const waiting = [...document.querySelectorAll("script.figure")];
+const draw = () => {
+  const data = waiting.shift();
+  if (!data) return;
+  Plotly.newPlot(data.previousElementSibling, ...JSON.parse(data.textContent));
+  setTimeout(draw);
+};
+addEventListener("load", () => setTimeout(draw));
 const redraw = (change) => document.querySelectorAll(".chart").forEach((chart) => Plotly.relayout(chart, change));
 const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replace(/[^0-9.eE+-]/g, ""));
 const sort = (button) => {
@@ -46,7 +49,7 @@ addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button?.dataset.chart) {
     const drawn = document.getElementById(button.dataset.chart);
-    Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
+    if (drawn.data) Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
   } else if (button?.closest("th")) sort(button);
 });
 addEventListener("input", (event) => event.target.dataset.table && search(event.target));
@@ -70,6 +73,12 @@ p { margin: .3rem 0 .8rem; color: var(--soft); }
 .charts { display: grid; gap: 0 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
 .charts section { min-width: 0; break-inside: avoid; }
 .chart { height: 24rem; }
+.tiles { display: grid; gap: .7rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 13.5rem), 1fr));
+         padding: 0; margin: 1rem 0; list-style: none; }
+.tiles li { border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .8rem .6rem; }
+.tiles b { display: block; font-size: 1.3rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles span { color: var(--soft); font-size: .9rem; }
+code { font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap;
         font-size: .9rem; }
@@ -96,10 +105,11 @@ p button { border: 1px solid var(--line); border-radius: .2rem; padding: .1rem .
 figure { margin: 1rem 0; overflow: auto; }
 figcaption { color: var(--soft); }
 .js-plotly-plot text { fill: var(--ink) !important; }
-.js-plotly-plot .treemaplayer text, .js-plotly-plot .iciclelayer text { fill: #1b1b1b !important; }
+.js-plotly-plot .treemaplayer text, .js-plotly-plot .iciclelayer text,
+.js-plotly-plot .bartext-inside { fill: #1b1b1b !important; }
 .js-plotly-plot .crisp { stroke: var(--line) !important; }
 .js-plotly-plot .shapelayer path, .js-plotly-plot .spikeline { stroke: var(--ink) !important; }
-.js-plotly-plot .point { fill: var(--ink) !important; stroke: var(--paper) !important; }
+.js-plotly-plot .scatterlayer .point { fill: var(--ink) !important; stroke: var(--paper) !important; }
 .js-plotly-plot .spikeline { stroke-width: 1px !important; }
 .js-plotly-plot .hoverlayer .bg { fill: var(--paper) !important; fill-opacity: 1 !important;
                                   stroke: var(--line) !important; }
@@ -122,9 +132,8 @@ def page(title: str, body: str) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n<script>{get_plotlyjs()}</script>\n"
-        f"<script>{_SCRIPT}</script>\n"
-        f"</head>\n<body>\n{body}</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}"
+        f"<script>{get_plotlyjs()}</script>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -136,6 +145,18 @@ def chart(label: str, figure: dict[str, Any], ident: str = "") -> str:
         f'<div class="chart"{name} role="img" aria-label="{escape(label)}"></div>'
         f'<script type="application/json" class="figure">{data}</script>\n'
     )
+
+
+def legend(colors: dict[str, str]) -> str:
+    """Names beside their colours."""
+    items = [f'<li><i style="background:{color}"></i>{escape(name)}</li>' for name, color in colors.items()]
+    return f'<ul class="legend">{"".join(items)}</ul>\n'
+
+
+def tiles(figures: list[tuple[str, str]]) -> str:
+    """What to see first: a figure, and what it is."""
+    items = [f"<li><b>{escape(figure)}</b><span>{escape(words)}</span></li>\n" for figure, words in figures]
+    return f'<ul class="tiles">\n{"".join(items)}</ul>\n'
 
 
 def table(titles: list[str], rows: list[list[str]], *, figures: range, strong: set[int]) -> str:

@@ -15,13 +15,14 @@ from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.memory_words import conclusions, footnotes
-from bertscope.render.page import chart, page, searchable
-from bertscope.render.report_charts import flops_bars, lengths, parameter_map
+from bertscope.render.page import chart, legend, page, searchable, tiles
+from bertscope.render.parameter_map import parameter_map, roles
+from bertscope.render.report_charts import flops_bars, lengths
 from bertscope.render.timeline_html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.units import bytes_text, count_text
 
-_SECTIONS = ("parameters", "FLOPs", "memory", "fit", "forward", "configuration")
+_SECTIONS = ("overview", "parameters", "FLOPs", "memory", "fit", "forward", "configuration")
 
 
 def html(report: PageReport) -> str:
@@ -38,8 +39,8 @@ def html(report: PageReport) -> str:
 
 def _both(report: PageReport, name: str) -> str:
     """One section for every model, side by side where there is room."""
-    write = {"parameters": _parameters, "FLOPs": _flops, "memory": _memory, "fit": _fit, "forward": _forward,
-             "configuration": _configuration}[name]  # fmt: skip
+    write = {"overview": _overview, "parameters": _parameters, "FLOPs": _flops, "memory": _memory,
+             "fit": _fit, "forward": _forward, "configuration": _configuration}[name]  # fmt: skip
     columns = [write(model, f"{name.lower()}-{number}") for number, model in enumerate(report.models)]
     if len(columns) > 1:
         heads = [f"<h3>{escape(title(model.tree))}</h3>\n" for model in report.models]
@@ -52,8 +53,27 @@ def _section(name: str, content: str) -> str:
     return f'<section id="{name.lower()}">\n<h2>{escape(name)}</h2>\n{content}</section>\n'
 
 
-def _notes(lines: list[str]) -> str:
-    return f'<ul class="notes">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>\n'
+def _notes(lines: list[str], command: str = "") -> str:
+    """How the numbers were obtained, and what gives them in a terminal."""
+    items = [escape(line) for line in lines] + ([f"<code>{escape(command)}</code>"] if command else [])
+    return f'<ul class="notes">{"".join(f"<li>{item}</li>" for item in items)}</ul>\n'
+
+
+def _command(model: ModelPart, name: str, *words: str) -> str:
+    """What gives the numbers in a terminal."""
+    subject = model.tree.subject
+    return " ".join(
+        [
+            "bertscope",
+            name,
+            subject.name,
+            "--architecture",
+            subject.architecture,
+            "--attention",
+            f"{subject.attention}",
+            *words,
+        ]
+    )
 
 
 def _table(ident: str, columns: list[Column] | tuple[Column, ...], rows: Sequence[object]) -> str:
@@ -62,14 +82,43 @@ def _table(ident: str, columns: list[Column] | tuple[Column, ...], rows: Sequenc
     return searchable(ident, [column.title for column in columns], cells, figures)
 
 
+def _overview(model: ModelPart, ident: str) -> str:
+    """The answers in a few figures; each stands below again, with how it was obtained."""
+    totals, size = model.tree.totals, f"{model.batch}\u00a0x\u00a0{model.seq}"
+    figures = [(count_text(totals.distinct_params), "parameters, every tensor once")]
+    if totals.layer_params != totals.distinct_params:
+        figures.append((count_text(totals.layer_params), "parameters over layers, tied ones at each"))
+    figures += [
+        (bytes_text(totals.fp32_bytes), "of weights in fp32"),
+        (count_text(model.flops.rows[0].total.matmul_flops), f"FLOPs forward, {size}"),
+        (count_text(model.training.rows[0].total.matmul_flops), f"FLOPs of a training step, {size}"),
+    ]
+    run = model.memory.run
+    step = f"peak of a training step, {size}, {run['dtype']}, {run['optimizer']}, {run['device']}"
+    figures += [
+        (bytes_text(variant.memory.peak.peak_bytes), f"{step}, checkpointing {variant.checkpointing}")
+        for variant in model.memory.variants
+        if variant.memory is not None
+    ]
+    if model.fit is not None:
+        budget = bytes_text(model.fit.budget_bytes)
+        figures += [
+            (count_text(row.batch), f"largest batch in {budget} at length {row.seq}, {row.precision}, "
+             f"checkpointing {row.checkpointing}")
+            for row in model.fit.rows
+            if row.seq == model.fit.rows[-1].seq and row.precision == model.fit.rows[0].precision
+        ]  # fmt: skip
+    return tiles(figures)
+
+
 def _parameters(model: ModelPart, ident: str) -> str:
     lines = [f"{name}: {value}" if name else value for name, value in footer(model.tree)]
     drawn = parameter_map(model.tensors, model.tree)
     button = f'<p><button type="button" data-chart="{ident}-map">treemap or icicle</button></p>\n'
     columns, rows = tree_table(model.tree)
-    return chart("parameters by module, down to tensors", drawn, ident=f"{ident}-map") + button + _table(
-        ident, columns, rows
-    ) + _notes([*lines, f"bertscope tree {model.tree.subject.name}"])  # fmt: skip
+    picture = chart("parameters by module, down to tensors", drawn, ident=f"{ident}-map")
+    notes = _notes(lines, _command(model, "tree"))
+    return legend(roles(drawn)) + picture + button + _table(ident, columns, rows) + notes
 
 
 def _flops(model: ModelPart, ident: str) -> str:
@@ -81,8 +130,8 @@ def _flops(model: ModelPart, ident: str) -> str:
         *(f"as {item.name} counts: {count_text(item.value)} {item.unit} ({item.how}; {item.source})"
           for item in flops.conventions),
         "computed: the operators dispatched on meta; matrix products, a multiply-add is 2",
-        f"bertscope flops {flops.subject.name} --batch {model.batch} --seq {model.seq}",
     ]  # fmt: skip
+    command = _command(model, "flops", f"--batch {model.batch} --seq {model.seq}")
     columns = [
         Column("module", lambda row: row.path or "(model)"),
         Column("type", lambda row: row.type),
@@ -92,17 +141,16 @@ def _flops(model: ModelPart, ident: str) -> str:
         Column("bytes moved", lambda row: bytes_text(row.total.bytes_moved), right=True),
     ]
     charts = chart("forward FLOPs by module", flops_bars(flops)) + chart("forward FLOPs over lengths", lengths(flops))
-    return f'<div class="charts">{charts}</div>' + _table(ident, columns, flops.rows) + _notes(lines)
+    return f'<div class="charts">{charts}</div>' + _table(ident, columns, flops.rows) + _notes(lines, command)
 
 
 def _memory(model: ModelPart, ident: str) -> str:
     memory = model.memory
     tables = _table(f"{ident}-parts", memory_columns(memory), list(memory_lines(memory)))
     tables += _table(f"{ident}-kept", kept_columns(memory), kept_rows(memory))
-    command = (
-        f"bertscope estimate {memory.subject.name} --batch {model.batch} --seq {model.seq} --checkpointing none,full"
-    )
-    return memory_charts(memory) + tables + _notes([*conclusions(memory), *footnotes(memory), command])
+    sizes = f"--batch {model.batch} --seq {model.seq}"
+    command = _command(model, "estimate", f"{sizes} --checkpointing none,full")
+    return memory_charts(memory) + tables + _notes([*conclusions(memory), *footnotes(memory)], command)
 
 
 def _fit(model: ModelPart, ident: str) -> str:

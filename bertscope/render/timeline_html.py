@@ -7,7 +7,7 @@ from typing import Any
 
 from bertscope.memory_reports import MemoryReport, PhasePeak
 from bertscope.render.footer import title
-from bertscope.render.page import chart, page, table
+from bertscope.render.page import chart, legend, page, table
 from bertscope.render.timeline_panels import (
     COLORS,
     NOTE,
@@ -33,19 +33,15 @@ def memory_charts(report: MemoryReport) -> str:
     """A chart for each variant and the peaks as a table, as part of a page."""
     picture = pictured(report)
     sections = "".join(_section(panel, picture) for panel in picture.panels)
+    colours = legend({part_name(part): COLORS[part] for part in picture.parts})
     return (
-        f"<p>{escape(_run(report))}</p>\n{_legend(picture)}"
+        f"<p>{escape(_run(report))}</p>\n{colours}"
         f'<div class="charts">\n{sections}</div>\n<h2>Peaks</h2>\n{_peaks(report, picture)}<p>{escape(NOTE)}</p>\n'
     )
 
 
 def _run(report: MemoryReport) -> str:
     return f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run)
-
-
-def _legend(picture: Pictured) -> str:
-    items = [f'<li><i style="background:{COLORS[part]}"></i>{escape(part_name(part))}</li>' for part in picture.parts]
-    return f'<ul class="legend">{"".join(items)}</ul>\n'
 
 
 def _section(panel: Panel, picture: Pictured) -> str:
@@ -150,7 +146,7 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
         "yanchor": "top",
         "yshift": -36 * mark.row,
         "showarrow": False,
-        "font": {"size": 12},
+        "font": {"size": 11},
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bertscope.memory_reports import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
-X_LABEL = "allocations and frees, in the step's order (not time)"
+X_LABEL = "in the order of allocations (not time)"
 NOTE = (
     "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
     "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never lost. "
@@ -56,7 +56,7 @@ class Panel:
     @property
     def peak_near_end(self) -> bool:
         """Whether the peak's words stand to its left, for want of room."""
-        return self.peak_index > 0.7 * (len(self.samples) - 1)
+        return self.peak_index > 0.6 * (len(self.samples) - 1)
 
     @property
     def title(self) -> str:
