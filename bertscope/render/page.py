@@ -117,7 +117,8 @@ figcaption { color: var(--soft); }
   .charts { display: block; }
   .scroll, .long, figure { overflow: visible; max-height: none; }
   .search, p button, nav { display: none; }
-  figure svg { max-width: 100%; height: auto; }
+  figure { break-inside: avoid; }
+  figure svg { max-width: 100%; max-height: 24cm; height: auto; }
   table { font-size: .55rem; }
   th, td { padding-right: .4rem; }
 }

@@ -42,7 +42,8 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
             }
         ],
         "layout": {**_BARE, "margin": {"l": 10, "r": 10, "t": 8, "b": 36}, "bargap": 0.12,
-                   "xaxis": {"title": {"text": "forward FLOPs, matrix products"}, "zeroline": False},
+                   "xaxis": {"title": {"text": "forward FLOPs, matrix products"}, "zeroline": False,
+                             "exponentformat": "SI"},
                    "yaxis": {"showticklabels": False}},
     }  # fmt: skip
 
@@ -70,5 +71,5 @@ def lengths(report: FlopsReport) -> dict[str, Any]:
         ],
         "layout": {**_BARE, "margin": {"l": 60, "r": 10, "t": 8, "b": 36},
                    "xaxis": {"title": {"text": "sequence length"}, "tickvals": [point.seq for point in points]},
-                   "yaxis": {"title": {"text": "forward FLOPs"}, "rangemode": "tozero"}},
+                   "yaxis": {"title": {"text": "forward FLOPs"}, "rangemode": "tozero", "exponentformat": "SI"}},
     }  # fmt: skip

@@ -1,0 +1,107 @@
+"""How soon the page of a model stands in a browser, beside a page with plotly's script and one empty chart.
+
+    python benchmarks/page.py --model bert-large-zh
+
+Chromium without a window, a new profile and process each time; medians of `--runs`. `words` is the first paint,
+`charts` the last chart drawn, both from the start of the navigation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+PROBE = """<script>
+const told = () => {
+  const charts = [...document.querySelectorAll(".chart")];
+  if (!charts.every((chart) => chart.querySelector("svg"))) return setTimeout(told, 5);
+  const now = performance.now(), paint = performance.getEntriesByName("first-contentful-paint")[0];
+  location = "/told" + encodeURIComponent(JSON.stringify({ words: paint ? paint.startTime : now, charts: now }));
+};
+addEventListener("load", () => setTimeout(told));
+</script>"""
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+
+
+def main() -> None:
+    """Medians of both pages and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="bert-large-zh")
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    server = Pages(written(arguments.model))
+    seen: dict[str, list[dict[str, float]]] = {"ours": [], "floor": []}
+    for _ in range(arguments.runs):
+        for name, times in seen.items():
+            times.append(server.opened(name))
+    median = {name: {what: statistics.median(time[what] for time in times) for what in ("words", "charts")}
+              for name, times in seen.items()}  # fmt: skip
+    for name, times in median.items():
+        print(f"{name}: words {times['words']:.0f} ms, charts {times['charts']:.0f} ms")
+    print(f"charts, ours / floor: {median['ours']['charts'] / median['floor']['charts']:.2f}")
+
+
+def written(model: str) -> dict[str, bytes]:
+    """The page of a model and the floor, each with the probe in its head."""
+    from bertscope.render.page import chart, page
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "report.html")
+        command = [sys.executable, "-m", "bertscope", "report", model, "-o", str(path)]
+        subprocess.run(command, check=True, capture_output=True)
+        pages = {"ours": path.read_text(), "floor": page("floor", chart("nothing", {"data": [], "layout": {}}))}
+    return {name: text.replace("</head>", f"{PROBE}</head>", 1).encode() for name, text in pages.items()}
+
+
+class Pages:
+    """The pages, served to a browser on this machine, which goes to `/told` with what it saw."""
+
+    def __init__(self, pages: dict[str, bytes]) -> None:
+        told: queue.Queue[str] = queue.Queue()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.strip("/")
+                if name.startswith("told"):
+                    told.put(unquote(name.removeprefix("told")))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(pages.get(name, b""))
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Say nothing."""
+
+        self.told = told
+        self.server = ThreadingHTTPServer(("localhost", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def opened(self, name: str) -> dict[str, float]:
+        """What one opening of a page told."""
+        browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        if browser is None:
+            sys.exit("no browser here; install chromium")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            address = f"http://localhost:{self.server.server_port}/{name}"
+            command = [browser, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-port=0", address]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                seen: dict[str, float] = json.loads(self.told.get(timeout=60))
+            finally:
+                process.terminate()
+                process.wait()
+        return seen
+
+
+if __name__ == "__main__":
+    main()
