@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -299,6 +300,16 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     assert sum(lengths.values()) == len(bar) == 48
     assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
     assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
+
+
+@pytest.mark.parametrize("activations", [10, 100, 1000, 3000])
+def test_every_mark_in_a_bar_is_explained(activations):
+    memory = made_up(activations, "estimated")
+    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
+    text = renderer.table(report, Target())
+    (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
+    (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
+    assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))
 
 
 def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():

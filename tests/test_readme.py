@@ -47,6 +47,18 @@ def test_the_table_in_the_readme_is_what_the_first_command_prints(cli):
     assert re.sub(r"torch [\d.+a-z]+", "torch", got) == re.sub(r"torch [\d.+a-z]+", "torch", table)
 
 
+def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):
+    (command,) = re.findall(r"```sh\n(bertscope estimate .*?)\n```", README)
+    path = tmp_path / "step.svg"
+    assert cli(*shlex.split(command)[1:-1], path).code == 0
+    old, new = ((re.findall(r"<text[^>]*>(.*?)</text>", text) for text in
+                 ((ROOT / "docs" / "step.svg").read_text(), path.read_text())))  # fmt: skip
+    assert len(old) > 20
+    assert new == old, "draw it anew: the command above it, into docs/step.svg"
+    (words,) = re.findall(r"!\[(.*?)\]\(docs/step.svg\)", README)
+    assert all(f"peak {size}" in old for size in re.findall(r"[\d.]+ GiB", words))
+
+
 def block(language: str, begins: str) -> str:
     """The block of the README in that language that begins so."""
     (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if text.startswith(begins)]

@@ -32,11 +32,12 @@ def bars(report: MemoryReport, target: Target) -> str:
     label = max(len(name) for name, _ in memories) + 1
     room = (target.width or 80) - label - 14
     width = max(min(_BAR_WIDTH, room), 8)
+    drawn = [_bar(memory, highest, width) for _, memory in memories]
     lines = [
-        f"{name:<{label}}{_bar(memory, highest, width):<{width}} {bytes_text(memory.peak.peak_bytes)}"
-        for name, memory in memories
+        f"{name:<{label}}{bar:<{width}} {bytes_text(memory.peak.peak_bytes)}"
+        for (name, memory), bar in zip(memories, drawn, strict=True)
     ]
-    used = [part for part in _MARKS if any(f"{_MARKS[part]}" in line[label:-12] for line in lines)]
+    used = [part for part, mark in _MARKS.items() if any(mark in bar for bar in drawn)]
     lines.append(" " * label + " ".join(f"{_MARKS[part]} {part.replace('_', ' ')}" for part in used))
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

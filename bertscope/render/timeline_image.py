@@ -12,7 +12,8 @@ from bertscope.render.timeline_panels import COLORS, X_LABEL, Panel, PhaseMark, 
 
 _PANEL_INCHES = (6.4, 4.2)
 _SETTINGS: dict[Any, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib; readers without it take their own sans-serif
     "font.size": 10,
     "text.parse_math": False,  # a dollar in a name is a dollar
     "svg.fonttype": "none",  # text stays text
