@@ -51,8 +51,8 @@ def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):
     (command,) = re.findall(r"```sh\n(bertscope estimate .*?)\n```", README)
     path = tmp_path / "step.svg"
     assert cli(*shlex.split(command)[1:-1], path).code == 0
-    old, new = ((re.findall(r"<text[^>]*>(.*?)</text>", text) for text in
-                 ((ROOT / "docs" / "step.svg").read_text(), path.read_text())))  # fmt: skip
+    old, new = (re.findall(r"<text[^>]*>(.*?)</text>", text) for text in
+                 ((ROOT / "docs" / "step.svg").read_text(), path.read_text()))  # fmt: skip
     assert len(old) > 20
     assert new == old, "draw it anew: the command above it, into docs/step.svg"
     (words,) = re.findall(r"!\[(.*?)\]\(docs/step.svg\)", README)
