@@ -180,6 +180,24 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
     assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
 
 
+@pytest.mark.parametrize(
+    ("architecture", "seq", "batch", "autocast", "card_gib"),
+    [
+        ("BertForPreTraining", 128, 8, None, 16), ("BertForPreTraining", 128, 16, "fp16", 16),
+        ("BertForPreTraining", 512, 2, None, 16), ("BertForPreTraining", 512, 4, "fp16", 16),
+        ("BertForPreTraining", 128, 64, "fp16", 32), ("BertForQuestionAnswering", 384, 4, None, 16),
+        ("BertForQuestionAnswering", 384, 10, "fp16", 16), ("BertForQuestionAnswering", 384, 8, None, 32),
+    ],
+)  # fmt: skip
+def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
+    """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
+    source = load("bert-large-uncased", architecture=architecture, attention="eager")
+    spec = RunSpec(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
+    tape, _ = Tapes(source).tape(spec)
+    terms = device_terms(tape, spec)
+    assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
+
+
 # Hugging Face's documentation, "model memory anatomy" and "training on one GPU": bert-large-uncased, sequence 512,
 # two labels, one V100 of 16 GB; MiB as nvidia-smi shows them, 1343 of them before anything was loaded. The AdamW
 # of that time, transformers' own, went over one parameter after the other.
