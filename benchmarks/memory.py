@@ -1,8 +1,10 @@
 """How far `estimate` is off the allocator's own peak: each step really run under the profiler, each in a process.
 
-    python benchmarks/memory.py --models bert-tiny,bert-base-uncased --sizes 8x128,4x512
+    python benchmarks/memory.py --models bert-tiny,bert-base-uncased --sizes 8x128,4x512 > rows.md
+    python benchmarks/memory.py --summary rows.md
 
-Prints a Markdown table: for each configuration the measured peak of every phase and the estimate's error.
+Prints a Markdown table: for each configuration the measured and the estimated peak of every phase, and the error. A
+summary has a line for each model, size, attention and precision, with the worst error among its peaks.
 BERT-large at 4 x 512 takes 14 GiB and about a minute for each row on two cores.
 """
 
@@ -13,6 +15,8 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 STRATEGIES = {
@@ -24,19 +28,26 @@ STRATEGIES = {
 }
 
 
+TITLES = ("model", "batch x seq", "attention", "precision", "checkpointing", "mode", "phase", "measured bytes",
+          "estimated bytes", "error")  # fmt: skip
+
+
 def main() -> None:
     """Every configuration of the grid, one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert-tiny,bert-base-uncased,bert-large-zh")
     parser.add_argument("--sizes", default="8x128,4x512")
     parser.add_argument("--modes", default="forward,training")
+    parser.add_argument("--summary", nargs="+", metavar="FILE", help="sum up rows printed before")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.summary:
+        print("\n".join(summary("".join(Path(name).read_text() for name in arguments.summary))))
+        return
     if arguments.one:
         print(json.dumps(one(json.loads(arguments.one))))
         return
-    print("| model | batch x seq | attention | precision | checkpointing | mode | phase | measured bytes | error |")
-    print("|---|---|---|---|---|---|---|---:|---:|")
+    print(f"| {' | '.join(TITLES)} |\n|---|---|---|---|---|---|---|---:|---:|---:|")
     grid = itertools.product(
         arguments.models.split(","),
         arguments.sizes.split(","),
@@ -57,8 +68,24 @@ def main() -> None:
             error = (estimated - measured) / measured
             worst = max(worst, abs(error))
             words = (model, size, attention, f"{autocast} autocast" if autocast else "fp32", strategy, mode, phase)
-            print(f"| {' | '.join(words)} | {measured:,} | {error:+.1e} |", flush=True)
+            print(f"| {' | '.join(words)} | {measured:,} | {estimated:,} | {error:+.1e} |", flush=True)
     print(f"\nworst error: {worst:.1e} of the phase's peak")
+
+
+def summary(text: str) -> Iterator[str]:
+    """One Markdown line for each model, size, attention and precision."""
+    groups: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    for line in text.splitlines():
+        words = [word.strip() for word in line.strip("| ").split("|")]
+        if len(words) == len(TITLES) and words[0] != TITLES[0] and "-" not in words[0][:1]:
+            measured, estimated = (int(word.replace(",", "")) for word in words[7:9])
+            where = ", ".join(words[4:7])
+            groups.setdefault(tuple(words[:4]), []).append(((estimated - measured) / measured, where))
+    yield "| model | batch x seq | attention | precision | peaks compared | worst error of a peak |"
+    yield "|---|---|---|---|---:|---:|"
+    for names, errors in groups.items():
+        worst, where = max(errors, key=lambda pair: abs(pair[0]))
+        yield f"| {' | '.join(names)} | {len(errors)} | {worst:+.1e} ({where}) |"
 
 
 def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
