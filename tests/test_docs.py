@@ -51,6 +51,19 @@ def test_every_command_of_a_page_prints_what_stands_under_it(cli, page, command,
             rest = rest[places[0] + 1 :]
 
 
+def in_words() -> list[str]:
+    """The commands with a model that stand inside the sentences and tables of the pages."""
+    pages = [path.read_text() for path in sorted(DOCS.glob("*.md")) if path.name != "cli.md"]
+    found = dict.fromkeys(re.findall(r"`(bertscope [a-z]+ bert-[^`]*)`", "\n".join(pages)))
+    return [command for command in found if not command.startswith("bertscope explore")]  # that one needs a terminal
+
+
+@pytest.mark.parametrize("command", in_words())
+def test_every_command_in_the_words_of_a_page_runs(cli, command):
+    code, out = printed(cli, command)
+    assert (code, bool(out)) == (0, True)
+
+
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_figure_of_a_page_is_printed_by_a_command_of_it(cli, name):
     text = (DOCS / f"{name}.md").read_text()
