@@ -142,7 +142,7 @@ class _Marks:
 
     def _enter(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            name = torch.profiler.record_function(_MODULE + path)
+            name = torch._C._profiler._RecordFunctionFast(_MODULE + path)  # not dispatched: seen under any mode
             name.__enter__()
             open_names.append((path, name))
 
