@@ -41,7 +41,7 @@ def on_cuda(module: nn.Module, *shape: int, **run) -> bertscope.memory_reports.M
     return bertscope.estimate(module, torch.empty(*shape, device="meta"), **run).variants[0].estimated
 
 
-@pytest.mark.parametrize("name", (*cuda._IN_FLOAT, *cuda._TO_FLOAT))
+@pytest.mark.parametrize("name", [*cuda._IN_FLOAT, *cuda._TO_FLOAT])
 def test_every_name_in_the_lists_is_in_torchs_own(name):
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
 
