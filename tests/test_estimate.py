@@ -224,6 +224,39 @@ def test_a_module_that_asks_for_values_is_told_to_be_measured():
         bertscope.estimate(Asking(2, 2), torch.ones(3, 2))
 
 
+class _LayerDrop(nn.Module):
+    """Skips its layer at a rate, as BART and Wav2Vec2 do; 0 by default."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(8, 8), rate
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if torch.rand([]) < self.rate:
+            return given
+        out = self.layer(given)
+        return out.clamp(-1, 1) if torch.isinf(out).any() or torch.isnan(out).any() else out.relu()
+
+
+@pytest.mark.parametrize("padding", [0.0, 0.5])
+def test_layers_that_are_never_dropped_are_run(padding):
+    (variant,) = bertscope.profile(_LayerDrop(0.0), torch.ones(64, 8), padding=padding, steps=0).variants
+    for guess, truth in zip(variant.estimated.phases[1:], variant.measured.phases[1:], strict=True):
+        assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES
+    assert guess.parts.gradients == truth.parts.gradients == 4 * 8 * 9  # in the last phase
+
+
+@pytest.mark.parametrize("number", [lambda given: given.sum().item(), lambda given: bool(given.max() > 3)])
+def test_what_hangs_on_chance_or_a_number_is_told_to_be_measured(number):
+    class Asking(nn.Linear):
+        def forward(self, given):
+            return super().forward(given) * number(given)
+
+    for module in (_LayerDrop(0.5), Asking(8, 8)):
+        with pytest.raises(SelectionError, match="depends on the values"):
+            bertscope.estimate(module, torch.ones(3, 8))
+
+
 # Laws.
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope._torch import torch
+from bertscope.analyses.answers import Answers
 from bertscope.analyses.operators import tensors
 from bertscope.analyses.step import FORWARD, OPTIMIZER, Step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
@@ -40,16 +41,19 @@ def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = N
 
 
 class _Answering(TorchDispatchMode):
-    """Answers what a program reads off a tensor without values: whether nothing is masked, or a step counter."""
+    """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.name = step, OPTIMIZER
+        self.answers = Answers(is_masked=step.spec.padding > 0)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
-            return self.step.spec.padding == 0 if args[0].dtype == torch.bool else 1
-        return self.run(operator, args, kwargs or {})
+            return 1 if self.name == OPTIMIZER else self.answers.truth(operator, args[0])
+        out = self.run(operator, args, kwargs or {})
+        self.answers.note(operator, args, out)
+        return out
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Every other operator."""
