@@ -224,6 +224,15 @@ def test_a_module_that_asks_for_values_is_told_to_be_measured():
         bertscope.estimate(Asking(2, 2), torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("ask", [bertscope.estimate, bertscope.profile])
+def test_a_loss_that_nothing_trained_leads_to_is_refused(ask):
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    for loss in (None, lambda module, inputs: 3):
+        with pytest.raises(SelectionError, match="nothing that is trained"):
+            ask(frozen, torch.ones(1, 2), loss=loss)
+    assert ask(frozen, torch.ones(1, 2), mode="forward").variants[0].estimated.peak.peak_bytes > 0
+
+
 class _LayerDrop(nn.Module):
     """Skips its layer at a rate, as BART and Wav2Vec2 do; 0 by default."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import bertscope
 from bertscope.analyses import worker
 from bertscope.analyses.memory import memory
 from bertscope.analyses.profile import profile_variants
@@ -242,6 +243,20 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
     process.kill()
     process.communicate(timeout=60)
     assert is_gone(child)
+
+
+def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SelectionError, match="no CUDA device"):
+        bertscope.profile(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
+
+
+@pytest.mark.parametrize("command", ["estimate", "profile", "fit"])
+def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
+    budget = ("--budget", "1GiB", "--seq", "8") if command == "fit" else ()
+    result = cli(command, "small.yaml", "--freeze", "bert", "--freeze", "cls", *budget)
+    assert (result.code, result.out) == (2, "")
+    assert "nothing that is trained" in result.err.splitlines()[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
