@@ -38,6 +38,15 @@ _KNOWN = (
     _card("h200", 143771 * _MIB, _SMI + "sgl-project/sglang 3196"),
 )
 CARDS = {card.name: card for card in _KNOWN}
+# Compute capability below 8.0: no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
+_BEFORE_AMPERE = {"k80", "t4", "p100-16gb", "v100-16gb", "v100-32gb", "titan-x-12gb", "rtx-2080-ti"}
+
+
+def sdpa_kernel(card: Card, dtype: str) -> str:
+    """The kernel of fused attention that torch takes on a card for `fp32`, `bf16` or `fp16`; auto: the usual one."""
+    if card.name not in _BEFORE_AMPERE:
+        return "auto"
+    return "math" if dtype == "bf16" else "efficient"
 
 
 def card(name: str) -> Card:

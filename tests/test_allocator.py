@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.analyses.allocator import Allocator, replayed
-from bertscope.analyses.cuda import cuda_semantics, kernel_for
+from bertscope.analyses.cuda import cuda_semantics
+from bertscope.analyses.cuda_attention import kernel_for
 from bertscope.analyses.estimate import Tapes, device_terms, estimate_memory
 from bertscope.analyses.tape import Block, Event, Tape
 from bertscope.errors import SelectionError

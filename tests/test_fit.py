@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from dataclasses import asdict, replace
 
@@ -180,6 +181,30 @@ def test_a_card_is_named_with_the_source_of_its_memory(cli, folder):
     assert result.code == 0
     assert f"t4: {CARDS['t4'].source}" in result.out
     assert "unchecked on a card" in result.out
+
+
+def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
+    """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
+    asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
+             "autocast-bf16,autocast-fp16")  # fmt: skip
+    batches = {}
+    for name in ("v100-16gb", "a100-40gb"):
+        rows = json.loads(cli("fit", "small.yaml", "--device-name", name, *asked, "--batch", "64").out)["rows"]
+        batches[name] = {row["precision"]: row["peak_bytes"] for row in rows}
+    old, new = batches["v100-16gb"], batches["a100-40gb"]
+    scores = 2 * 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them, of two layers
+    assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
+    assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
+    table = cli("fit", "small.yaml", "--device-name", "t4", *asked[:6], "--batch", "2").out
+    assert "bf16: no fused kernel for it on t4" in table
+
+
+def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
+    result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
+                 "--precision", "fp32")  # fmt: skip
+    assert result.code == 0
+    assert "cheapest that holds batch 16 at 8: fp32, checkpointing none" in result.out
+    assert "cheapest that holds batch 16 at 32: nothing that was tried" in result.out
 
 
 @pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])

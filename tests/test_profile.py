@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import bertscope
 from bertscope.analyses import worker
+from bertscope.analyses.memory import memory
 from bertscope.analyses.profile import profile_variants
 from bertscope.analyses.worker import Job
 from bertscope.errors import SelectionError
 from bertscope.spec import RunSpec
 from tests.conftest import ROOT
-from tests.steps import small
+from tests.steps import estimated_tape, real_tape, small
 from tests.test_cli import ENV, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM
@@ -124,6 +126,14 @@ def test_every_phase_is_measured_as_it_was_estimated(measured):
             assert abs(real["peak_bytes"] - guess["peak_bytes"]) <= 64
             assert sum(real["parts"].values()) == real["peak_bytes"]
         assert [phase["phase"] for phase in variant["measured"]["phases"]] == ["forward", "backward", "optimizer"]
+
+
+def test_what_selective_checkpointing_keeps_is_measured_in_the_modules_that_made_it():
+    """Its own mode hides what is dispatched to a profile, names of modules too."""
+    source, spec = small(), RunSpec(batch=3, seq=24, checkpointing="selective")
+    paths = [{row.path for row in memory(tape(source, spec), "").kept} for tape in (estimated_tape, real_tape)]
+    assert "bert.encoder.layer.0-1.intermediate.dense" in paths[1]
+    assert paths[0] - paths[1] <= {"bert.encoder"}
 
 
 def test_time_work_and_the_process_are_reported(measured):
@@ -233,6 +243,20 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
     process.kill()
     process.communicate(timeout=60)
     assert is_gone(child)
+
+
+def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SelectionError, match="no CUDA device"):
+        bertscope.profile(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
+
+
+@pytest.mark.parametrize("command", ["estimate", "profile", "fit"])
+def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
+    budget = ("--budget", "1GiB", "--seq", "8") if command == "fit" else ()
+    result = cli(command, "small.yaml", "--freeze", "bert", "--freeze", "cls", *budget)
+    assert (result.code, result.out) == (2, "")
+    assert "nothing that is trained" in result.err.splitlines()[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

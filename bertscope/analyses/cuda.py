@@ -2,7 +2,7 @@
 
 Fake tensors of device cuda need CUDA itself for a backward pass; the fused kernels' shapes and autograd
 formulas do not. torch.nn.functional is patched, not watched by a mode: the autograd engine turns such
-modes off while it recomputes a checkpointed layer.
+modes off while it recomputes a checkpointed layer. Autocast's lists are put in where autocast looks for them.
 """
 
 from __future__ import annotations
@@ -13,88 +13,110 @@ from math import prod
 from typing import Any
 
 from bertscope._torch import torch
+from bertscope.analyses.cuda_attention import attention
+from bertscope.analyses.host import contiguous_bytes
 from bertscope.spec import RunSpec
 
-_HALF = (torch.bfloat16, torch.float16)
 # The mean of what cuBLAS takes of the allocator, once for the forward thread and once for the backward one:
 # 8,519,680 bytes before Hopper (CUBLAS_WORKSPACE_CONFIG :4096:2:16:8), 32 MiB on it.
 WORKSPACE_BYTES = 2 * 8_519_680
 # What the driver and the kernels' code take outside the allocator; it differs by card and driver.
 CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
+# What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
+# ones convert as they read (AT_FORALL_FP32_SET_OPT_DTYPE).
+_IN_FLOAT = (
+    "acos", "asin", "cosh", "cosine_similarity", "erfinv", "exp", "expm1", "group_norm", "layer_norm", "log", "log10",
+    "log1p", "log2", "logsumexp", "native_layer_norm", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
+    "reciprocal", "rms_norm", "rsqrt", "sinh", "softplus", "tan",
+)  # fmt: skip
+_TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
+_SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
 @contextmanager
 def cuda_semantics(spec: RunSpec) -> Iterator[None]:
-    """torch.nn.functional as it behaves on CUDA, for as long as this lasts."""
+    """torch as it behaves on CUDA, for as long as this lasts."""
     functional = torch.nn.functional
-    kept = {name: getattr(functional, name) for name in ("dropout", "layer_norm", "softmax", "log_softmax",
-                                                         "cross_entropy", "scaled_dot_product_attention")}  # fmt: skip
-    in_float = {name: _in_float(kept[name]) for name in ("layer_norm", "softmax", "log_softmax", "cross_entropy")}
-    attention = _attention(kept["scaled_dot_product_attention"], spec)
-    new = in_float | {"dropout": _dropout, "scaled_dot_product_attention": attention}
+    names = ("dropout", "cross_entropy", "scaled_dot_product_attention")
+    kept = {name: getattr(functional, name) for name in names}
+    new = (_dropout(kept["dropout"]), _cross_entropy(kept["cross_entropy"]), attention(spec))
+    library = torch.library.Library("aten", "IMPL")
     try:
-        for name, function in new.items():
+        _add_lists(library)
+        for name, function in zip(names, new, strict=True):
             setattr(functional, name, function)
         yield
     finally:
         for name, function in kept.items():
             setattr(functional, name, function)
+        library._destroy()
 
 
-def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """One fused kernel whose mask has a byte for each element."""
-    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+def _add_lists(library: Any) -> None:
+    """CUDA's lists, under the host's key of autocast, where torch has nothing of its own there."""
+    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if known is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+                library.impl(name, wrapped(name, known), "AutocastCPU")
 
 
-def _in_float(function: Callable[..., Any]) -> Callable[..., Any]:
-    """CUDA's autocast runs these in fp32; the host's does not."""
-
-    def run(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(input.float() if torch.is_autocast_enabled("cpu") else input, *args, **kwargs)
-
-    return run
-
-
-def _attention(math: Callable[..., Any], spec: RunSpec) -> Callable[..., Any]:
-    """The kernel that CUDA takes: flash for 16 bits without a mask, else the memory-efficient one."""
-    aten = torch.ops.aten
-
-    def run(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        if torch.is_autocast_enabled("cpu"):
-            lower = torch.get_autocast_dtype("cpu")
-            query, key, value = (tensor.to(lower) for tensor in (query, key, value))
-        kernel = kernel_for(query.dtype, attn_mask is not None, spec.sdpa_kernel)
-        if kernel == "math":
-            return math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-        if kernel == "flash":
-            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        mask = None if attn_mask is None else attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-        keeps = torch.is_grad_enabled() and query.requires_grad
-        found = aten._scaled_dot_product_efficient_attention(query, key, value, mask, keeps, dropout_p, is_causal,
-                                                             scale=scale)  # fmt: skip
-        return found[0]
+def _in_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """The operator on copies in fp32."""
+        with torch.autocast("cpu", enabled=False):
+            return operator(*(_float(arg) for arg in args), **{key: _float(arg) for key, arg in kwargs.items()})
 
     return run
 
 
-def kernel_for(dtype: torch.dtype, has_mask: bool, asked: str = "auto") -> str:
-    """The fused kernel that torch takes on CUDA (sm80 and later), or the one that is asked for."""
-    if asked != "auto":
-        return asked
-    return "flash" if dtype in _HALF and not has_mask else "efficient"
+def _float(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+def _to_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(given: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+        """The operator with a result in fp32; a softmax reads fp16 as it is, everything else is copied."""
+        if name in _SOFTMAX and len(args) > 1:
+            args, dtype = args[:1], args[1]
+        with torch.autocast("cpu", enabled=False):
+            if dtype is None and given.dtype == torch.float16 and name in _SOFTMAX:
+                return getattr(torch.ops.aten, _SOFTMAX[name])(given, *args, True)
+            if dtype is None and given.dtype in (torch.bfloat16, torch.float16):
+                dtype = torch.float32
+            return operator(given, *args, dtype=dtype)
+
+    return run
+
+
+def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        """One fused kernel whose mask has a byte for each element; in place there is no such kernel."""
+        if inplace or not training or not 0 < p < 1:
+            return original(input, p, training, inplace)  # type: ignore[no-any-return]
+        return torch.native_dropout(input, p, True)[0]
+
+    return run
+
+
+def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In no list of CUDA's: its log_softmax is, which fp16 makes a difference to. The host copies to fp32 first."""
+
+    def run(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        plain = input.dtype == torch.float16 and not target.is_floating_point() and not kwargs.get("label_smoothing")
+        if not torch.is_autocast_enabled("cpu") or not plain or len(args) > 5:
+            return original(input, target, *args, **kwargs)  # type: ignore[no-any-return]
+        given = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+        likelihoods = torch.log_softmax(input, 1 if input.dim() > 1 else 0)
+        return torch.nn.functional.nll_loss(likelihoods, target, *args, **given)
+
+    return run
 
 
 def scratch_bytes(operator: Any, args: Any) -> int:
-    """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums of fused attention in fp32."""
+    """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
     aten = torch.ops.aten
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         *rows, length, width = args[1].shape
@@ -103,4 +125,23 @@ def scratch_bytes(operator: Any, args: Any) -> int:
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
         *rows, length, _ = args[1].shape
         return 4 * prod(rows) * length
-    return 0
+    copied = contiguous_bytes(operator, args)
+    if operator is aten.embedding_dense_backward.default:
+        return copied + _embedding_bytes(args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize)
+    return copied
+
+
+def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
+    """An embedding's gradient: ids are sorted and their rows summed in tens, then by id.
+
+    EmbeddingBackwardKernel.cu. Few ids are added where they belong at once; few rows, each of many ids, by
+    atomic additions, in fp32.
+    """
+    if ids <= 3072:
+        return 0
+    rows_hit = min(ids, rows)
+    partial = ids // 10 + rows_hit
+    numbers = 8 * (3 * ids + 2 * rows_hit + partial)
+    if rows_hit < 400 and partial > 4 * rows_hit:
+        return numbers + 8 * partial + (4 * rows * width if itemsize < 4 else 0)
+    return numbers + 4 * partial * width

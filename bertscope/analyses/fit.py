@@ -17,6 +17,7 @@ from bertscope.analyses.flops_model import FlopsRun
 from bertscope.analyses.step import bert_model
 from bertscope.analyses.tape import Event, Tape
 from bertscope.analyses.totals import subject
+from bertscope.cards import sdpa_kernel
 from bertscope.fit_reports import Card, FitReport, FitRow
 from bertscope.memory_reports import Outlook, OutlookPoint
 from bertscope.presets import Source
@@ -217,6 +218,13 @@ def _settled(guess: int, holds: Callable[[int], bool]) -> int:
     return guess
 
 
+def _on_card(known: Card | None, way: RunSpec) -> RunSpec:
+    """With the kernel of fused attention that torch takes on this card."""
+    if known is None or way.sdpa_kernel != "auto":
+        return way
+    return replace(way, sdpa_kernel=sdpa_kernel(known, way.autocast or way.dtype))
+
+
 def fit_report(
     source: Source,
     ways: Sequence[RunSpec],
@@ -235,7 +243,8 @@ def fit_report(
     budget_bytes = budget.memory_bytes if isinstance(budget, Card) else budget
     overhead = overhead_bytes(ways[0], context_bytes)
     fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
-    rows = fitter.at_batch(batch, seqs, ways) if batch else list(fitter.largest(seqs, ways))
+    really = [_on_card(known, way) for way in ways]
+    rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))
     run = {name: value for name, value in asdict(ways[0]).items() if name not in _VARIED}
     about = subject(bert_model(source, replace(ways[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
     return FitReport(

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope._torch import torch
+from bertscope.analyses.answers import Answers
 from bertscope.analyses.operators import tensors
 from bertscope.analyses.step import FORWARD, OPTIMIZER, Step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
@@ -40,16 +41,19 @@ def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = N
 
 
 class _Answering(TorchDispatchMode):
-    """Answers what a program reads off a tensor without values: whether nothing is masked, or a step counter."""
+    """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.name = step, OPTIMIZER
+        self.answers = Answers(is_masked=step.spec.padding > 0)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
-            return self.step.spec.padding == 0 if args[0].dtype == torch.bool else 1
-        return self.run(operator, args, kwargs or {})
+            return 1 if self.name == OPTIMIZER else self.answers.truth(operator, args[0])
+        out = self.run(operator, args, kwargs or {})
+        self.answers.note(operator, args, out)
+        return out
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Every other operator."""
@@ -83,8 +87,9 @@ class _Live(_Answering):
         out = operator(*args, **kwargs)
         if reused is not None:
             self._hand_over(reused, out)
+        itemsize = self._statistics_itemsize(operator, args)
         for number, tensor in enumerate(tensors(out)):
-            self._add(tensor, self._path(out, number))
+            self._add(tensor, self._path(out, number), itemsize if number else None)
         if self.scratch is not None and (extra := self.scratch(operator, args)):
             self._passing(extra)  # beside the results
         return out
@@ -132,13 +137,23 @@ class _Live(_Answering):
         self.watched[key] = weakref.ref(storage, gone)
         return key
 
-    def _add(self, tensor: torch.Tensor, path: str) -> None:
+    def _statistics_itemsize(self, operator: Any, args: Any) -> int | None:
+        """LayerNorm's mean and deviation are in fp32 on a device, and on the host beside weights in fp32.
+
+        torch's shape function says the input's dtype.
+        """
+        if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4:
+            return None
+        return 4 if self.on_device or (args[2] is not None and args[2].itemsize == 4) else None
+
+    def _add(self, tensor: torch.Tensor, path: str, itemsize: int | None = None) -> None:
         if self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER:
             return  # a counter on the host
         key = self._watch(tensor)
         if key is not None:
-            made = self._allocation(tensor.untyped_storage().nbytes(), path)
-            made.shape, made.dtype = tuple(tensor.shape), _dtype(tensor)
+            size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
+            made = self._allocation(size, path)
+            made.shape, made.dtype = tuple(tensor.shape), "float32" if itemsize else _dtype(tensor)
             self.writer.born(key, made, *self._where())
 
     def _allocation(self, size_bytes: int, path: str) -> Allocation:

@@ -17,6 +17,7 @@ from bertscope._torch import nn, torch
 from bertscope.analyses.memory import memory
 from bertscope.analyses.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.tape import Allocation, Block, Tape, Writer
+from bertscope.errors import SelectionError
 from bertscope.memory_reports import MemoryReport, Timing, Variant
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
@@ -55,6 +56,8 @@ def profile(
     from bertscope.analyses.estimate import module_memory, module_report, module_run, named_inputs
 
     spec = module_run(run)
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     given, how = named_inputs(inputs, loss)
     estimated = module_memory(module, inputs, spec, loss)
     with _put_back(module):
@@ -142,7 +145,7 @@ class _Marks:
 
     def _enter(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            name = torch.profiler.record_function(_MODULE + path)
+            name = torch._C._profiler._RecordFunctionFast(_MODULE + path)  # not dispatched: seen under any mode
             name.__enter__()
             open_names.append((path, name))
 

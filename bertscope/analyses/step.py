@@ -11,6 +11,7 @@ from bertscope._torch import nn, torch
 from bertscope.analyses.count import freeze
 from bertscope.analyses.example import example_inputs, loss_of
 from bertscope.analyses.operators import tensors
+from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.presets import Source
 from bertscope.spec import RunSpec
@@ -54,6 +55,8 @@ class Step:
         with phase(FORWARD):
             loss = self._forward()
         if self.spec.mode == "training":
+            if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+                raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
             with phase(BACKWARD):
                 loss.backward()
                 del loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from bertscope.cards import sdpa_kernel
 from bertscope.fit_reports import FitReport, FitRow
 from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
@@ -58,6 +59,12 @@ def heading(report: FitReport) -> str:
     return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
 
 
+def _cheapest(report: FitReport, seq: int) -> str:
+    """The first of the ways that fit at a length; they come in the order of their cost."""
+    fitting = [row for row in report.rows if row.fits and row.seq == seq]
+    return f"{fitting[0].precision}, checkpointing {fitting[0].checkpointing}" if fitting else "nothing that was tried"
+
+
 def notes(report: FitReport) -> Iterator[str]:
     """The answer in a line, and how the numbers were obtained."""
     if not report.fits:
@@ -66,12 +73,17 @@ def notes(report: FitReport) -> Iterator[str]:
         what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
         yield f"not even {what} fits: the nearest, {least.checkpointing} in {least.precision}, is {short} too much"
     elif report.asked_batch:
-        first = next(row for row in report.rows if row.fits)
-        way = f"{first.precision}, checkpointing {first.checkpointing}"
-        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {way}"
+        for seq in dict.fromkeys(row.seq for row in report.rows):
+            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {_cheapest(report, seq)}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
+        if (
+            report.subject.attention == "sdpa"
+            and any("bf16" in row.precision for row in report.rows)
+            and (sdpa_kernel(report.card, "bf16") == "math")
+        ):
+            yield f"bf16: no fused kernel for it on {report.card.name}, attention keeps its scores; fp16 has one"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
         yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
