@@ -206,7 +206,7 @@ def _read_config_json(path: Path, name: str) -> AnyModel:
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     architecture = config.architectures[0] if config.architectures else "BertModel"
-    dtype = members.get("torch_dtype")
+    dtype = members.get("torch_dtype", members.get("dtype"))  # as transformers calls it since 4.56
     return Source(
         name=name, path=path, config=config, architecture=architecture, config_lines=lines,
         stored_dtype=dtype if isinstance(dtype, str) else None, **own,
