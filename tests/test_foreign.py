@@ -36,6 +36,15 @@ class Own(nn.Linear):
     def example_inputs(self, batch, seq):
         return torch.ones(batch, seq, 4)
 
+class NotOnMeta(Tagger):
+    def forward(self, input_ids):
+        with torch.autocast(input_ids.device.type, enabled=False):  # as ModernBERT's rotary embedding does
+            return super().forward(input_ids)
+
+class Stubborn(NotOnMeta):
+    def forward(self, input_ids):
+        return super().forward(input_ids) if input_ids.sum() else None
+
 ready = nn.Linear(2, 3)
 number = 5
 
@@ -81,6 +90,15 @@ def test_a_factory_runs_on_example_inputs(cli, code):
     assert own["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 7 * 4 * 5
     shapes = cli("tree", f"{code}:Tagger", "--shapes", "--seq", 7, "--format", "json").json
     assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+
+
+def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
+    for name in ("NotOnMeta", "Tagger"):
+        flops = cli("flops", f"{code}:{name}", "--seq", 7, "--mode", "training", "--format", "json").json
+        assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 7 * 6 * 3
+        shapes = cli("tree", f"{code}:{name}", "--shapes", "--seq", 7, "--format", "json").json
+        assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+    assert "cannot be run on meta tensors: RuntimeError" in cli("flops", f"{code}:Stubborn").err
 
 
 @pytest.mark.parametrize(
