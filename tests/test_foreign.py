@@ -171,11 +171,12 @@ def test_load_gives_berts_alone(code):
 
 
 def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertscope.foreign.find_spec", lambda name: None)
+    monkeypatch.setattr("bertscope.sources.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
+    assert "this answers for BERTs alone" in cli("explain", tmp_path).err  # with the extra or without
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
