@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ import bertscope
 from bertscope.errors import BertscopeError
 from bertscope.foreign import ForeignSource
 from bertscope.sources import find
+from tests.conftest import ROOT
 
 CODE = """
 import sys
@@ -40,6 +43,10 @@ class NotOnMeta(Tagger):
     def forward(self, input_ids):
         with torch.autocast(input_ids.device.type, enabled=False):  # as ModernBERT's rotary embedding does
             return super().forward(input_ids)
+
+class Broken(Tagger):
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids)[..., 1:])
 
 class Stubborn(NotOnMeta):
     def forward(self, input_ids):
@@ -99,6 +106,16 @@ def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
         shapes = cli("tree", f"{code}:{name}", "--shapes", "--seq", 7, "--format", "json").json
         assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
     assert "cannot be run on meta tensors: RuntimeError" in cli("flops", f"{code}:Stubborn").err
+
+
+@pytest.mark.parametrize("command", ["flops", "estimate"])
+def test_what_fails_on_fake_tensors_too_is_one_line(code, command):
+    """In a process of its own, since torch's log goes past what a test captures."""
+    run = [sys.executable, "-m", "bertscope", command, f"{code}:Broken"]
+    result = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    *before, told = result.stderr.splitlines()
+    assert (result.returncode, [line for line in before if not line.startswith(("note: ", "chatter"))]) == (2, [])
+    assert told.startswith(f"error: {code}:Broken cannot be run on")
 
 
 @pytest.mark.parametrize(

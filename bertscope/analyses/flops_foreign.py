@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from bertscope._torch import nn, torch
 from bertscope.analyses.conventions import conventions
 from bertscope.analyses.count import freeze
-from bertscope.analyses.fake import fake_copy, fake_like
+from bertscope.analyses.fake import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.flops import on_meta, report, run_as_it_is
 from bertscope.analyses.flops_model import FlopsRun, flops_model, sweep_point
 from bertscope.analyses.foreign import build_any, quiet, told
@@ -67,9 +67,7 @@ def _run(source: ForeignSource, model: nn.Module, inputs: Any, run: Callable[[nn
             with torch.device("meta"):
                 return run(model, on_meta(inputs))
         except Exception:
-            from torch._subclasses.fake_tensor import FakeTensorMode
-
-            with contextlib.suppress(Exception), FakeTensorMode():
+            with contextlib.suppress(Exception), fake_tensors():
                 return run(fake_copy(model), fake_like(inputs))
             raise
 
