@@ -131,7 +131,7 @@ def _setting(key: str, name: str, entry: Entry, path: Path) -> Any:
     accepted, words = kinds[type(default)]
     is_right = isinstance(value, accepted) and (isinstance(value, bool) == isinstance(default, bool))
     if isinstance(value, list):
-        is_right, value = all(isinstance(item, str) for item in value), tuple(value)
+        is_right, value = is_right and all(isinstance(item, str) for item in value), tuple(value)
     if not is_right:
         raise ConfigError(f"expected {key}: {name} must be {words}", where=f"{path}:{entry.line}")
     return value

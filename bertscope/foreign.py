@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import ConfigError, MissingExtraError
+from bertscope.errors import ConfigError
 from bertscope.reading import Mapping
 
 MAX_SIZE = 2**31
@@ -59,14 +58,12 @@ def factory(name: str) -> ForeignSource:
 def from_config(entries: Mapping, path: Path, name: str) -> ForeignSource:
     """The source in a `config.json` that is no BERT's.
 
-    Raises ConfigError for sizes that no model has, MissingExtraError without transformers.
+    Raises ConfigError for sizes that no model has.
     """
     model_type = entries["model_type"].value
     where = f"{path}:{entries['model_type'].line}"
     if not isinstance(model_type, str) or not re.fullmatch(r"[\w.-]{1,60}", model_type):
         raise ConfigError("model_type must be the name of a model family, such as bert or roberta", where=where)
-    if find_spec("transformers") is None:
-        raise MissingExtraError(f"{path}: the model type {model_type!r}, which is not built here,", "transformers")
     for key, entry in entries.items():
         _check(key, entry.value, f"{path}:{entry.line}")
     config = entries.plain()

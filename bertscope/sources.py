@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig
-from bertscope.errors import ConfigError, SourceError, one_line, suggestion
+from bertscope.errors import ConfigError, MissingExtraError, SourceError, one_line, suggestion
 from bertscope.foreign import ForeignSource, factory, from_config, is_factory
 from bertscope.presets import MEMBER, Source, member_of, preset_paths, read_preset, unknown_architecture
 from bertscope.reading import read_mapping, readable
@@ -36,15 +37,14 @@ def load(
 
     Raises SourceError when nothing has that name or it is no BERT, ConfigError for a wrong value in the file.
     """
-    found = find(model, architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer,
-                 download=download)  # fmt: skip
+    found = _find(os.fspath(model), download)
     if isinstance(found, ForeignSource):
         raise SourceError(
             f"{found.name} is {found.family}, and this answers for BERTs alone; "
-            "count, tree, flops, print, diff and verify take any model",
+            "count, tree, flops, estimate, print, diff and verify take any model",
             where=f"{found.path}:{found.line}" if found.path else "",
         )
-    return found
+    return _changed(found, architecture, attention, add_pooling_layer)
 
 
 def find(
@@ -61,7 +61,15 @@ def find(
     """
     found = _find(os.fspath(model), download)
     if isinstance(found, ForeignSource):
+        if found.origin == "transformers" and find_spec("transformers") is None:
+            what = f"{found.path}: the model type {found.model_type!r}, which is not built here,"
+            raise MissingExtraError(what, "transformers")
         return _overridden(found, architecture, attention, add_pooling_layer)
+    return _changed(found, architecture, attention, add_pooling_layer)
+
+
+def _changed(found: Source, architecture: str | None, attention: str | None, add_pooling_layer: bool | None) -> Source:
+    """The BERT with what the caller overrides."""
     changes: dict[str, object] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
     if attention is not None:
         changes["config"] = replace(found.config, attn_implementation=attention)
@@ -206,7 +214,7 @@ def _read_config_json(path: Path, name: str) -> AnyModel:
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     architecture = config.architectures[0] if config.architectures else "BertModel"
-    dtype = members.get("torch_dtype")
+    dtype = members.get("torch_dtype", members.get("dtype"))  # as transformers calls it since 4.56
     return Source(
         name=name, path=path, config=config, architecture=architecture, config_lines=lines,
         stored_dtype=dtype if isinstance(dtype, str) else None, **own,

@@ -283,6 +283,13 @@ def test_a_pickle_that_would_take_time_or_memory_is_refused(cli, tmp_path, case)
     assert words in result.err
 
 
+def test_a_whole_model_is_refused_with_what_to_save_instead(cli, tmp_path):
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
+    result = cli("count", tmp_path / "model.pt")
+    assert result.code == 2
+    assert "weights are what torch.save(model.state_dict(), ...) writes; nothing was loaded or run" in result.err
+
+
 def test_a_zip_bomb_is_not_unpacked(cli, tmp_path):
     path = zipped(tmp_path, b"\0" * (300 << 20), compression=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ import bertscope
 from bertscope.errors import BertscopeError
 from bertscope.foreign import ForeignSource
 from bertscope.sources import find
+from tests.conftest import ROOT
 
 CODE = """
 import sys
@@ -35,6 +38,19 @@ class Own(nn.Linear):
         super().__init__(4, 5)
     def example_inputs(self, batch, seq):
         return torch.ones(batch, seq, 4)
+
+class NotOnMeta(Tagger):
+    def forward(self, input_ids):
+        with torch.autocast(input_ids.device.type, enabled=False):  # as ModernBERT's rotary embedding does
+            return super().forward(input_ids)
+
+class Broken(Tagger):
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids)[..., 1:])
+
+class Stubborn(NotOnMeta):
+    def forward(self, input_ids):
+        return super().forward(input_ids) if input_ids.sum() else None
 
 ready = nn.Linear(2, 3)
 number = 5
@@ -81,6 +97,25 @@ def test_a_factory_runs_on_example_inputs(cli, code):
     assert own["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 7 * 4 * 5
     shapes = cli("tree", f"{code}:Tagger", "--shapes", "--seq", 7, "--format", "json").json
     assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+
+
+def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
+    for name in ("NotOnMeta", "Tagger"):
+        flops = cli("flops", f"{code}:{name}", "--seq", 7, "--mode", "training", "--format", "json").json
+        assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 7 * 6 * 3
+        shapes = cli("tree", f"{code}:{name}", "--shapes", "--seq", 7, "--format", "json").json
+        assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+    assert "cannot be run on meta tensors: RuntimeError" in cli("flops", f"{code}:Stubborn").err
+
+
+@pytest.mark.parametrize("command", ["flops", "estimate"])
+def test_what_fails_on_fake_tensors_too_is_one_line(code, command):
+    """In a process of its own, since torch's log goes past what a test captures."""
+    run = [sys.executable, "-m", "bertscope", command, f"{code}:Broken"]
+    result = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    *before, told = result.stderr.splitlines()
+    assert (result.returncode, [line for line in before if not line.startswith(("note: ", "chatter"))]) == (2, [])
+    assert told.startswith(f"error: {code}:Broken cannot be run on")
 
 
 @pytest.mark.parametrize(
@@ -153,11 +188,12 @@ def test_load_gives_berts_alone(code):
 
 
 def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertscope.foreign.find_spec", lambda name: None)
+    monkeypatch.setattr("bertscope.sources.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
+    assert "this answers for BERTs alone" in cli("explain", tmp_path).err  # with the extra or without
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):

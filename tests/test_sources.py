@@ -263,3 +263,10 @@ def test_no_mutation_of_a_good_file_ends_in_anything_but_one_line(tmp_path):
             except BertscopeError as error:
                 assert len(str(error).splitlines()) == 1  # noqa: PT017
                 assert error.exit_code == 2  # noqa: PT017
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_the_dtype_of_the_weights_is_read_under_both_of_its_names(tmp_path, key):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", key: "float16"}))
+    assert load(path).stored_dtype == "float16"

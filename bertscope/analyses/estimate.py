@@ -16,7 +16,7 @@ from bertscope.analyses import host
 from bertscope.analyses.allocator import replayed
 from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES, cuda_semantics, scratch_bytes
 from bertscope.analyses.example import loss_of
-from bertscope.analyses.fake import fake_copy, fake_like
+from bertscope.analyses.fake import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.live import recorded
 from bertscope.analyses.memory import memory
 from bertscope.analyses.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
@@ -102,10 +102,8 @@ def _fake_tape(module: nn.Module, inputs: dict[str, Any], spec: RunSpec, loss: L
 
 @contextmanager
 def _fakes(spec: RunSpec) -> Iterator[None]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode())
+        stack.enter_context(fake_tensors())
         if spec.device == "cuda":
             stack.enter_context(cuda_semantics(spec))
         yield

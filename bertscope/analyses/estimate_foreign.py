@@ -8,7 +8,7 @@ from bertscope._torch import nn, torch
 from bertscope.analyses.count import freeze
 from bertscope.analyses.estimate import estimate_report, memory_report, module_memory
 from bertscope.analyses.flops_foreign import checkpoint
-from bertscope.analyses.foreign import build_any, told
+from bertscope.analyses.foreign import build_any, quiet, told
 from bertscope.analyses.foreign_inputs import inputs_for
 from bertscope.analyses.step import TORCH_DTYPES
 from bertscope.errors import SelectionError
@@ -34,7 +34,7 @@ def estimate_any(
         progress(f"estimating {spec.checkpointing}")
         model = _model(source, spec)
         inputs = _inputs(model, spec)
-        with told(f"{source.name} cannot be run on fake tensors"):
+        with quiet(source), told(f"{source.name} cannot be run on fake tensors"):
             found = module_memory(model, inputs, spec, None)
         variants.append(Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found))
     return memory_report(_model(source, specs[0]), specs[0], tuple(variants), name=source.name)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bertscope._torch import nn, torch
 from bertscope.errors import SelectionError
 
 
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """FakeTensorMode, which here does not log the traceback of an operator that fails: the error is told as it is."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        log.disabled = before
+
+
 def fake_copy(module: nn.Module) -> Any:
     """The module with every parameter and buffer made anew, on the host as far as torch can see.
 
-    The caller has FakeTensorMode on. Ties stay ties. Raises SelectionError for what Python cannot copy.
+    The caller has `fake_tensors` on. Ties stay ties. Raises SelectionError for what Python cannot copy.
     """
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):

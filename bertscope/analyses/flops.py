@@ -46,7 +46,7 @@ def flops(
 
 def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
     args, kwargs = arguments(inputs)
-    meta_args, meta_kwargs = _on_meta((args, kwargs))
+    meta_args, meta_kwargs = on_meta((args, kwargs))
     state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     try:
         return trace(module, lambda: _step(lambda: torch.func.functional_call(module, state, meta_args, meta_kwargs),
@@ -66,7 +66,8 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
         loss.backward()
 
 
-def _on_meta(tree: Any) -> Any:
+def on_meta(tree: Any) -> Any:
+    """The same structure with tensors on meta."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
@@ -221,7 +222,12 @@ def run_example(model: Any, batch: int, seq: int, mode: str) -> tuple[Trace, str
     """One of our models on meta with the inputs of its class; the trace and what it went back from."""
     training = mode == "training"
     model.train(training)
+    return run_as_it_is(model, example_inputs(model, batch, seq, labels=training), training)
+
+
+def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+    """Any module where its tensors and the inputs are; the trace and what it went back from."""
+    args, kwargs = arguments(inputs)
     losses: list[str] = []
-    inputs = example_inputs(model, batch, seq, labels=training)
-    recorded = trace(model, lambda: _step(lambda: model(**inputs), training, losses))
+    recorded = trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
     return recorded, losses[-1] if losses else ""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from bertscope._torch import nn, torch
 from bertscope.analyses.conventions import conventions
 from bertscope.analyses.count import freeze
-from bertscope.analyses.flops import flops
+from bertscope.analyses.fake import fake_copy, fake_like, fake_tensors
+from bertscope.analyses.flops import on_meta, report, run_as_it_is
 from bertscope.analyses.flops_model import FlopsRun, flops_model, sweep_point
-from bertscope.analyses.foreign import build_any, told
+from bertscope.analyses.foreign import build_any, quiet, told
 from bertscope.analyses.foreign_inputs import inputs_for
+from bertscope.analyses.shapes import InOut, shapes, shapes_of
 from bertscope.errors import SelectionError
 from bertscope.flops_reports import FlopsReport
 from bertscope.foreign import ForeignSource
 from bertscope.sources import AnyModel
 
+_Found = TypeVar("_Found")
 # The kernel to run on meta: transformers' sdpa looks at values, and the matrix products are the same.
 RUN_ATTENTION = "eager"
 
@@ -43,20 +48,28 @@ def forward_flops(source: AnyModel, batch: int, seq: int) -> int:
     return FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
 
 
-def runnable_model(source: AnyModel, built: nn.Module) -> nn.Module:
-    """The model to run where `built` is the one to show: itself, or with the kernel that runs on meta."""
-    is_foreign = isinstance(source, ForeignSource) and source.origin == "transformers"
-    return build_any(source, attention=RUN_ATTENTION) if is_foreign else built
+def shapes_any(source: AnyModel, built: nn.Module, batch: int, seq: int) -> dict[str, InOut]:
+    """Path -> shapes of whatever MODEL names; `built` is the one to show, and another may run in its place."""
+    if not isinstance(source, ForeignSource):
+        return shapes(built.eval(), batch, seq)
+    model = (build_any(source, attention=RUN_ATTENTION) if source.origin == "transformers" else built).eval()
+    return _run(source, model, inputs_for(model, batch, seq), shapes_of)
 
 
-@contextmanager
-def on_meta(source: AnyModel) -> Iterator[None]:
-    """A run of whatever MODEL names: what a foreign forward makes anew is on meta too, and its errors are told."""
-    with ExitStack() as stack:
-        if isinstance(source, ForeignSource):
-            stack.enter_context(told(f"{source.name} cannot be run on meta tensors"))
-            stack.enter_context(torch.device("meta"))
-        yield
+def _run(source: ForeignSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]) -> _Found:
+    """What `run` gives for a foreign model on meta, with what its forward makes anew on meta too.
+
+    Where that fails it is run on fake tensors of the host: there a program may take the host for its device, and
+    transformers 5 knows not to ask whether a mask is all ones.
+    """
+    with quiet(source), told(f"{source.name} cannot be run on meta tensors"):
+        try:
+            with torch.device("meta"):
+                return run(model, on_meta(inputs))
+        except Exception:
+            with contextlib.suppress(Exception), fake_tensors():
+                return run(fake_copy(model), fake_like(inputs))
+            raise
 
 
 @dataclass(frozen=True)
@@ -78,13 +91,16 @@ class _ForeignRun:
         """The report at one batch and sequence length."""
         model = self.model()
         inputs = inputs_for(model, batch, seq, labels=self.mode == "training")
-        with on_meta(self.source):
-            return flops(model, inputs, mode=self.mode, name=self.source.name, checkpointing=self.checkpointing,
-                         batch=batch, seq=seq)  # fmt: skip
+        training = self.mode == "training"
+        recorded, loss = _run(self.source, model, inputs, lambda module, given: run_as_it_is(module, given, training))
+        return report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
+                      batch=batch, seq=seq, loss=loss)  # fmt: skip
 
 
 def checkpoint(model: nn.Module, strategy: str, *, reentrant: bool = False) -> None:
     """Have a foreign model recompute its layers; raises SelectionError for what its class does not do."""
     if strategy != "full" or not getattr(model, "supports_gradient_checkpointing", False):
         raise SelectionError(f"{type(model).__name__} takes --checkpointing none, or full where its class supports it")
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # type: ignore[operator]
+    with warnings.catch_warnings():  # transformers 5 has another name for it, too
+        warnings.simplefilter("ignore")
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # type: ignore[operator]

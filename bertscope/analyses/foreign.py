@@ -106,6 +106,15 @@ def _quiet_transformers() -> Iterator[Any]:
 
 
 @contextmanager
+def quiet(source: ForeignSource) -> Iterator[None]:
+    """A run of such a model, of which transformers has nothing to tell the person."""
+    with ExitStack() as stack:
+        if source.origin == "transformers":
+            stack.enter_context(_quiet_transformers())
+        yield
+
+
+@contextmanager
 def _without_values() -> Iterator[None]:
     """No initial values: on meta there are none, and drawing them would import torch._dynamo."""
     with ExitStack() as stack:

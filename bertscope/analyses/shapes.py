@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bertscope._torch import nn
 from bertscope.analyses.foreign_inputs import arguments, inputs_for
@@ -19,7 +20,12 @@ def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]
 
     A module that the run does not enter is absent. Raises SelectionError for sizes that the model cannot run.
     """
-    args, kwargs = arguments(inputs_for(model, batch, seq))
+    return shapes_of(model, inputs_for(model, batch, seq))
+
+
+def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
+    """The same for inputs that are there already."""
+    args, kwargs = arguments(inputs)
     recorded = trace(model, lambda: model(*args, **kwargs))
     return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
 

@@ -112,7 +112,7 @@ def _described(path: Path, file: BytesIO) -> Any:
     try:
         return described(file)
     except BadPickle as error:
-        raise broken(path, f"refused: {error}") from None
+        raise broken(path, f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
 def _state(path: Path, file: BytesIO) -> Table:

@@ -59,8 +59,6 @@ def traced_shapes(source: AnyModel, built: nn.Module, wanted: bool, batch: int, 
     """The shapes of a forward pass on meta, if they are wanted."""
     if not wanted:
         return None
-    from bertscope.analyses.flops_foreign import on_meta, runnable_model
-    from bertscope.analyses.shapes import shapes
+    from bertscope.analyses.flops_foreign import shapes_any
 
-    with on_meta(source):
-        return shapes(runnable_model(source, built).eval(), batch, seq)
+    return shapes_any(source, built, batch, seq)
