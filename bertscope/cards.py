@@ -41,6 +41,13 @@ CARDS = {card.name: card for card in _KNOWN}
 # Compute capability below 8.0: no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
 _BEFORE_AMPERE = {"k80", "t4", "p100-16gb", "v100-16gb", "v100-32gb", "titan-x-12gb", "rtx-2080-ti"}
 
+_HOPPER = {"h100-80gb", "h200"}
+
+
+def is_hopper(card: Card) -> bool:
+    """Whether its compute capability is 9.0."""
+    return card.name in _HOPPER
+
 
 def sdpa_kernel(card: Card, dtype: str) -> str:
     """The kernel of fused attention that torch takes on a card for `fp32`, `bf16` or `fp16`; auto: the usual one."""

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.analyses.allocator import Allocator, replayed
-from bertscope.analyses.cuda import cuda_semantics
+from bertscope.analyses.cuda import cuda_semantics, workspace_bytes
 from bertscope.analyses.cuda_attention import kernel_for
 from bertscope.analyses.estimate import Tapes, device_terms, estimate_memory
+from bertscope.analyses.fit import overhead_bytes
 from bertscope.analyses.tape import Block, Event, Tape
+from bertscope.cards import card
 from bertscope.errors import SelectionError
 from bertscope.spec import RunSpec
 from tests.steps import estimated_tape, small
@@ -161,6 +163,20 @@ def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     with pytest.raises(SelectionError):
         estimate_memory(small(), RunSpec(seq=4096, device="cuda"))
     assert dict(vars(functional)) == before
+
+
+@pytest.mark.parametrize(("mode", "threads"), [("inference", 1), ("forward", 1), ("training", 2)])
+def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads, monkeypatch):
+    spec = RunSpec(mode=mode, device="cuda")
+    assert workspace_bytes(spec, is_hopper=False) == threads * (2 * 4096 + 8 * 16) * 1024  # :4096:2:16:8, in KiB
+    assert workspace_bytes(spec, is_hopper=True) == threads * 32 * MIB
+    for capability in ((9, 0), (8, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
+        assert workspace_bytes(spec) == workspace_bytes(spec, is_hopper=capability == (9, 0))
+    assert overhead_bytes(spec, 0, card("h200")) - overhead_bytes(spec, 0, card("a100-80gb")) == threads * (
+        32 * MIB - 8_519_680
+    )
 
 
 # Published one-sided: what is known to run must not be estimated as out of memory.

@@ -17,9 +17,8 @@ from bertscope.analyses.cuda_attention import attention
 from bertscope.analyses.host import contiguous_bytes
 from bertscope.spec import RunSpec
 
-# The mean of what cuBLAS takes of the allocator, once for the forward thread and once for the backward one:
-# 8,519,680 bytes before Hopper (CUBLAS_WORKSPACE_CONFIG :4096:2:16:8), 32 MiB on it.
-WORKSPACE_BYTES = 2 * 8_519_680
+# What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
+_WORKSPACE_BYTES = {True: 32 * 2**20, False: 8_519_680}
 # What the driver and the kernels' code take outside the allocator; it differs by card and driver.
 CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
 # What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
@@ -31,6 +30,16 @@ _IN_FLOAT = (
 )  # fmt: skip
 _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+
+
+def workspace_bytes(spec: RunSpec, *, is_hopper: bool | None = None) -> int:
+    """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
+
+    None is the card of this machine, and without one a card that is not Hopper's.
+    """
+    if is_hopper is None:
+        is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return _WORKSPACE_BYTES[is_hopper] * (2 if spec.mode == "training" else 1)
 
 
 @contextmanager

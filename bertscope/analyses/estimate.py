@@ -14,7 +14,7 @@ from typing import Any
 from bertscope._torch import nn
 from bertscope.analyses import host
 from bertscope.analyses.allocator import replayed
-from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES, cuda_semantics, scratch_bytes
+from bertscope.analyses.cuda import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
 from bertscope.analyses.example import loss_of
 from bertscope.analyses.fake import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.live import recorded
@@ -43,10 +43,11 @@ def device_terms(tape: Tape, spec: RunSpec) -> DeviceTerms | None:
     """What a CUDA device holds beside the tensors; None for the host."""
     if spec.device != "cuda":
         return None
+    workspaces = workspace_bytes(spec)
     return DeviceTerms(
-        allocated_bytes=tape.peak_bytes + WORKSPACE_BYTES,
-        workspace_bytes=WORKSPACE_BYTES,
-        reserved_bytes=replayed(tape).peak_reserved_bytes + WORKSPACE_BYTES,
+        allocated_bytes=tape.peak_bytes + workspaces,
+        workspace_bytes=workspaces,
+        reserved_bytes=replayed(tape).peak_reserved_bytes + workspaces,
         context_low_bytes=CONTEXT_BYTES[0],
         context_high_bytes=CONTEXT_BYTES[1],
     )

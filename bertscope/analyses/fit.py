@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 
 from bertscope.analyses.allocator import replayed
-from bertscope.analyses.cuda import CONTEXT_BYTES, WORKSPACE_BYTES
+from bertscope.analyses.cuda import CONTEXT_BYTES, workspace_bytes
 from bertscope.analyses.estimate import Tapes
 from bertscope.analyses.flops_model import FlopsRun
 from bertscope.analyses.step import bert_model
 from bertscope.analyses.tape import Event, Tape
 from bertscope.analyses.totals import subject
-from bertscope.cards import sdpa_kernel
+from bertscope.cards import is_hopper, sdpa_kernel
 from bertscope.fit_reports import Card, FitReport, FitRow
 from bertscope.memory_reports import Outlook, OutlookPoint
 from bertscope.presets import Source
@@ -30,11 +30,12 @@ _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
 
 
-def overhead_bytes(spec: RunSpec, context_bytes: int | None) -> int:
+def overhead_bytes(spec: RunSpec, context_bytes: int | None, known: Card | None = None) -> int:
     """What a device holds beside tensors: on CUDA workspaces and the context, by default the middle of its range."""
     if spec.device != "cuda":
         return context_bytes or 0
-    return WORKSPACE_BYTES + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
+    workspaces = workspace_bytes(spec, is_hopper=None if known is None else is_hopper(known))
+    return workspaces + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
 
 
 @dataclass
@@ -241,7 +242,7 @@ def fit_report(
     """
     known = budget if isinstance(budget, Card) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Card) else budget
-    overhead = overhead_bytes(ways[0], context_bytes)
+    overhead = overhead_bytes(ways[0], context_bytes, known)
     fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
     really = [_on_card(known, way) for way in ways]
     rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))

@@ -144,6 +144,7 @@ def _device_notes(report: MemoryReport) -> Iterator[str]:
     if low == high:
         yield f"context, and whatever else is on the card: {bytes_text(low)}, measured"
         return
-    yield f"allocated: in blocks of 512 B, with {bytes_text(device.workspace_bytes)} for cuBLAS (64 MiB on Hopper)"
+    workspaces = bytes_text(device.workspace_bytes)
+    yield f"allocated: in blocks of 512 B, with {workspaces} for cuBLAS (on Hopper 32 MiB for each thread)"
     yield "reserved is the caching allocator replayed over two steps; the real one may keep up to a tenth more or less"
     yield f"the CUDA context comes on top, outside torch: {bytes_text(low)} to {bytes_text(high)} by card and driver"
