@@ -155,6 +155,13 @@ def test_the_shell_completes(shell, words, completed):
     assert completed in done.stdout
 
 
+def test_an_interrupt_while_the_program_is_still_being_loaded_is_quiet(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run([sys.executable, "-m", "bertscope", "presets"], capture_output=True, text=True,
+                          env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

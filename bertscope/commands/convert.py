@@ -44,6 +44,7 @@ def convert(
             help="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
         ),
     ] = None,
+    download: options.Download = False,
 ) -> None:
     """Turn a preset into a config.json, or a config.json into a preset, without loss either way.
 
@@ -53,7 +54,7 @@ def convert(
     from bertscope.conversion import converted, direction
     from bertscope.conversion_update import updated
 
-    source = load(model)
+    source = load(model, download=download)
     wanted = direction(source, to)
     if output is not None and _SUFFIXES.get(output.suffix, wanted) != wanted:
         raise SelectionError(f"{output} has the ending of the other format; what is written is {wanted}")

@@ -41,6 +41,7 @@ def explore(
     attention: options.Attention = None,
     pooler: options.Pooler = None,
     freeze: options.Freeze = None,
+    download: options.Download = False,
 ) -> None:
     """Walk through the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
 
@@ -52,7 +53,7 @@ def explore(
     (spec, *others) = running.specs(run, checkpointing, dtype, autocast)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler)
+    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     if source.config.ignored:
         note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
     from bertscope.analyses.explore import explore as analyse
