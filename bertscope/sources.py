@@ -41,7 +41,7 @@ def load(
     if isinstance(found, ForeignSource):
         raise SourceError(
             f"{found.name} is {found.family}, and this answers for BERTs alone; "
-            "count, tree, flops, print, diff and verify take any model",
+            "count, tree, flops, estimate, print, diff and verify take any model",
             where=f"{found.path}:{found.line}" if found.path else "",
         )
     return found
