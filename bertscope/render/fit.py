@@ -64,11 +64,10 @@ def notes(report: FitReport) -> Iterator[str]:
         least = min(report.rows, key=lambda row: row.peak_bytes)
         short = bytes_text(least.peak_bytes - report.budget_bytes)
         what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
-        yield f"not even {what} fits: the nearest, {least.checkpointing} in {least.precision}, is {short} too much"
+        yield f"not even {what} fits: the nearest, {_way(least)}, is {short} too much"
     elif report.asked_batch:
         first = next(row for row in report.rows if row.fits)
-        way = f"{first.precision}, checkpointing {first.checkpointing}"
-        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {way}"
+        yield f"cheapest that holds batch {report.asked_batch} at {first.seq}: {_way(first)}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
@@ -77,6 +76,10 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
         yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def _way(row: FitRow) -> str:
+    return f"{row.precision}, checkpointing {row.checkpointing}"
 
 
 def table(report: FitReport, target: Target) -> str:
