@@ -196,7 +196,8 @@ def _size(budget_bytes: int) -> str:
 def _forward(model: ModelPart, ident: str) -> str:
     graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
     one = [re.sub(r"(\d+)-\d+$", r"\1", graph.path) for graph in graphs]  # any of the equal layers stands for all
-    commands = [_command(model, "diagram", f"{path} --kind forward".strip()) for path in one]
+    words = f"--kind forward --batch {model.batch} --seq {model.seq}"
+    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in one]
     return f'<div class="charts">{"".join(map(_picture, graphs))}</div>\n' + _notes([], *commands)
 
 
