@@ -371,6 +371,14 @@ def _() -> str:
     return pair(fvcore_flops(bert(**LARGE), ids(4096, 512, "meta")).total())
 
 
+@answers("peak", "fvcore")
+def _() -> str:
+    from fvcore.nn import ActivationCountAnalysis
+
+    found = ActivationCountAnalysis(bert("BertForMaskedLM").train(), ids(8, 128, "meta"))
+    return f"{pair(found.unsupported_ops_warnings(False).total())} elements (ActivationCountAnalysis)"
+
+
 @answers("convolution", "fvcore")
 def _() -> str:
     from fvcore.nn import parameter_count
@@ -421,7 +429,14 @@ def _() -> str:
 def _() -> str:
     from calflops import calculate_flops_hf
 
-    return str(calculate_flops_hf(config_folder(), input_shape=(1, 128), print_results=False))
+    folder, said = config_folder(), []
+    for empty in (None, bert()):
+        try:
+            found = calculate_flops_hf(folder, empty_model=empty, input_shape=(1, 128), print_results=False)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"[:160]
+        said.append(f"empty_model={'None' if empty is None else 'BertModel'}: {found}")
+    return "; ".join(said)
 
 
 def flops_profiler(model: Any, tokens: Any) -> tuple[float, float, float]:
@@ -542,6 +557,13 @@ def _() -> str:
     return str(find_tied_parameters(cased()))
 
 
+@answers("tensors", "accelerate")
+def _() -> str:
+    from accelerate.utils import named_module_tensors
+
+    return pair(len(list(named_module_tensors(bert(), include_buffers=False, recurse=True))))
+
+
 def estimate_memory(model: str) -> str:
     """What `accelerate estimate-memory` says of fp32."""
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "estimate-memory", model,
@@ -584,6 +606,19 @@ def _() -> str:
 @answers("parameters", "transformers")
 def _() -> str:
     return pair(cased().num_parameters())
+
+
+@answers("ties", "transformers")
+def _() -> str:
+    return f"{cased()._tied_weights_keys} (_tied_weights_keys, not to what)"
+
+
+@answers("offline", "transformers")
+def _() -> str:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(config_folder())
+    return pair(transformers.AutoModel.from_config(config).num_parameters())
 
 
 @answers("peak", "transformers")

@@ -12,6 +12,8 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")
+_VALUES = {name: step**power for names, step in ((_BINARY, 1024), (_DECIMAL, 1000))
+           for power, name in enumerate(names) if name}  # fmt: skip
 
 
 def count_text(count: int) -> str:
@@ -54,6 +56,12 @@ def parse_bytes(text: str) -> int:
     number, prefix, suffix = match[1], match[2].upper(), match[3].lower()
     step = 1000 if suffix == "b" else 1024
     return int(Fraction(number) * step ** " KMGTP".index(prefix or " "))
+
+
+def unit_value(text: str) -> int | None:
+    """What a figure is worth that `bytes_text` or `short_count_text` wrote, as near as it says; None for other text."""
+    number, _, unit = text.replace(",", "").partition(" ")
+    return int(Fraction(number) * _VALUES[unit]) if unit in _VALUES else None
 
 
 def share_text(share: float) -> str:

@@ -20,7 +20,8 @@ HEAD = """# Command line
 <!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 fine; 1 the answer is no; 2 the question was wrong
-(one line on stderr says how to put it right); 130 interrupted. `NO_COLOR` and `COLUMNS` are honoured.
+(one line on stderr says how to put it right); 3 it could not be measured; 130 interrupted. `NO_COLOR` and `COLUMNS`
+are honoured.
 
 """
 

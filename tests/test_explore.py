@@ -235,6 +235,50 @@ def test_no_width_cuts_a_number(width):
         assert app.modules.measures[-1].key == "memory"
 
 
+async def resized(pilot, width: int, height: int) -> str:
+    """What stands on the screen once the terminal has that size."""
+    await pilot.resize_terminal(width, height)
+    await pilot.pause()
+    return screen(pilot.app)
+
+
+def test_columns_go_when_the_terminal_narrows_and_come_back_when_it_widens():
+    from bertscope.render.explore import Explorer
+
+    async def titles():
+        *_, full = reports()
+        async with Explorer(full).run_test(size=(100, 30)) as pilot:
+            return [(await resized(pilot, width, 12)).splitlines()[1].split() for width in (100, 30, 160, 30, 100)]
+
+    every, none = ["module", "params", "FLOPs", "kept"], ["module"]
+    assert asyncio.run(titles()) == [every, none, every, none, every]
+
+
+def test_every_key_is_named_on_a_small_terminal():
+    _, text, _ = explored(size=(40, 12))
+    for key in ("q quit", "/ search", "n next", "o order", "p params", "f FLOPs", "m memory", "x all"):
+        assert key in text
+
+
+def test_details_of_another_module_begin_at_their_top():
+    from bertscope.render.explore import Explorer
+
+    async def tops():
+        *_, full = reports()
+        async with Explorer(full).run_test(size=(80, 12)) as pilot:
+            details = pilot.app.query_one("#details")
+            await pilot.press("tab", "down", "down")
+            await pilot.pause()
+            scrolled = details.scroll_y
+            await pilot.press("tab", "down")
+            await pilot.pause()
+            return scrolled, details.scroll_y
+
+    scrolled, top = asyncio.run(tops())
+    assert scrolled > 0
+    assert top == 0
+
+
 @pytest.mark.parametrize("keys", [("q",), ("ctrl+c",), ("slash", "a", "ctrl+c")])
 def test_q_and_control_c_quit(keys):
     app, _, _ = explored(*keys)

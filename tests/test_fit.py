@@ -139,7 +139,7 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
         "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
     )
     assert result.code == 1
-    assert "not even a batch of one fits: the nearest, none in fp32, is" in result.out
+    assert "not even a batch of one fits: the nearest, fp32, checkpointing none, is" in result.out
     assert "no, short by" in result.out
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
                  "--precision", "fp32")  # fmt: skip

@@ -72,6 +72,15 @@ def test_the_expectation_file_of_the_readme_holds(cli, tmp_path):
     assert (result.code, result.out) == (0, "1 file: 6 expectations hold, 0 do not\n"), result.out
 
 
+@pytest.mark.parametrize(("old", "new", "code"), [("108340804", "108340805", 1), ("adamw", "adamx", 2)])
+def test_the_lines_of_the_ci_page_are_what_check_prints(cli, tmp_path, monkeypatch, old, new, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.bertscope.yaml").write_text(block("yaml", "model:").replace(old, new))
+    result = cli("check", "models.bertscope.yaml")
+    assert result.code == code
+    assert f"```text\n{result.out if code == 1 else result.err}```" in (ROOT / "docs" / "ci.md").read_text()
+
+
 def test_the_library_example_of_the_readme_runs():
     code = block("python", "import torch\n\nimport bertscope")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+from html import unescape
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +18,7 @@ from bertscope.analyses.tree import tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render import report as page
+from bertscope.render.page import searchable
 from bertscope.render.parameter_map import parameter_map
 from bertscope.render.report_charts import flops_bars
 from bertscope.sources import load
@@ -37,6 +41,10 @@ addEventListener("load", () => setTimeout(() => {
   const down = values();
   table.tHead.rows[0].cells[column].querySelector("button").click();
   const up = values();
+  table.tHead.rows[0].cells[column].querySelector("button").click();
+  const back = values();
+  table.tHead.rows[0].cells[0].querySelector("button").click();
+  const named = [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
   const field = document.querySelector('input[data-table="flops-0"]');
   field.value = "query";
   field.dispatchEvent(new Event("input", { bubbles: true }));
@@ -44,7 +52,9 @@ addEventListener("load", () => setTimeout(() => {
   document.querySelector("button[data-chart]").click();
   const charts = [...document.querySelectorAll(".chart")];
   document.title = JSON.stringify({
-    faults, down, up, found,
+    faults, down, up, back, named, found,
+    said: field.closest(".search").querySelector("output").textContent,
+    button: document.querySelector("button[data-chart]").textContent,
     charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
     map: document.getElementById("parameters-0-map").data[0].type,
     pictures: document.querySelectorAll("figure svg").length,
@@ -53,6 +63,14 @@ addEventListener("load", () => setTimeout(() => {
 }, 500));
 </script>
 """
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    path = tmp_path_factory.mktemp("two") / "two.html"
+    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "16", "-o", str(path))
+    assert result.code == 0, result.err
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +83,56 @@ def written(tmp_path_factory):
     return page_file, json.loads(data_file.read_text())
 
 
-def test_the_page_says_what_the_commands_say(written, cli):
+def commands_named(path) -> list[str]:
+    """The commands that stand under the numbers of a page."""
+    return [unescape(command) for command in re.findall(r"<code>(bertscope .*?)</code>", path.read_text())]
+
+
+def test_every_number_of_the_page_is_that_of_the_command_named_beside_it(written, cli):
     (part,) = written[1]["models"]
-    commands = {
-        "tree": ("tree", "bert-tiny"),
-        "tensors": ("count", "bert-tiny", "--by", "parameter"),
-        "training": ("flops", "bert-tiny", "--batch", "8", "--seq", "32", "--mode", "training"),
-        "memory": ("estimate", "bert-tiny", "--batch", "8", "--seq", "32", "--checkpointing", "none,full"),
-    }
-    for name, command in commands.items():
-        own = cli(*command, "--format", "json").json
-        assert {key: value for key, value in own.items() if key not in ("schema", "kind")} == part[name], name
+    named = iter(commands_named(written[0]))
+
+    def said() -> dict:
+        own = cli(*shlex.split(next(named))[1:], "--format", "json").json
+        return {key: value for key, value in own.items() if key not in ("schema", "kind")}
+
+    assert said() == part["tree"]
+    assert said() == part["tensors"]
+    flops = said()
+    assert (flops["rows"], flops["conventions"]) == (part["flops"]["rows"], part["flops"]["conventions"])
+    assert said() == part["training"]
+    assert said()["sweep"] == sorted(part["flops"]["sweep"], key=lambda point: point["seq"])
+    assert said() == part["memory"]
+    assert said() == part["fit"]
+    assert said() == part["forward"]
+    assert said() == part["layer"]
+    assert list(named) == []
+
+
+def test_headings_go_down_one_level_at_a_time_and_no_two_tables_of_a_model_share_a_name(written, two):
+    for path, models in ((written[0], 1), (two, 2)):
+        text = path.read_text()
+        levels = [int(level) for level in re.findall(r"<h(\d)>", text)]
+        assert levels[0] == 1
+        assert all(one - other <= 1 for other, one in pairwise(levels))
+        assert max(levels) == 2 + models
+        for model in range(models):
+            names = re.findall(rf'<table id="[a-z]+-{model}[a-z-]*" aria-label="(.*?)"', text)
+            assert len(names) == len(set(names)) >= 5
+            assert all(f"search {name} <input" in text for name in names)
+
+
+@pytest.mark.parametrize(
+    ("cell", "worth"),
+    [("1.70 T", 1_700_000_000_000), ("939.79 G", 939_790_000_000), ("1,023.50 KiB", 1_048_064), ("8 B", 8)],
+)
+def test_a_figure_with_a_unit_is_sorted_by_what_it_is_worth(cell, worth):
+    assert f'data-value="{worth}">{cell}<' in searchable("t", "ways", ["size"], [[cell]], {0})
+
+
+@pytest.mark.parametrize("cell", ["725", "--", "", "+33.3 %", "no, short by 1.00 GiB"])
+def test_a_figure_without_a_unit_is_sorted_as_it_stands(cell):
+    assert "data-value" not in searchable("t", "ways", ["size"], [[cell]], {0})
 
 
 def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
@@ -144,12 +201,12 @@ def test_the_page_refers_to_nothing_outside(written):
     assert "default-src 'none'" in own
 
 
-def test_two_models_stand_side_by_side_with_their_differences(cli, tmp_path):
-    path = tmp_path / "two.html"
-    result = cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "16", "-o", str(path))
-    assert result.code == 0
-    text = path.read_text()
+def test_two_models_stand_side_by_side_with_their_differences(two):
+    text = two.read_text()
+    assert '<a href="#differences">' in text
     assert 'id="differences"' in text
+    assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
+    assert commands_named(two)[0] == "bertscope diff bert-tiny bert-mini --batch 8 --seq 16 --architecture BertModel"
     assert text.count("<section><h3>") == 2 * 7
 
 
@@ -177,9 +234,12 @@ def test_the_page_works_in_a_real_browser(written, tmp_path):
     assert seen["requests"] == 0
     assert seen["charts"] == seen["drawn"] == 5
     assert seen["pictures"] == 2
-    assert seen["map"] == "icicle"
+    assert (seen["map"], seen["button"]) == ("icicle", "as treemap")
     assert seen["down"] == sorted(seen["down"], reverse=True)
     assert seen["up"] == sorted(seen["up"])
+    assert seen["back"] == [row["total"]["matmul_flops"] for row in written[1]["models"][0]["flops"]["rows"]]
+    assert seen["named"] == sorted(seen["named"], key=str.lower)
+    assert seen["said"] == "1 row"
     assert seen["found"]
     assert all("query" in name for name in seen["found"])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bertscope.analyses.count import count
-from bertscope.analyses.diagram_forward import forward_diagram
+from bertscope.analyses.diagram_forward import Given, forward_diagram
 from bertscope.analyses.diff import diff
 from bertscope.analyses.estimate import estimate_report
 from bertscope.analyses.fit import fit_report
@@ -58,8 +58,8 @@ def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
         training=flops_model(FlopsRun(source=source, mode="training"), (run.batch,), (run.seq,)),
         memory=_memory(source, run, progress),
         fit=_fit(source, run, lengths, progress),
-        forward=forward_diagram(model.eval(), "", name=source.name),
-        layer=_layer(model, source),
+        forward=forward_diagram(model.eval(), "", name=source.name, given=_given(run)),
+        layer=_layer(model, source, run),
     )
 
 
@@ -81,6 +81,10 @@ def _fit(source: Source, run: PageRun, lengths: tuple[int, ...], progress: Progr
     )
 
 
-def _layer(model: BertPreTrainedModel, source: Source) -> GraphReport | None:
+def _given(run: PageRun) -> Given:
+    return Given(batch=run.batch, seq=run.seq)
+
+
+def _layer(model: BertPreTrainedModel, source: Source, run: PageRun) -> GraphReport | None:
     path = next((path for path, _ in model.named_modules() if path.endswith("encoder.layer.0")), None)
-    return None if path is None else forward_diagram(model, path, name=source.name)
+    return None if path is None else forward_diagram(model, path, name=source.name, given=_given(run))

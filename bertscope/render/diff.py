@@ -38,7 +38,7 @@ def _shape(shape: Shape) -> str:
 
 
 def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
-    """Columns and rows of each table: totals, settings, parameters."""
+    """Columns and rows of each table: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
     totals = [
         ("distinct parameters", a.distinct_params, b.distinct_params),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from textwrap import fill
 from threading import Thread
 from typing import ClassVar
 
@@ -33,13 +34,14 @@ class _Failed(Message):
         self.error = error
 
 
-def _keys(bindings: Iterable[BindingType]) -> str:
-    """The keys that are shown, in a line."""
-    return "  ".join(
-        f"{item.key_display or item.key} {item.description}"
+def _keys(bindings: Iterable[BindingType], width: int) -> str:
+    """The keys that are shown, in lines of that width, each key with its word."""
+    named = "  ".join(
+        f"{item.key_display or item.key}\u00a0{item.description}"
         for item in bindings
         if isinstance(item, Binding) and item.show
     )
+    return fill(named, width).replace("\u00a0", " ")
 
 
 class Explorer(App[None]):
@@ -47,7 +49,8 @@ class Explorer(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #title, #header, #status, #keys { height: 1; }
+    #title, #header, #status { height: 1; }
+    #keys { height: auto; max-height: 2; }
     #title, #header, #keys { text-style: bold; }
     #keys { background: $panel; }
     #status { color: $text-muted; }
@@ -83,6 +86,7 @@ class Explorer(App[None]):
         self.report, self.later = report, later
         self.failure: BaseException | None = None
         self.words, self.origin = "", 0
+        self.width, self.told = 0, 0  # of the terminal; the module that the details tell of
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
@@ -97,7 +101,7 @@ class Explorer(App[None]):
         yield Static(status(self.report), id="status", markup=False)
         yield Input(id="search", compact=True, placeholder="part of a path, a type or a tensor's name")
         # Textual's own Footer is made anew with every change of focus, for 50 ms.
-        yield Static(_keys(self.BINDINGS), id="keys", markup=False)
+        yield Static(id="keys", markup=False)
 
     def on_mount(self) -> None:
         """Begin to load what is not there yet, once the first picture is there."""
@@ -126,16 +130,22 @@ class Explorer(App[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Details beside the tree or below it, and as many columns as fit."""
-        self.query_one("#main").set_class(event.size.width >= _WIDE, "wide")
+        self.width = event.size.width  # the app's own size is still the one before
+        self.query_one("#main").set_class(self.width >= _WIDE, "wide")
+        self.query_one("#keys", Static).update(_keys(self.BINDINGS, self.width))
         self._redraw()
 
     def _redraw(self) -> None:
-        self.modules.show_measures(self.size.width if self.size.width < _WIDE else 76)
+        self.modules.show_measures(self.width if self.width < _WIDE else 76)
         self.query_one("#header", Static).update(self.modules.header())
         self._show_details()
 
     def _show_details(self) -> None:
-        self.body.update(details(self.report, self.modules.place))
+        place = self.modules.place
+        self.body.update(details(self.report, place))
+        if place != self.told:
+            self.query_one("#details").scroll_home(animate=False)
+        self.told = place
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(text)

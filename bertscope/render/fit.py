@@ -62,7 +62,7 @@ def heading(report: FitReport) -> str:
 def _cheapest(report: FitReport, seq: int) -> str:
     """The first of the ways that fit at a length; they come in the order of their cost."""
     fitting = [row for row in report.rows if row.fits and row.seq == seq]
-    return f"{fitting[0].precision}, checkpointing {fitting[0].checkpointing}" if fitting else "nothing that was tried"
+    return _way(fitting[0]) if fitting else "nothing that was tried"
 
 
 def notes(report: FitReport) -> Iterator[str]:
@@ -71,7 +71,7 @@ def notes(report: FitReport) -> Iterator[str]:
         least = min(report.rows, key=lambda row: row.peak_bytes)
         short = bytes_text(least.peak_bytes - report.budget_bytes)
         what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
-        yield f"not even {what} fits: the nearest, {least.checkpointing} in {least.precision}, is {short} too much"
+        yield f"not even {what} fits: the nearest, {_way(least)}, is {short} too much"
     elif report.asked_batch:
         for seq in dict.fromkeys(row.seq for row in report.rows):
             yield f"cheapest that holds batch {report.asked_batch} at {seq}: {_cheapest(report, seq)}"
@@ -89,6 +89,10 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
         yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def _way(row: FitRow) -> str:
+    return f"{row.precision}, checkpointing {row.checkpointing}"
 
 
 def table(report: FitReport, target: Target) -> str:

@@ -9,6 +9,8 @@ import json
 from html import escape
 from typing import Any
 
+from bertscope.units import unit_value
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _CONFIG = {"displayModeBar": False, "responsive": True}  # the bar of buttons would cover the names of phases
 # Charts are drawn one by one once the words stand, and redrawn to fit the paper: plotly fixes a width in pixels.
@@ -22,18 +24,21 @@ const draw = () => {
 };
 addEventListener("load", () => setTimeout(draw));
 const redraw = (change) => document.querySelectorAll(".chart").forEach((chart) => Plotly.relayout(chart, change));
-const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replace(/[^0-9.eE+-]/g, ""));
+const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replaceAll(",", ""));
+const text = (cell) => cell.textContent.replace(/^[\\s│├└─]+/, "");  // a tree's branches are no words
+// Figures begin with the largest, words with A; the third time the rows stand as they came.
 const sort = (button) => {
   const head = button.closest("th"), table = head.closest("table"), place = [...head.parentNode.children].indexOf(head);
-  const down = head.getAttribute("aria-sort") !== "descending", body = table.tBodies[0], rows = [...body.rows];
-  const figures = !head.classList.contains("text");
-  rows.sort((one, other) => {
-    const a = one.cells[place], b = other.cells[place];
-    const order = figures ? (number(a) || 0) - (number(b) || 0) : a.textContent.localeCompare(b.textContent);
-    return down ? -order : order;
-  });
+  const body = table.tBodies[0], rows = [...body.rows], figures = !head.classList.contains("text");
+  rows.forEach((row, came) => { row.dataset.came ??= came; });
+  const turns = figures ? ["descending", "ascending", ""] : ["ascending", "descending", ""];
+  const turn = turns[(turns.indexOf(head.getAttribute("aria-sort") ?? "") + 1) % 3];
+  const order = (one, other) => figures
+    ? (number(one) || 0) - (number(other) || 0) : text(one).localeCompare(text(other), "en", { numeric: true });
+  rows.sort((one, other) => turn === "" ? one.dataset.came - other.dataset.came
+    : (turn === "descending" ? -1 : 1) * order(one.cells[place], other.cells[place]));
   for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  if (turn) head.setAttribute("aria-sort", turn);
   body.append(...rows);
 };
 const search = (field) => {
@@ -43,13 +48,16 @@ const search = (field) => {
     row.hidden = !row.textContent.toLowerCase().includes(wanted);
     shown += !row.hidden;
   }
-  field.closest(".search").querySelector("output").textContent = wanted ? `${shown} rows` : "";
+  const said = field.closest(".search").querySelector("output");
+  said.textContent = wanted ? `${shown} row${shown === 1 ? "" : "s"}` : "";
 };
 addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button?.dataset.chart) {
     const drawn = document.getElementById(button.dataset.chart);
-    if (drawn.data) Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
+    if (!drawn.data) return;
+    button.textContent = `as ${drawn.data[0].type}`;
+    Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
   } else if (button?.closest("th")) sort(button);
 });
 addEventListener("input", (event) => event.target.dataset.table && search(event.target));
@@ -88,7 +96,8 @@ tr.strong td { font-weight: 600; }
 header nav a { margin-right: .8rem; }
 a { color: inherit; }
 h2 { border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
-h3 { font-size: .95rem; margin: .6rem 0; }
+h3, h4 { font-size: .95rem; margin: .6rem 0; }
+h4 { margin-bottom: 0; font-weight: 600; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:focus-visible, input:focus-visible { outline: 2px solid var(--ink); outline-offset: 2px; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
@@ -165,35 +174,34 @@ def table(titles: list[str], rows: list[list[str]], *, figures: range, strong: s
     lines = [f"<tr{' class=strong' if index in strong else ''}>{_cells('td', row, figures)}</tr>\n"
              for index, row in enumerate(rows)]  # fmt: skip
     head = f"<thead><tr>{_cells('th', titles, figures)}</tr></thead>"
-    return f'<div class="scroll"><table>{head}\n<tbody>\n{"".join(lines)}</tbody></table></div>\n'
+    return f'<div class="scroll" tabindex="0"><table>{head}\n<tbody>\n{"".join(lines)}</tbody></table></div>\n'
 
 
-def searchable(ident: str, titles: list[str], rows: list[list[str]], figures: set[int]) -> str:
-    """A table that sorts by its headings and shows the rows that hold what is typed; plain without a script."""
+def searchable(ident: str, name: str, titles: list[str], rows: list[list[str]], figures: set[int]) -> str:
+    """A table that sorts by its headings and shows the rows that hold what is typed; plain without a script.
+
+    `name` is what its rows are; it stands beside the field, and tells the tables apart where they are only heard.
+    """
     kinds = ["" if place in figures else ' class="text"' for place in range(len(titles))]
-    head = "".join(f'<th{kind} scope="col"><button type="button">{escape(name)}</button></th>'
-                   for kind, name in zip(kinds, titles, strict=True))  # fmt: skip
+    head = "".join(f'<th{kind} scope="col"><button type="button">{escape(title)}</button></th>'
+                   for kind, title in zip(kinds, titles, strict=True))  # fmt: skip
     lines = "".join(
         f"<tr>{''.join(_cell(kind, value) for kind, value in zip(kinds, row, strict=True))}</tr>\n" for row in rows
     )
-    name = escape(ident)
+    ident, name = escape(ident), escape(name)
     return (
-        f'<div class="search"><label>search <input type="search" data-table="{name}"></label>'
-        f'<output></output></div>\n<div class="long" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>\n'
+        f'<div class="search"><label>search {name} <input type="search" data-table="{ident}"></label>'
+        f'<output></output></div>\n<div class="long" role="region" aria-label="{name}" tabindex="0">'
+        f'<table id="{ident}" aria-label="{name}"><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{lines}</tbody></table></div>\n"
     )
 
 
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
 def _cell(kind: str, value: str) -> str:
     """A figure with a unit carries what it is worth, to be sorted by."""
-    words = value.replace(",", "").split(" ")
-    worth = ""
-    if not kind and len(words) == 2 and words[1] in _UNITS:
-        worth = f' data-value="{float(words[0]) * _UNITS[words[1]]:.0f}"'
-    return f"<td{kind}{worth}>{escape(value)}</td>"
+    worth = None if kind else unit_value(value)
+    data = "" if worth is None else f' data-value="{worth}"'
+    return f"<td{kind}{data}>{escape(value)}</td>"
 
 
 def _cells(tag: str, values: list[str], figures: range) -> str:

@@ -59,6 +59,7 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
                 "hovertemplate": "%{customdata}<extra></extra>",
                 "textinfo": "label+percent root",
                 "tiling": {"pad": 2},
+                "leaf": {"opacity": 1},  # an icicle's leaves are paler of themselves
                 "marker": {
                     "colors": [ROLES.get(role(path), MIXED) for path, _ in nodes],
                     "line": {"width": 1, "color": "#ffffff"},

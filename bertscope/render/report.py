@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 
 from bertscope.diagram_reports import GraphReport
@@ -20,7 +24,8 @@ from bertscope.render.parameter_map import parameter_map, roles
 from bertscope.render.report_charts import flops_bars, lengths
 from bertscope.render.timeline_html import memory_charts
 from bertscope.render.tree import tree_table
-from bertscope.units import bytes_text, count_text
+from bertscope.reports import DiffReport
+from bertscope.units import bytes_text, count_text, parse_bytes
 
 _SECTIONS = ("overview", "parameters", "FLOPs", "memory", "fit", "forward", "configuration")
 
@@ -28,19 +33,23 @@ _SECTIONS = ("overview", "parameters", "FLOPs", "memory", "fit", "forward", "con
 def html(report: PageReport) -> str:
     """The page as text; it works offline and asks nothing of the network."""
     names = " and ".join(title(model.tree) for model in report.models)
-    links = "".join(f'<a href="#{name.lower()}">{name}</a> ' for name in _SECTIONS)
+    sections = _SECTIONS if report.diff is None else ("differences", *_SECTIONS)
+    links = "".join(f'<a href="#{name.lower()}">{name}</a> ' for name in sections)
     body = f"<header><h1>{escape(names)}</h1>\n<nav>{links}</nav></header>\n<main>\n"
     if report.diff is not None:
-        tables = enumerate(diff_parts(report.diff))
-        body += _section("differences", "".join(_table(f"diff-{number}", *columns) for number, columns in tables))
+        body += _section("differences", _differences(report.diff))
     body += "".join(_both(report, name) for name in _SECTIONS)
     return page(f"{names}: bertscope", body + "</main>\n")
 
 
 def _both(report: PageReport, name: str) -> str:
     """One section for every model, side by side where there is room."""
-    write = {"overview": _overview, "parameters": _parameters, "FLOPs": _flops, "memory": _memory,
-             "fit": _fit, "forward": _forward, "configuration": _configuration}[name]  # fmt: skip
+    memory = partial(_memory, level=3 if len(report.models) == 1 else 4)
+    writers: dict[str, Callable[[ModelPart, str], str]] = {
+        "overview": _overview, "parameters": _parameters, "FLOPs": _flops, "memory": memory,
+        "fit": _fit, "forward": _forward, "configuration": _configuration,
+    }  # fmt: skip
+    write = writers[name]
     columns = [write(model, f"{name.lower()}-{number}") for number, model in enumerate(report.models)]
     if len(columns) > 1:
         heads = [f"<h3>{escape(title(model.tree))}</h3>\n" for model in report.models]
@@ -53,33 +62,40 @@ def _section(name: str, content: str) -> str:
     return f'<section id="{name.lower()}">\n<h2>{escape(name)}</h2>\n{content}</section>\n'
 
 
-def _notes(lines: list[str], command: str = "") -> str:
+def _notes(lines: list[str], *commands: str) -> str:
     """How the numbers were obtained, and what gives them in a terminal."""
-    items = [escape(line) for line in lines] + ([f"<code>{escape(command)}</code>"] if command else [])
+    items = [escape(line) for line in lines] + [f"<code>{escape(command)}</code>" for command in commands]
     return f'<ul class="notes">{"".join(f"<li>{item}</li>" for item in items)}</ul>\n'
 
 
-def _command(model: ModelPart, name: str, *words: str) -> str:
+def _command(model: ModelPart, name: str, words: str = "") -> str:
     """What gives the numbers in a terminal."""
     subject = model.tree.subject
-    return " ".join(
-        [
-            "bertscope",
-            name,
-            subject.name,
-            "--architecture",
-            subject.architecture,
-            "--attention",
-            f"{subject.attention}",
-            *words,
-        ]
+    return (
+        f"bertscope {name} {shlex.quote(subject.name)}{words and ' '}{words}"
+        f" --architecture {subject.architecture} --attention {subject.attention}"
     )
 
 
-def _table(ident: str, columns: list[Column] | tuple[Column, ...], rows: Sequence[object]) -> str:
+def _table(ident: str, name: str, columns: Sequence[Column], rows: Sequence[object]) -> str:
     figures = {number for number, column in enumerate(columns) if column.right}
     cells = [[column.text(row) for column in columns] for row in rows]
-    return searchable(ident, [column.title for column in columns], cells, figures)
+    return searchable(ident, name, [column.title for column in columns], cells, figures)
+
+
+def _differences(diff: DiffReport) -> str:
+    """What tells the two apart, as the command says it."""
+    tables = "".join(
+        _table(f"diff-{number}", f"differing {columns[0].title}s", columns, rows)
+        for number, (columns, rows) in enumerate(diff_parts(diff))
+    )
+    a, b = diff.a, diff.b
+    words = f"a: {escape(a.name)} ({a.architecture})<br>b: {escape(b.name)} ({b.architecture})"
+    same = f" --architecture {a.architecture}" if a.architecture == b.architecture else ""
+    sizes = f"--batch {diff.batch} --seq {diff.seq}"
+    command = f"bertscope diff {shlex.quote(a.name)} {shlex.quote(b.name)} {sizes}{same}"
+    lines = ["FLOPs: matrix products alone, a multiply-add is 2"] + ["the two do not differ"] * diff.is_empty
+    return f"<p>{words}</p>\n{tables}{_notes(lines, command)}"
 
 
 def _overview(model: ModelPart, ident: str) -> str:
@@ -114,11 +130,11 @@ def _overview(model: ModelPart, ident: str) -> str:
 def _parameters(model: ModelPart, ident: str) -> str:
     lines = [f"{name}: {value}" if name else value for name, value in footer(model.tree)]
     drawn = parameter_map(model.tensors, model.tree)
-    button = f'<p><button type="button" data-chart="{ident}-map">treemap or icicle</button></p>\n'
+    button = f'<p><button type="button" data-chart="{ident}-map">as icicle</button></p>\n'
     columns, rows = tree_table(model.tree)
     picture = chart("parameters by module, down to tensors", drawn, ident=f"{ident}-map")
-    notes = _notes(lines, _command(model, "tree"))
-    return legend(roles(drawn)) + picture + button + _table(ident, columns, rows) + notes
+    notes = _notes(lines, _command(model, "tree"), _command(model, "count", "--by parameter"))
+    return legend(roles(drawn)) + picture + button + _table(ident, "modules", columns, rows) + notes
 
 
 def _flops(model: ModelPart, ident: str) -> str:
@@ -131,7 +147,9 @@ def _flops(model: ModelPart, ident: str) -> str:
           for item in flops.conventions),
         "computed: the operators dispatched on meta; matrix products, a multiply-add is 2",
     ]  # fmt: skip
-    command = _command(model, "flops", f"--batch {model.batch} --seq {model.seq}")
+    lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
+    asked = (f"--seq {model.seq} --convention torch", f"--seq {model.seq} --mode training", f"--seq {lengths_asked}")
+    commands = [_command(model, "flops", f"--batch {model.batch} {words}") for words in asked]
     columns = [
         Column("module", lambda row: row.path or "(model)"),
         Column("type", lambda row: row.type),
@@ -141,29 +159,46 @@ def _flops(model: ModelPart, ident: str) -> str:
         Column("bytes moved", lambda row: bytes_text(row.total.bytes_moved), right=True),
     ]
     charts = chart("forward FLOPs by module", flops_bars(flops)) + chart("forward FLOPs over lengths", lengths(flops))
-    return f'<div class="charts">{charts}</div>' + _table(ident, columns, flops.rows) + _notes(lines, command)
+    return (
+        f'<div class="charts">{charts}</div>'
+        + _table(ident, "FLOPs by module", columns, flops.rows)
+        + _notes(lines, *commands)
+    )
 
 
-def _memory(model: ModelPart, ident: str) -> str:
+def _memory(model: ModelPart, ident: str, level: int) -> str:
     memory = model.memory
-    tables = _table(f"{ident}-parts", memory_columns(memory), list(memory_lines(memory)))
-    tables += _table(f"{ident}-kept", kept_columns(memory), kept_rows(memory))
+    tables = _table(f"{ident}-parts", "parts", memory_columns(memory), list(memory_lines(memory)))
+    tables += _table(f"{ident}-kept", "what is kept", kept_columns(memory), kept_rows(memory))
     sizes = f"--batch {model.batch} --seq {model.seq}"
     command = _command(model, "estimate", f"{sizes} --checkpointing none,full")
-    return memory_charts(memory) + tables + _notes([*conclusions(memory), *footnotes(memory)], command)
+    return memory_charts(memory, level) + tables + _notes([*conclusions(memory), *footnotes(memory)], command)
 
 
 def _fit(model: ModelPart, ident: str) -> str:
     if model.fit is None:
         return "<p>not asked for</p>\n"
-    heading = f"<p>{escape(fit_words.heading(model.fit).strip())}</p>\n"
-    return (
-        heading + _table(ident, fit_words.columns(model.fit), model.fit.rows) + _notes(list(fit_words.notes(model.fit)))
-    )
+    fit = model.fit
+    heading = f"<p>{escape(fit_words.heading(fit).strip())}</p>\n"
+    lengths = ",".join(str(seq) for seq in dict.fromkeys(row.seq for row in fit.rows))
+    strategies = ",".join(dict.fromkeys(row.checkpointing for row in fit.rows))
+    asked = f"--budget {_size(fit.budget_bytes)} --seq {lengths} --checkpointing {strategies}"
+    table = _table(ident, "ways", fit_words.columns(fit), fit.rows)
+    return heading + table + _notes(list(fit_words.notes(fit)), _command(model, "fit", asked))
+
+
+def _size(budget_bytes: int) -> str:
+    """A budget as the command takes it: `16.00GiB`, or the bytes where that is not all."""
+    text = bytes_text(budget_bytes).replace(" ", "").replace(",", "")
+    return text if parse_bytes(text) == budget_bytes else str(budget_bytes)
 
 
 def _forward(model: ModelPart, ident: str) -> str:
-    return _picture(model.forward) + (_picture(model.layer) if model.layer is not None else "")
+    graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
+    one = [re.sub(r"(\d+)-\d+$", r"\1", graph.path) for graph in graphs]  # any of the equal layers stands for all
+    words = f"--kind forward --batch {model.batch} --seq {model.seq}"
+    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in one]
+    return f'<div class="charts">{"".join(map(_picture, graphs))}</div>\n' + _notes([], *commands)
 
 
 def _picture(graph: GraphReport) -> str:
@@ -172,11 +207,16 @@ def _picture(graph: GraphReport) -> str:
         picture = inline_svg(graph)
     except MissingExtraError as error:
         picture = f"<p>{escape(str(error))}</p>\n<pre>{escape(mermaid(graph))}</pre>\n"
-    return f'<figure class="scroll"><figcaption>{escape(where)}</figcaption>\n{picture}</figure>\n'
+    return f'<figure class="scroll" tabindex="0"><figcaption>{escape(where)}</figcaption>\n{picture}</figure>\n'
 
 
 def _configuration(model: ModelPart, ident: str) -> str:
-    columns = [Column("field", lambda pair: pair[0]), Column("value", lambda pair: str(pair[1]))]
+    columns = [Column("field", lambda pair: pair[0]), Column("value", lambda pair: _value(pair[1]))]
     subject = model.tree.subject
     versions = [f"torch {subject.torch_version}, bertscope {subject.bertscope_version}"]
-    return _table(ident, columns, list((subject.config or {}).items())) + _notes(versions)
+    return _table(ident, "settings", columns, list((subject.config or {}).items())) + _notes(versions)
+
+
+def _value(value: object) -> str:
+    """As config.json writes it; text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value)

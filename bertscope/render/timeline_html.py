@@ -29,14 +29,15 @@ def html(report: MemoryReport) -> str:
     return page(f"{heading}: memory of a step", f"<h1>{escape(heading)}</h1>\n{memory_charts(report)}")
 
 
-def memory_charts(report: MemoryReport) -> str:
-    """A chart for each variant and the peaks as a table, as part of a page."""
+def memory_charts(report: MemoryReport, level: int = 2) -> str:
+    """A chart for each variant and the peaks as a table, as part of a page; headings of that level."""
     picture = pictured(report)
-    sections = "".join(_section(panel, picture) for panel in picture.panels)
+    sections = "".join(_section(panel, picture, level) for panel in picture.panels)
     colours = legend({part_name(part): COLORS[part] for part in picture.parts})
     return (
         f"<p>{escape(_run(report))}</p>\n{colours}"
-        f'<div class="charts">\n{sections}</div>\n<h2>Peaks</h2>\n{_peaks(report, picture)}<p>{escape(NOTE)}</p>\n'
+        f'<div class="charts">\n{sections}</div>\n<h{level}>peaks</h{level}>\n'
+        f"{_peaks(report, picture)}<p>{escape(NOTE)}</p>\n"
     )
 
 
@@ -44,11 +45,11 @@ def _run(report: MemoryReport) -> str:
     return f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run)
 
 
-def _section(panel: Panel, picture: Pictured) -> str:
+def _section(panel: Panel, picture: Pictured, level: int) -> str:
     drawn = f"<p>{escape(panel.failure)}</p>\n"
     if panel.samples:
         drawn = chart(f"{panel.title}, {panel.peak_text}", figure(panel, picture))
-    return f"<section>\n<h2>{escape(panel.title)}</h2>\n{drawn}</section>\n"
+    return f"<section>\n<h{level}>{escape(panel.title)}</h{level}>\n{drawn}</section>\n"
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
