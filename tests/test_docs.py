@@ -83,6 +83,31 @@ def test_a_page_answers_first_and_ends_with_a_conclusion(name):
     assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
 
 
+def measured_rows(heading: str) -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
+    """Attention, precision and strategy of a table of the accuracy page: phases with measured and estimated bytes."""
+    part = (DOCS / "accuracy.md").read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+    found: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
+    for line in re.findall(r"^\| (?:eager|sdpa) .*$", part, re.MULTILINE):
+        attention, precision, strategy, phase, *figures = (word.strip() for word in line.strip("|").split("|"))
+        measured, estimated = (int(figure.replace(",", "")) for figure in figures[:2])
+        found.setdefault((attention, precision, strategy), {})[phase] = measured, estimated
+    return found
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
+def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention, precision):
+    rows = measured_rows("A base model, phase by phase")
+    autocast = ("--autocast",) if precision != "fp32" else ()
+    data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
+               *autocast, "--checkpointing", "none,full,every-2,selective", "--format", "json").json  # fmt: skip
+    for variant in data["variants"]:
+        told = rows[attention, precision, variant["checkpointing"]]
+        got = {phase["phase"]: phase["peak_bytes"] for phase in variant["estimated"]["phases"]}
+        assert got == {phase: estimated for phase, (_, estimated) in told.items()}
+        assert all(abs(estimated / measured - 1) < 1e-3 for measured, estimated in told.values())
+
+
 def _make_cli():
     spec = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
     module = importlib.util.module_from_spec(spec)
