@@ -54,6 +54,7 @@ def main() -> None:
         out.flush()
 
     _be_a_good_child()
+    gc.disable()  # until the real model is built: going through torch's objects doubles the time of an estimate
     try:
         say("result", run(job, say))
     except Exception as error:
@@ -109,6 +110,8 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     if job.beside is not None:
         say("outlook", outlook(job.source, job.beside, job.spec))
     flops = step_flops(FlopsRun, job)
+    gc.enable()
+    gc.collect()
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)
     _obey_limit(job, say)
