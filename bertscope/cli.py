@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 import warnings
 from typing import Annotated, NoReturn
 
@@ -114,6 +115,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
     if "--download" not in sys.argv:  # whatever a library would like to fetch
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # torch makes a folder for a cache that nothing here needs; one that exists already leaves nothing behind.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
     _leave(_run())

@@ -41,6 +41,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))  # as the program itself does
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield tmp_path
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -257,6 +258,15 @@ def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
     result = cli(command, "small.yaml", "--freeze", "bert", "--freeze", "cls", *budget)
     assert (result.code, result.out) == (2, "")
     assert "nothing that is trained" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [("estimate",), ("fit", "--budget", "1GiB", "--seq", "8")], ids=str)
+def test_what_only_estimates_leaves_no_file_either(folder, arguments):
+    command, *rest = arguments
+    environment = {name: value for name, value in ENV.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    done = subprocess.run([sys.executable, "-m", "bertscope", command, "small.yaml", *rest], capture_output=True,
+                          env=environment | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}, check=False)  # fmt: skip
+    assert (done.returncode, list((folder / "tmp").iterdir())) == (0, [])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
