@@ -264,8 +264,9 @@ def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
 def test_what_only_estimates_leaves_no_file_either(folder, arguments):
     command, *rest = arguments
     environment = {name: value for name, value in ENV.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    done = subprocess.run([sys.executable, "-m", "bertscope", command, "small.yaml", *rest], capture_output=True,
-                          env=environment | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}, check=False)  # fmt: skip
+    environment |= {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "bertscope", command, "small.yaml", *rest]
+    done = subprocess.run(words, capture_output=True, env=environment, check=False)
     assert (done.returncode, list((folder / "tmp").iterdir())) == (0, [])
 
 
