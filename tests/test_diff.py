@@ -68,6 +68,14 @@ def test_a_body_and_the_same_body_under_a_head_agree():
     assert {row.path for row in report.rows} == {"classifier.weight", "classifier.bias"}
 
 
+def test_both_models_take_the_attention_that_is_asked_for(cli, tmp_path):
+    mine = tmp_path / "config.json"
+    mine.write_text('{"attn_implementation": "eager"}')
+    kinds = [cli("diff", mine, mine, *asked, "--format", "json").json["a"]["attention"]
+             for asked in ((), ("--attention", "sdpa"))]  # fmt: skip
+    assert kinds == ["eager", "sdpa"]
+
+
 def test_the_command_shows_what_differs_and_exits_as_asked(cli, tmp_path):
     result = cli("diff", "bert-base-uncased", "bert-large-uncased", "-a", "BertModel")
     assert result.code == 0

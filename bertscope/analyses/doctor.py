@@ -19,7 +19,10 @@ EXTRAS = {
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
     "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
     "convert": (("ruamel.yaml",), "convert into a YAML file that exists, with its comments"),
-    "plot": (("matplotlib", "plotly"), "report, and pictures of memory over time"),
+    "plot": (
+        ("matplotlib", "plotly"),
+        "report (plotly), pictures of memory over time (plotly; matplotlib for SVG and PNG)",
+    ),
     "explore": (("textual",), "explore, in the terminal"),
 }
 

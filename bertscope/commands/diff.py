@@ -25,6 +25,7 @@ def diff(
     a: _A,
     b: _B,
     architecture: options.Architecture = None,
+    attention: options.Attention = None,
     batch: options.Batch = 1,
     seq: options.Seq = 128,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
@@ -34,9 +35,9 @@ def diff(
 ) -> None:
     """Compare two models: settings, parameters that came, went or changed shape, totals and FLOPs.
 
-    Equal changes of neighbouring layers are one row. --architecture builds both as the same class.
+    Equal changes of neighbouring layers are one row. --architecture and --attention are those of both.
     """
-    one, other = (found_model(name, architecture, download=download) for name in (a, b))
+    one, other = (found_model(name, architecture, attention, download=download) for name in (a, b))
     from bertscope.analyses.diff import diff as analyse
     from bertscope.render import diff as renderer
 

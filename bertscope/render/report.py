@@ -92,6 +92,8 @@ def _differences(diff: DiffReport) -> str:
     a, b = diff.a, diff.b
     words = f"a: {escape(a.name)} ({a.architecture})<br>b: {escape(b.name)} ({b.architecture})"
     same = f" --architecture {a.architecture}" if a.architecture == b.architecture else ""
+    if a.attention is not None and a.attention == b.attention:
+        same += f" --attention {a.attention}"
     sizes = f"--batch {diff.batch} --seq {diff.seq}"
     command = f"bertscope diff {shlex.quote(a.name)} {shlex.quote(b.name)} {sizes}{same}"
     lines = ["FLOPs: matrix products alone, a multiply-add is 2"] + ["the two do not differ"] * diff.is_empty
