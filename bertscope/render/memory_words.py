@@ -135,7 +135,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
 def _accuracy(report: MemoryReport) -> str:
     if report.run.get("device") == "cuda":
         return "; not yet checked against a card"
-    return "; found within 0.01 % of the allocator's peak in training (docs/accuracy.md)"
+    return "; found within 0.1 % of the allocator's peak in training (docs/accuracy.md)"
 
 
 def _device_notes(report: MemoryReport) -> Iterator[str]:
