@@ -206,7 +206,8 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert '<a href="#differences">' in text
     assert 'id="differences"' in text
     assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
-    assert commands_named(two)[0] == "bertscope diff bert-tiny bert-mini --batch 8 --seq 16 --architecture BertModel"
+    same = "--architecture BertModel --attention sdpa"
+    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 16 {same}"
     assert text.count("<section><h3>") == 2 * 7
 
 
