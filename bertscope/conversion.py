@@ -19,11 +19,9 @@ import yaml
 
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import ConfigError, SelectionError, SourceError
-from bertscope.presets import MEMBER, PRESET_ONLY, Source, preset_of
+from bertscope.presets import KEYS, MEMBER, PRESET_ONLY, Source, is_own_member, preset_of
 from bertscope.reading import SCALARS, TAG, read_mapping, read_yaml
 from bertscope.sources import load
-
-_ORDER = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 
 
 def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
@@ -38,7 +36,7 @@ def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
 def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
     """The members of a config.json as the keys of a preset."""
     raw, own = dict(members), members.get(MEMBER)
-    preset = dict(own) if isinstance(own, Mapping) and set(own) <= set(PRESET_ONLY) else {}
+    preset = dict(own) if is_own_member(own) else {}
     if preset:
         del raw[MEMBER]
     names, decided = raw.get("architectures"), _decided(raw)
@@ -56,7 +54,7 @@ def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
     config = BertConfig.from_dict(raw)
     preset["config"] = fields | {name: getattr(config, name) for name in decided}
     preset |= {"extra": extra} if extra else {}
-    return {key: preset[key] for key in _ORDER if key in preset}
+    return {key: preset[key] for key in KEYS if key in preset}
 
 
 class _Dumper(yaml.SafeDumper):

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_field
 from bertscope.errors import ConfigError, suggestion
 from bertscope.expectations import Expectation, read_expectations
 from bertscope.reading import Entry, Mapping, read_mapping, with_lines
 
-_KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
+KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
 MEMBER = "bertscope"  # of a config.json, where what only a preset says stands
 
@@ -65,7 +65,7 @@ def read_preset(path: Path) -> Source:
 
 def preset_of(entries: Mapping, path: Path) -> Source:
     """The preset in what was read from a file."""
-    _check_keys(entries, _KEYS, path, "the preset")
+    _check_keys(entries, KEYS, path, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
             raise ConfigError(
@@ -84,10 +84,15 @@ def preset_of(entries: Mapping, path: Path) -> Source:
     )
 
 
+def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether what stands under "bertscope" is this project's, and not another's by the same name."""
+    return isinstance(value, dict) and set(value) <= set(PRESET_ONLY)
+
+
 def member_of(members: Mapping, path: Path) -> dict[str, Any]:
     """What only a preset says, from under "bertscope" in a config.json; of others' members by that name, nothing."""
     entry = members.get(MEMBER)
-    if entry is None or not isinstance(entry.value, dict) or not set(entry.value) <= set(PRESET_ONLY):
+    if entry is None or not is_own_member(entry.value):
         return {}
     return _preset_only(with_lines(entry.value, entry.line), path)
 

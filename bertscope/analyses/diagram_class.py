@@ -10,18 +10,17 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from bertscope._torch import nn, torch
 from bertscope.analyses.addresses import address, is_of, type_name
+from bertscope.analyses.foreign import quiet_transformers
 from bertscope.analyses.totals import subject
 from bertscope.config import BertConfig
 from bertscope.diagram_reports import ClassAttribute, ClassBox, ClassLink, ClassReport
-from bertscope.errors import MissingExtraError, SelectionError, suggestion
+from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel, build
 
 IMPLEMENTATIONS = ("bertscope", "transformers")
@@ -72,25 +71,8 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
     if package == "bertscope":
         return build(config, architecture, add_pooling_layer=has_pooler)
     options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}
-    with _quiet_transformers() as transformers, torch.device("meta"):
+    with quiet_transformers("--implementation transformers") as transformers, torch.device("meta"):
         return getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[Any]:
-    """The package, which here says nothing of models that are built only to be looked at."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import transformers
-        except ImportError:
-            raise MissingExtraError("--implementation transformers", "transformers") from None
-        before = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        try:
-            yield transformers
-        finally:
-            transformers.logging.set_verbosity(before)
 
 
 class _Reader:

@@ -35,7 +35,7 @@ def build_any(source: AnyModel, *, attention: str | None = None) -> nn.Module:
 
 
 def _from_transformers(source: ForeignSource, attention: str | None) -> nn.Module:
-    with _quiet_transformers() as transformers:
+    with quiet_transformers() as transformers:
         config_class = _config_class(transformers, source)
         options = {"attn_implementation": attention} if attention else {}
         with told(f"{source.path}: transformers {transformers.__version__} cannot build this {source.model_type}"):
@@ -89,14 +89,14 @@ def _names(mapping: Any, config_class: type) -> list[str]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[Any]:
-    """The package, with its warnings off for as long as this lasts."""
+def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
+    """The package, with its warnings off for as long as this lasts; raises MissingExtraError for `purpose`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import transformers
         except ImportError:
-            raise MissingExtraError("a model of another family", "transformers") from None
+            raise MissingExtraError(purpose, "transformers") from None
         before = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()
         try:
@@ -110,7 +110,7 @@ def quiet(source: ForeignSource) -> Iterator[None]:
     """A run of such a model, of which transformers has nothing to tell the person."""
     with ExitStack() as stack:
         if source.origin == "transformers":
-            stack.enter_context(_quiet_transformers())
+            stack.enter_context(quiet_transformers())
         yield
 
 
