@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.commands.output import note
 from bertscope.errors import SelectionError
 from bertscope.foreign import ForeignSource
+from bertscope.presets import Source
 from bertscope.sources import AnyModel, find
 
 if TYPE_CHECKING:
@@ -27,9 +28,15 @@ def found_model(
     if isinstance(source, ForeignSource):
         if source.origin == "factory":
             note(f"runs your code: imports {source.address.partition(':')[0]} and takes {source.address} from it")
-    elif source.config.ignored:
-        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
+    else:
+        note_ignored(source)
     return source
+
+
+def note_ignored(source: Source) -> None:
+    """Says which fields of a configuration are passed over."""
+    if source.config.ignored:
+        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
 
 
 def build_model(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands import options, running
-from bertscope.commands.output import note
+from bertscope.commands.building import note_ignored
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.sources import load
 
@@ -54,8 +54,7 @@ def explore(
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    if source.config.ignored:
-        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
+    note_ignored(source)
     from bertscope.analyses.explore import explore as analyse
     from bertscope.render.explore import run as show
 
