@@ -19,6 +19,8 @@ finally:
 
 from torch import nn  # noqa: E402
 
+__all__ = ["Embedding", "index_row", "nn", "torch"]
+
 
 class Embedding(nn.Embedding):
     """torch's Embedding without values on meta: there `normal_()` would import torch._dynamo (1.4 s)."""

@@ -62,7 +62,7 @@ class _Dumper(yaml.SafeDumper):
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Lists stand inside their key."""
-        return super().increase_indent(flow, False)
+        super().increase_indent(flow, False)
 
 
 for _name, _pattern in SCALARS:
@@ -89,8 +89,9 @@ def _is_flat(items: list[Any]) -> bool:
 
 def yaml_text(data: Mapping[str, Any]) -> str:
     """A preset's keys as YAML."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6,
-                     default_flow_style=False)  # fmt: skip
+    text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6,
+                          default_flow_style=False)  # fmt: skip
+    return text
 
 
 # ---- preset -> config.json ----------------------------------------------------------------------

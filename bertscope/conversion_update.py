@@ -27,7 +27,7 @@ def updated(source: Source, existing: Path) -> str:
     read_preset(existing)
     whole, data = read_text(existing), preset_data(read_mapping(source_path(source)).plain())
     editor = YAML()
-    editor.preserve_quotes, editor.width = True, 10**6  # type: ignore[assignment]
+    editor.preserve_quotes, editor.width = True, 10**6
     document, indent, offset = load_yaml_guess_indent(whole.replace("\r\n", "\n"), yaml=editor)
     kept = {key: document[key] for key in PRESET_ONLY if key in document and key not in data}
     _merge(document, data | kept)

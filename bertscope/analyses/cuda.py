@@ -128,11 +128,12 @@ def scratch_bytes(operator: Any, args: Any) -> int:
     """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
     aten = torch.ops.aten
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
-        *rows, length, width = args[1].shape
+        query: torch.Tensor = args[1]
+        *rows, length, width = query.shape
         length, width = -(-length // 128) * 128, -(-width // 32) * 32
         return 4 * prod(rows) * length * (width + 1)
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
-        *rows, length, _ = args[1].shape
+        *rows, length, _ = query.shape
         return 4 * prod(rows) * length
     copied = contiguous_bytes(operator, args)
     if operator is aten.embedding_dense_backward.default:

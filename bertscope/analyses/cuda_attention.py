@@ -56,7 +56,8 @@ def attention(spec: RunSpec) -> Callable[..., torch.Tensor]:
         with torch.autocast("cpu", enabled=False):
             kernel = _KERNELS[_chosen(query, key, value, mask, spec.sdpa_kernel)]
             root = 1 / sqrt(query.shape[-1]) if scale is None else scale
-            return kernel(query, key, value, mask, dropout_p, is_causal, root)
+            out: torch.Tensor = kernel(query, key, value, mask, dropout_p, is_causal, root)
+        return out
 
     return run
 

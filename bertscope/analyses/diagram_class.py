@@ -72,7 +72,8 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
         return build(config, architecture, add_pooling_layer=has_pooler)
     options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}
     with quiet_transformers("--implementation transformers") as transformers, torch.device("meta"):
-        return getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
+        built: nn.Module = getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
+    return built
 
 
 class _Reader:

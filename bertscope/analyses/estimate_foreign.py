@@ -49,7 +49,7 @@ def _model(source: ForeignSource, spec: RunSpec) -> nn.Module:
 
 
 def _inputs(model: nn.Module, spec: RunSpec) -> dict[str, torch.Tensor]:
-    inputs = inputs_for(model, spec.batch, spec.seq, labels=spec.mode != "inference")
+    inputs: dict[str, torch.Tensor] = inputs_for(model, spec.batch, spec.seq, labels=spec.mode != "inference")
     if spec.padding:
         inputs["attention_mask"] = torch.empty(spec.batch, spec.seq, dtype=torch.long, device="meta")
     return inputs

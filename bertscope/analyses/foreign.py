@@ -44,7 +44,8 @@ def _from_transformers(source: ForeignSource, attention: str | None) -> nn.Modul
             with _without_values():
                 model = model_class(config)
             model.tie_weights()
-    return model.eval()
+            built: nn.Module = model.eval()
+    return built
 
 
 def _config_class(transformers: Any, source: ForeignSource) -> Any:

@@ -44,7 +44,7 @@ class _Answering(TorchDispatchMode):
     """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
 
     def __init__(self, step: Step) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.step, self.name = step, OPTIMIZER
         self.answers = Answers(is_masked=step.spec.padding > 0)
 
@@ -125,7 +125,7 @@ class _Live(_Answering):
     def _watch(self, tensor: torch.Tensor) -> int | None:
         """The key of a storage that was not known; None for an old one, or an empty one."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key: int = storage._cdata
         if key in self.watched or storage.nbytes() == 0:
             return None
 
@@ -214,7 +214,7 @@ class _Trial(TorchDispatchMode):
     """Notes the holders of what autograd adds to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[int, int]] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

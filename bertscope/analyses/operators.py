@@ -94,7 +94,7 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     return "unknown", 0, 0
 
 
-def _attention_flops(query: Any, key: Any, value: Any) -> int:
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
     """Scores (B, N, S, D) @ (B, N, D, T) and context (B, N, S, T) @ (B, N, T, E), a multiply-add as 2."""
     *outer, queries, width = query.shape
     keys, value_width = value.shape[-2:]

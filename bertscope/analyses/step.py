@@ -130,7 +130,7 @@ def make_optimizer(params: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim
     trainable = [param for param in params if param.requires_grad]
     if not spec.steps_optimizer or not trainable:
         return None
-    optimizer: Any = getattr(torch.optim, _OPTIMIZERS[spec.optimizer])
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[spec.optimizer])
     # A rate of nothing leaves the weights as they are; memory and work are the same.
     return optimizer(trainable, lr=0.0, **_WAYS[spec.implementation])
 

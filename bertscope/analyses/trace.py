@@ -45,7 +45,7 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
 
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.place = Whereabouts(
             entered=lambda path, tree: _keep(self.trace.inputs, path, tree),

@@ -26,10 +26,8 @@ def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: 
 def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
     if fmt == "json":
         return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
-    if fmt == "table":
-        return renderer.table(report, target)
-    render: Callable[[Any], str] = getattr(renderer, fmt)
-    return render(report)
+    render: Callable[..., str] = getattr(renderer, fmt)
+    return render(report, target) if fmt == "table" else render(report)
 
 
 def write(text: str, output: Path | None) -> None:

@@ -187,7 +187,8 @@ class BertSelfOutput(nn.Module):
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """(B, S, H) and the residual (B, S, H) -> (B, S, H)."""
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        return normed
 
 
 class BertAttention(nn.Module):

