@@ -133,6 +133,7 @@ def scratch_bytes(operator: Any, args: Any) -> int:
         length, width = -(-length // 128) * 128, -(-width // 32) * 32
         return 4 * prod(rows) * length * (width + 1)
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
+        query = args[1]
         *rows, length, _ = query.shape
         return 4 * prod(rows) * length
     copied = contiguous_bytes(operator, args)
