@@ -67,6 +67,7 @@ MAY = {
     "conversion": (TEXT, {"yaml"}),
     "conversion_update": (TEXT | {"conversion"}, set()),
     "schemas": (BASE | {""}, set()),
+    "report_reader": (BASE | {"schemas"}, set()),
     "tool_reports": ({"reports"}, set()),
     "cli": (BASE | {"commands", "render", ""}, {"typer"}),
     "__main__": ({"cli"}, set()),

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -44,7 +44,7 @@ def profile_report(
     """The measurements of one model's step in several ways, and their snapshots."""
     found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
     first = jobs[0]
-    run = {name: value for name, value in asdict(first.spec).items() if name not in ("checkpointing", "reentrant")}
+    run = {name: value for name, value in first.spec.to_dict().items() if name not in ("checkpointing", "reentrant")}
     config = first.source.config
     about = Subject(
         name=first.source.name,
