@@ -145,7 +145,7 @@ def test_a_formula_has_the_value_that_a_reader_computes(formula, value):
     assert _value(formula) == value
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "a", "1.5", "True", "'x' * 9", "f(2)", "[1]", "+" * 501])
+@pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "a", "1.5", "True", "'x' * 9", "f(2)", "+" * 501])
 def test_what_is_no_formula_is_not_evaluated(text):
     with pytest.raises((ValueError, SyntaxError)):
         _value(text)

@@ -55,7 +55,7 @@ def _instructions(value: Any, memo: dict[str, int]) -> Iterator[bytes]:
     if isinstance(value, (dict, list)):
         is_dict = isinstance(value, dict)
         yield b"}" if is_dict else b"]"
-        items = list(value.items()) if is_dict else [(item,) for item in value]
+        items = list(value.items()) if isinstance(value, dict) else [(item,) for item in value]
         for start in range(0, len(items), _BATCH):
             yield b"("
             for item in chain.from_iterable(items[start : start + _BATCH]):
