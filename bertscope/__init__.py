@@ -28,6 +28,8 @@ _HOMES = {
     "profile": "bertscope.analyses.measure",
     "convert": "bertscope.conversion",
     "schema": "bertscope.schemas",
+    "to_json": "bertscope.reports",
+    "from_json": "bertscope.report_reader",
     "doctor": "bertscope.analyses.doctor",
     **dict.fromkeys(
         (

@@ -1,11 +1,12 @@
 """What the analyses return: frozen, keyword-only, plain data in base units, never text made for display.
 
-Every report becomes JSON by `to_json_data`, with `schema` and `kind` in front.
+Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -247,3 +248,8 @@ class PresetsReport:
 def to_json_data(report: Any) -> dict[str, Any]:
     """The report as what `json.dumps` takes, with its schema and kind in front."""
     return {"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)}
+
+
+def to_json(report: Any) -> str:
+    """Return the report as JSON text, which `from_json` reads back."""
+    return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from bertscope.errors import ConfigError, SelectionError
 
@@ -133,6 +133,10 @@ class RunSpec:
     def steps_optimizer(self) -> bool:
         """Whether the run ends with an optimizer's step."""
         return self.mode == "training" and self.optimizer != "none"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as the plain data that reports hold and JSON gives back."""
+        return asdict(self) | {"freeze": list(self.freeze)}
 
     @property
     def precision(self) -> str:

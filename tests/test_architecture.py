@@ -50,13 +50,14 @@ MAY = {
     "foreign": (BASE | {"reading"}, set()),
     "config": (BASE, {"yaml"}),
     "spec": (BASE, set()),
+    "child": ({""}, set()),
     "expectations": (BASE | {"reading", "spec"}, set()),
     "presets": (TEXT, {"yaml"}),
     "sources": (TEXT, {"yaml"}),
     "expectation_files": (TEXT, set()),
     "_torch": (set(), {"torch"}),
     "model": (TEXT | {"_torch", "model"}, {"torch"}),
-    "analyses": (TEXT | {"_torch", "model", "analyses", ""}, {"torch"}),
+    "analyses": (TEXT | {"_torch", "model", "analyses", "child", "report_reader", ""}, {"torch"}),
     "render": (BASE | {"render"}, set()),
     "render/explore.py": (BASE | {"render"}, {"textual"}),  # an app is made of classes; its command imports it late
     "render/explore_tree.py": (BASE | {"render"}, {"textual", "rich"}),
@@ -66,6 +67,7 @@ MAY = {
     "conversion": (TEXT, {"yaml"}),
     "conversion_update": (TEXT | {"conversion"}, set()),
     "schemas": (BASE | {""}, set()),
+    "report_reader": (BASE | {"schemas"}, set()),
     "tool_reports": ({"reports"}, set()),
     "cli": (BASE | {"commands", "render", ""}, {"typer"}),
     "__main__": ({"cli"}, set()),
@@ -166,3 +168,35 @@ def _definitions(tree):
 def test_no_file_is_longer_than_its_room_allows():
     for path in FILES:
         assert len(path.read_text().splitlines()) <= 350, path
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load"}
+FORBIDDEN_MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+def runs_code(tree: ast.Module) -> set[str]:
+    """The names in a module that run code from data, or through a shell."""
+    names = imports(tree, everywhere=True)
+    found = FORBIDDEN_CALLS & names | FORBIDDEN_MODULES & {name.partition(".")[0] for name in names}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            found |= FORBIDDEN_CALLS & {ast.unparse(node)}
+        elif isinstance(node, ast.keyword) and node.arg == "shell":
+            found.add("shell=")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_runs_code_from_data(path):
+    assert runs_code(ast.parse(path.read_text())) == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["eval('1')", "exec(x)", "import pickle", "from pickle import loads", "import marshal as m", "import shelve",
+     "__import__('os')", "os.system('ls')", "run(x, shell=True)", "torch.load(path)", "from torch import load", "f = eval",
+     "def g():\n    import pickle"],
+)  # fmt: skip
+def test_code_from_data_is_found_where_it_is(code):
+    assert runs_code(ast.parse(code))
+    assert not runs_code(ast.parse("model.eval(); subprocess.run(['a']); from bertscope import pickles"))

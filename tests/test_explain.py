@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
+from bertscope.analyses.explain import _value
 from bertscope.analyses.explain_texts import QUESTIONS, SENTENCES
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
@@ -135,3 +136,16 @@ def test_every_sentence_and_answer_is_there_in_both_languages(cli):
 def test_every_format_holds_the_formulas(cli):
     for fmt in ("csv", "markdown", "json"):
         assert "vocab_size x hidden_size" in cli("explain", "bert-tiny", "--format", fmt).out.replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"), [("7", 7), ("2 * 3 + 4", 10), ("2 * (3 + 4)", 14), ("(2 * 512 - 1) * 64", 65472)]
+)
+def test_a_formula_has_the_value_that_a_reader_computes(formula, value):
+    assert _value(formula) == value
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "a", "1.5", "True", "'x' * 9", "f(2)", "+" * 501])
+def test_what_is_no_formula_is_not_evaluated(text):
+    with pytest.raises((ValueError, SyntaxError)):
+        _value(text)

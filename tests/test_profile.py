@@ -12,16 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import bertscope
+from bertscope.analyses import profile as profile_module
 from bertscope.analyses import worker
+from bertscope.analyses.estimate import estimate_memory
+from bertscope.analyses.jobs import MESSAGES, Job
 from bertscope.analyses.memory import memory
-from bertscope.analyses.profile import profile_variants
-from bertscope.analyses.worker import Job
+from bertscope.analyses.profile import _message, profile_variants
 from bertscope.errors import SelectionError
 from bertscope.spec import RunSpec
 from tests.conftest import ROOT
@@ -323,3 +326,62 @@ def test_a_terminal_gets_one_line_of_progress_that_goes_away(folder):
     assert "\n" not in progress
     assert "s)" in progress
     assert rest.startswith("small.yaml: BertForMaskedLM") or "BertForMaskedLM" in rest.splitlines()[0]
+
+
+def test_the_child_runs_no_module_of_the_working_directory(cli, folder, monkeypatch):
+    canary = folder / "canary"
+    for name in ("typing", "torch", "json", "bertscope", "sitecustomize", "ctypes", "yaml", "numpy", "pickle"):
+        (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder), ""])  # loaded here are the real ones already
+    result = cli("profile", "small.yaml", "--steps", "1", "--format", "json")
+    assert (result.code, canary.exists()) == (0, False), result.err
+    assert result.json["variants"][0]["measured"]
+
+
+def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
+    spec = RunSpec(batch=3, freeze=("embeddings", "pooler"), padding=0.1, mode="forward")
+    source = bertscope.load("bert-tiny", attention="eager", add_pooling_layer=False)
+    config = replace(source.config, pruned_heads={0: (1,)}, layer_norm_eps=0.1 + 0.2)
+    job = Job(source=replace(source, config=config), spec=spec, threads=2, beside=RunSpec(), memory_limit_bytes=2**40)
+    found = Job.from_json(job.to_json())
+    assert replace(found, source=job.source) == job
+    for name in ("name", "config", "architecture", "add_pooling_layer"):
+        assert getattr(found.source, name) == getattr(job.source, name)
+
+
+def test_an_activation_without_a_name_is_refused_before_a_child_starts():
+    job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), spec=RunSpec())
+    with pytest.raises(SelectionError, match="takes hidden_act by its name"):
+        profile_variants([job])
+
+
+def test_an_answer_arrives_as_it_was():
+    memory_ = estimate_memory(small(), RunSpec(batch=2, seq=8, checkpointing="full"))
+    assert _message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
+    for kind in MESSAGES:
+        assert _message(json.dumps([kind, None]).encode())[0] == "garbled"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('hello', flush=True)", "printed 'hello' where its parent expected a message while starting; remove"),
+        ("print('[1]', flush=True)", "printed '[1]' where"),
+        ("print('[\"stage\", 1]')", "where its parent expected a message"),
+        ('print(\'["nothing", ""]\')', "where its parent expected a message"),
+        ("print('[{}, 1]')", "where its parent expected a message"),
+        ("print('[' * 100_000)", "where its parent expected a message"),
+        ("print('9' * 5000)", "where its parent expected a message"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\x1b\\n')", "where its parent expected a message"),
+        ("while True: print('x' * 2**16, end='')", "where its parent expected a message"),
+        ("print('[\"stage\", \"half', end='')", "ended with exit code 0 while starting; try"),
+        ("import sys; sys.exit('broken \\x1b')", "ended with exit code 1: broken \\x1b while starting"),
+    ],
+)
+def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
+    monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "_MAX_MESSAGE_BYTES", 2**20)
+    (variant,) = profile_variants([Job(source=small(), spec=RunSpec())], timeout_seconds=20).variants
+    assert words in variant.failure
+    assert variant.failure.isprintable()
+    assert len(variant.failure) < 400

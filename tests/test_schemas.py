@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import bertscope
+from bertscope.commands import output
 from bertscope.fit_reports import Card, FitReport, FitRow
 from bertscope.memory_reports import MemoryReport, ProcessMemory, Timing, Variant
 from bertscope.reports import Subject, to_json_data
@@ -37,12 +38,16 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize(("kind", "command"), [(kind, line) for kind, lines in OUTPUTS.items() for line in lines])
-def test_the_output_of_every_command_is_as_its_schema_says(cli, tmp_path, monkeypatch, kind, command):
+def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, tmp_path, monkeypatch, kind, command):
     monkeypatch.chdir(tmp_path)
+    reports = []
+    monkeypatch.setattr(output, "to_json", lambda report: reports.append(report) or bertscope.to_json(report))
     (tmp_path / "mine.bertscope.yaml").write_text("model: bert-tiny\nexpected: {ties: {a: b}, distinct_params: 5}\n")
     document = json.loads(cli("schema", kind).out)
     Draft202012Validator.check_schema(document)
-    Draft202012Validator(document).validate(cli(*command.split(), "--format", "json").json)
+    result = cli(*command.split(), "--format", "json")
+    Draft202012Validator(document).validate(result.json)
+    assert [bertscope.from_json(result.out)] == reports
 
 
 def test_the_reports_on_memory_are_as_their_schema_says():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope._torch import nn
@@ -181,7 +181,7 @@ def memory_report(
     """The variants with what they are about."""
     return MemoryReport(
         subject=replace(subject(module, name, spec.dtype), obtained="measured" if machine else "estimated"),
-        run={field: value for field, value in asdict(spec).items() if field not in ("checkpointing", "reentrant")},
+        run={field: value for field, value in spec.to_dict().items() if field not in ("checkpointing", "reentrant")},
         machine=machine or f"{spec.device} semantics, on fake tensors",
         variants=variants,
     )

@@ -6,8 +6,10 @@ The formulas are closed forms, written here and nowhere else; the sums compare t
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from bertscope.analyses.count import count
@@ -29,6 +31,10 @@ CLASSIFIERS = {
     "BertForTokenClassification": ("classifier", "num_labels", True),
     "BertForQuestionAnswering": ("qa_outputs", "num_labels", True),
 }
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+}  # fmt: skip
+_MAX_FORMULA = 500  # characters; the longest has about 150
 NORM = "2 * hidden_size"
 SQUARE = "hidden_size * hidden_size + hidden_size"
 
@@ -209,9 +215,18 @@ def _times(formula: str) -> str:
 
 
 def _value(numbers: str) -> int:
-    """The value of our own formula: integers, +, -, * and parentheses, checked to be nothing else."""
-    assert re.fullmatch(r"[\d+\-* ()]+", numbers), numbers
-    return int(eval(numbers, {"__builtins__": {}}))
+    """Return the value of a formula of integers, +, -, * and parentheses; raise ValueError for any other text."""
+    if len(numbers) > _MAX_FORMULA:
+        raise ValueError(f"a formula has at most {_MAX_FORMULA} characters; got {len(numbers)}")
+    return _computed(ast.parse(numbers, mode="eval").body)
+
+
+def _computed(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_computed(node.left), _computed(node.right))
+    raise ValueError(f"a formula holds integers, +, -, * and parentheses; got {ast.unparse(node)[:40]!r}")
 
 
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:

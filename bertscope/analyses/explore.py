@@ -10,7 +10,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from bertscope.analyses.count import freeze
 from bertscope.analyses.estimate import Tapes
@@ -57,7 +57,7 @@ def of_parameters(model: BertPreTrainedModel, name: str, spec: RunSpec, *, folde
     nodes = (fold(root) if folded else root).walk()
     return ExploreReport(
         subject=found.subject,
-        run=asdict(spec),
+        run=spec.to_dict(),
         totals=found.totals,
         ties=found.ties,
         rows=tuple(

@@ -7,7 +7,7 @@ search is arithmetic, and its answer is checked: the peaks at that batch and at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
 from bertscope.analyses.allocator import replayed
@@ -246,7 +246,7 @@ def fit_report(
     fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
     really = [_on_card(known, way) for way in ways]
     rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))
-    run = {name: value for name, value in asdict(ways[0]).items() if name not in _VARIED}
+    run = {name: value for name, value in ways[0].to_dict().items() if name not in _VARIED}
     about = subject(bert_model(source, replace(ways[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),

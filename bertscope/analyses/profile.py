@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.worker import Job
-from bertscope.errors import SelectionError
+from bertscope.analyses.jobs import MESSAGES, Found, Job, Timed
+from bertscope.child import child_command
+from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.memory_reports import Memory, MemoryReport, Outlook, Timing, Variant
+from bertscope.report_reader import typed
 from bertscope.reports import Subject
 from bertscope.units import bytes_text
 
 Progress = Callable[[str], None]
 _POLL_SECONDS = 0.2
+_MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 INTERRUPTED = ("interrupted", "was interrupted")
 
 
@@ -44,7 +47,7 @@ def profile_report(
     """The measurements of one model's step in several ways, and their snapshots."""
     found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
     first = jobs[0]
-    run = {name: value for name, value in asdict(first.spec).items() if name not in ("checkpointing", "reentrant")}
+    run = {name: value for name, value in first.spec.to_dict().items() if name not in ("checkpointing", "reentrant")}
     config = first.source.config
     about = Subject(
         name=first.source.name,
@@ -67,9 +70,9 @@ class _Told:
     stage: str = "starting"
     taken: int = 0  # by torch and Python, of the memory limit
     estimated: Memory | None = None
-    found: dict[str, Any] | None = None
-    result: dict[str, Any] | None = None
-    snapshot: bytes | None = None
+    found: Found | None = None
+    result: Timed | None = None
+    snapshot: str | None = None  # base64
     outlook: Outlook | None = None
     problem: tuple[str, str] | None = None
     closed: bool = False
@@ -91,24 +94,25 @@ def profile_variants(
             break
     return Profiled(
         variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=False)),
-        machine=next((told.found["machine"] for told in heard if told.found), ""),
-        snapshots=tuple(told.snapshot for told in heard),
+        machine=next((told.found.machine for told in heard if told.found), ""),
+        snapshots=tuple(b64decode(told.snapshot) if told.snapshot else None for told in heard),
     )
 
 
 def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
+    question = job.to_json().encode()
     child = subprocess.Popen(
-        [sys.executable, "-c", "from bertscope.analyses.worker import main; main()"],
+        child_command("bertscope.analyses.worker:main"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches the parent alone, and the whole group can be stopped
-        env=os.environ | _surroundings(),
+        env=os.environ | _cache_folder(),
     )
     told = _Told()
     try:
         with suppress(BrokenPipeError):
-            pickle.dump(job, child.stdin)  # type: ignore[arg-type]
+            child.stdin.write(question)  # type: ignore[union-attr]
             child.stdin.close()  # type: ignore[union-attr]
         _listen(child, told, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
     except KeyboardInterrupt:
@@ -122,11 +126,9 @@ def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
     return told
 
 
-def _surroundings() -> dict[str, str]:
-    """The same packages as here; and a place that exists for the cache that torch would make a folder for."""
-    packages = os.pathsep.join(path for path in sys.path if path)
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
-    return {"PYTHONPATH": packages, "TORCHINDUCTOR_CACHE_DIR": cache}
+def _cache_folder() -> dict[str, str]:
+    """Name a folder that exists for the cache of torch, which would make one."""
+    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())}
 
 
 def _listen(
@@ -147,26 +149,40 @@ def _listen(
         if message is None:
             return
         _note(told, *message)
+        if told.problem is not None:
+            return
         progress(f"{job.spec.checkpointing}: {told.stage}")
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in ("stage", "taken", "estimated", "found", "result", "snapshot", "outlook"):
+    if kind in vars(told):
         setattr(told, kind, content)
     else:
         told.problem = (kind, content)
 
 
 def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
-    with suppress(EOFError, OSError, pickle.UnpicklingError, ValueError):
-        while True:
-            messages.put(pickle.load(stream))
+    """Put each message in the queue, and None after the last; a dying child may leave half a line."""
+    with suppress(OSError, ValueError):
+        while line := stream.readline(_MAX_MESSAGE_BYTES):
+            if line.endswith(b"\n") or len(line) == _MAX_MESSAGE_BYTES:
+                messages.put(_message(line))
     messages.put(None)
+
+
+def _message(line: bytes) -> tuple[str, Any]:
+    """Return the kind and the content of a message; of any other line, `garbled` and its beginning."""
+    try:
+        kind, content = json.loads(line)
+        return kind, typed(MESSAGES[kind], content, kind)
+    except (ValueError, KeyError, TypeError, RecursionError, SourceError):
+        shown = one_line(line[:100].decode(errors="replace").strip(), limit=80)
+        return "garbled", f"printed {shown!r} where its parent expected a message"
 
 
 def _collect(stream: Any, lines: list[bytes]) -> None:
     with suppress(OSError, ValueError):
-        for line in stream:
+        while line := stream.readline(2**16):
             lines[:] = [*lines[-20:], line]
 
 
@@ -191,7 +207,7 @@ def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
     last = b"".join(told.stderr).decode(errors="replace").strip().splitlines()
-    return f"ended with exit code {code}" + (f": {last[-1][:200]}" if last else "")
+    return f"ended with exit code {code}" + (f": {one_line(last[-1], limit=200)}" if last else "")
 
 
 def _variant(job: Job, told: _Told) -> Variant:
@@ -203,20 +219,19 @@ def _variant(job: Job, told: _Told) -> Variant:
         outlook=told.outlook,
     )
     if told.found is not None:
-        variant = replace(variant, measured=told.found["measured"], process=told.found["process"])
+        variant = replace(variant, measured=told.found.measured, process=told.found.process)
     if told.found is None or told.result is None:
         return replace(variant, failure=_failure(job, told))
-    timing = told.result
-    median = timing["median"]
+    median, flops = told.result.median_seconds, told.result.flops
     return replace(
         variant,
         timing=Timing(
-            warmup_seconds=told.found["warmup"],
-            step_seconds=timing["seconds"],
+            warmup_seconds=told.found.warmup_seconds,
+            step_seconds=told.result.step_seconds,
             median_seconds=median,
             tokens_per_second=spec.batch * spec.seq / median if median else 0.0,
-            flops=timing["flops"],
-            flops_per_second=timing["flops"] / median if median else 0.0,
+            flops=flops,
+            flops_per_second=flops / median if median else 0.0,
         ),
     )
 
@@ -232,8 +247,10 @@ def _failure(job: Job, told: _Told) -> str:
     words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}
     happened = words.get(kind, text)
     expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
-    if kind == "interrupted":
-        return f"the child {happened} while {told.stage}{expected}; run it again to measure"
+    others = {"interrupted": "run it again to measure",
+              "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
+    if kind in others:
+        return f"the child {happened} while {told.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
     if job.spec.checkpointing == "none" and job.spec.mode != "inference":
         remedy += ", --checkpointing"

@@ -1,56 +1,43 @@
 """The child of `profile`: builds one real model, runs its step, and tells its parent over standard output.
 
 A process of its own, so that memory starts clean, a limit binds nothing else, and a death is an answer.
-Messages are pickles of (kind, content): where it is, the estimate, the result, or why it could not go on.
+A message is a line of JSON, [kind, content]: where it is, the estimate, the result, or why it could not go on.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
-import pickle
 import signal
 import statistics
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.presets import Source
-from bertscope.spec import RunSpec
+from bertscope.analyses.jobs import Found, Job, Timed
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.memory_reports import ProcessMemory
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 Say = Callable[[str, Any], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the child is to run."""
-
-    source: Source
-    spec: RunSpec
-    steps: int = 3
-    threads: int | None = None
-    seed: int = 0
-    memory_limit_bytes: int | None = None
-    beside: RunSpec | None = None  # the first way, when this is another
-    wants_snapshot: bool = False  # the tape as PyTorch's memory viewer reads it
-
-
 def main() -> None:
     """Read a job from standard input and do it."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
-    job: Job = pickle.load(sys.stdin.buffer)
+    job = Job.from_json(sys.stdin.buffer.read())
 
     def say(kind: str, content: Any) -> None:
         """One message to the parent."""
-        pickle.dump((kind, content), out)
+        out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
         out.flush()
 
     _be_a_good_child()
@@ -85,8 +72,6 @@ def _obey_limit(job: Job, say: Say) -> None:
 
 
 def _explained(error: Exception, job: Job) -> tuple[str, str]:
-    from bertscope.errors import BertscopeError
-
     if isinstance(error, BertscopeError):
         return "refused", str(error)
     text = str(error)
@@ -96,7 +81,7 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {text}"
 
 
-def run(job: Job, say: Say) -> dict[str, Any]:
+def run(job: Job, say: Say) -> Timed:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope._torch import torch
@@ -117,9 +102,8 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     _obey_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    found = _measure(step, job, say)
-    say("found", found | {"machine": _machine(job)})
-    return _timed(step, job, say) | {"flops": flops}
+    say("found", _measure(step, job, say))
+    return _timed(step, job, say, flops)
 
 
 def step_flops(flops_run: Any, job: Job) -> int:
@@ -137,8 +121,6 @@ def _built(job: Job) -> Any:
 
     if job.spec.device == "cuda":
         if not torch.cuda.is_available():
-            from bertscope.errors import SelectionError
-
             raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
         if job.memory_limit_bytes is not None:
             whole = torch.cuda.get_device_properties(0).total_memory
@@ -147,7 +129,7 @@ def _built(job: Job) -> Any:
     return make_step(model, bert_inputs(model, job.spec, job.spec.device), job.spec, job.spec.device)
 
 
-def _measure(step: Any, job: Job, say: Say) -> dict[str, Any]:
+def _measure(step: Any, job: Job, say: Say) -> Found:
     """The first step for the allocator's own events, the second for the system's high-water mark."""
     from bertscope.analyses.measure import measured
     from bertscope.analyses.memory import memory
@@ -168,11 +150,12 @@ def _measure(step: Any, job: Job, say: Say) -> dict[str, Any]:
         say("stage", "measuring the process")
         process = _high_water(step.run)
     if job.wants_snapshot:
-        say("snapshot", snapshot(tape))
-    return {"measured": memory(tape, "measured", terms), "process": process, "warmup": warmup}
+        say("snapshot", b64encode(snapshot(tape)).decode())
+    measured_memory = memory(tape, "measured", terms)
+    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
 
 
-def _timed(step: Any, job: Job, say: Say) -> dict[str, Any]:
+def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
     """Bare steps, with the memory allocator as it is by default; under a limit it must stay frugal."""
     if job.memory_limit_bytes is None:
         _keep_freed_memory()
@@ -183,7 +166,8 @@ def _timed(step: Any, job: Job, say: Say) -> dict[str, Any]:
         step.run()
         _finish(job)
         seconds.append(time.perf_counter() - started)
-    return {"seconds": tuple(seconds), "median": statistics.median(seconds) if seconds else 0.0}
+    median = statistics.median(seconds) if seconds else 0.0
+    return Timed(step_seconds=tuple(seconds), median_seconds=median, flops=flops)
 
 
 def _finish(job: Job) -> None:
@@ -221,10 +205,8 @@ def _keep_freed_memory() -> None:
     _malloc(_M_TRIM_THRESHOLD, 2**26)
 
 
-def _high_water(run: Callable[[], None]) -> Any:
+def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
     """The process's own high-water mark over one step; None where the system does not tell."""
-    from bertscope.memory_reports import ProcessMemory
-
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -246,7 +228,3 @@ def _status(field: str) -> int | None:
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     return None
-
-
-if __name__ == "__main__":
-    main()

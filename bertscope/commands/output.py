@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import typer
 
 from bertscope.errors import SourceError, one_line
 from bertscope.render.console import Target, stdout_target
-from bertscope.reports import to_json_data
+from bertscope.reports import to_json
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
@@ -25,7 +24,7 @@ def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: 
 
 def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
     if fmt == "json":
-        return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
+        return to_json(report)
     render: Callable[..., str] = getattr(renderer, fmt)
     return render(report, target) if fmt == "table" else render(report)
 

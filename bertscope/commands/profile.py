@@ -65,8 +65,8 @@ def profile(
     specs = running.specs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    from bertscope.analyses.jobs import Job
     from bertscope.analyses.profile import profile_report
-    from bertscope.analyses.worker import Job
 
     limit = running.size("--memory-limit", memory_limit)
     jobs = [

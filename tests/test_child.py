@@ -1,0 +1,94 @@
+"""The command line of a child process: the parent's packages, and nothing from the working directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import bertscope
+from bertscope.child import child_command
+
+HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
+           "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip
+CANARY = "ran-the-code-of-this-folder"
+PROBE = """
+def main():
+    import importlib.util, json, typing, bertscope.errors
+    found = {name: importlib.util.find_spec(name) is not None for name in ("optional", "helper", "torch", "yaml")}
+    print(json.dumps(found | {"typing": typing.__file__, "bertscope": bertscope.__file__}))
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """A working directory full of modules that leave a file when they run, in front of sys.path as by `python -m`."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in HOSTILE:
+        (folder / f"{name}.py").write_text(f"open({str(folder / CANARY)!r}, 'w').close()\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), "", *sys.path])
+    return folder
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    """A folder of the user's own modules."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "probe.py").write_text(PROBE)
+    (folder / "helper.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    return folder
+
+
+def asked() -> dict[str, object]:
+    done = subprocess.run(child_command("probe:main"), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_child_runs_no_module_of_the_working_directory(probe, hostile):
+    found = asked()
+    assert found == {"optional": False, "helper": True, "torch": True, "yaml": True, "bertscope": bertscope.__file__,
+                     "typing": found["typing"]}  # fmt: skip
+    assert not str(found["typing"]).startswith(str(hostile))
+    assert not (hostile / CANARY).exists()
+
+
+def test_a_child_imports_from_the_working_directory_if_pythonpath_names_it(probe, monkeypatch):
+    (probe / "optional.py").write_text("")
+    monkeypatch.chdir(probe)
+    monkeypatch.setenv("PYTHONPATH", str(probe))
+    assert asked()["optional"]
+
+
+def test_a_child_runs_the_package_that_the_parent_runs_from_the_working_directory(probe, monkeypatch):
+    """As `python -m bertscope` in a checkout does."""
+    root = os.path.dirname(os.path.dirname(bertscope.__file__))
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert asked()["bertscope"] == bertscope.__file__
+
+
+def test_a_child_sees_the_packages_of_the_users_own_site(probe, tmp_path, monkeypatch):
+    import site
+
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "optional.py").write_text("")
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setattr(site, "USER_SITE", str(tmp_path / "user"))
+    assert asked()["optional"]
+
+
+def test_a_deleted_working_directory_changes_nothing(probe, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert asked()["helper"]

@@ -1,0 +1,134 @@
+"""Reports read back from JSON: every kind as it was, and other text refused in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import bertscope
+from bertscope.errors import SourceError
+from bertscope.report_reader import typed
+from bertscope.reports import PresetRow, PresetsReport, to_json_data
+from bertscope.schemas import report_classes
+
+CLASSES = [item for classes in report_classes().values() for item in classes]
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=5), values, max_size=2),
+    max_leaves=3,
+)
+SCALARS = {int: st.integers(), float: st.floats(allow_nan=False), str: st.text(max_size=5), bool: st.booleans(),
+           type(None): st.none(), Any: PLAIN}  # fmt: skip
+
+
+def values(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy:
+    """Values of a type; a dataclass that contains itself does so once."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{item.name: values(hints[item.name], (*inside, hint)) for item in fields(hint)})
+    if origin in (Union, UnionType):
+        return st.one_of(values(argument, inside) for argument in arguments)
+    if origin is dict:
+        return st.dictionaries(SCALARS[str], values(arguments[1], inside), max_size=2)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        most = 0 if arguments[0] in inside else 2
+        return st.lists(values(arguments[0], inside), max_size=most).map(tuple) if most else st.just(())
+    assert origin is tuple, hint
+    return st.tuples(*(values(argument, inside) for argument in arguments))
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda item: item.__name__)
+def test_a_report_of_every_kind_is_read_back_as_it_was(kind):
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(values(kind))
+    def law(report):
+        assert bertscope.from_json(bertscope.to_json(report)) == report
+
+    law()
+
+
+def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
+    row = PresetRow(name="tiny", architecture="BertModel", distinct_params=7, layer_params=None, description="é",
+                    hub_names=("a", "b"), path="tiny.yaml")  # fmt: skip
+    text = (
+        '{"schema": 1, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
+        '"distinct_params": 7, "layer_params": null, "description": "é", "hub_names": ["a", "b"], '
+        '"path": "tiny.yaml"}]}'
+    )
+    assert bertscope.from_json(text) == bertscope.from_json(text.encode()) == PresetsReport(rows=(row,))
+
+
+@pytest.mark.parametrize("field", ["schema", "kind", "subject", "totals", "rows"])
+def test_a_report_without_a_field_it_needs_is_refused(field):
+    data = to_json_data(bertscope.count(bertscope.build(bertscope.load("bert-tiny").config)))
+    del data[field]
+    with pytest.raises(SourceError):
+        bertscope.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON: Expecting value"),
+        (b"\xff\xfe\xff", "not JSON"),
+        ("[" * 200_000, "nested too deep"),
+        ("9" * 5000, "not JSON"),
+        ("[1]", "must be a JSON object; got a list"),
+        ('{"kind": "cuont"}', "no report of kind \"cuont\"; did you mean 'count'?"),
+        ('{"kind": ["count"]}', "no report of kind a list"),
+        ('{"kind": "presets", "rows": []}', "schema null of the report is unknown; this version reads 1"),
+        ('{"schema": 2, "kind": "presets", "rows": []}', "schema 2"),
+        ('{"schema": true, "kind": "presets", "rows": []}', "schema true"),
+        ('{"schema": 1, "kind": "presets"}', "presets lacks the field 'rows'"),
+        ('{"schema": 1, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
+        ('{"schema": 1, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
+        ('{"schema": 1, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
+        ('{"schema": 1, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_report_is_one_line_that_says_why(text, words):
+    with pytest.raises(SourceError) as found:
+        bertscope.from_json(text)
+    assert words in str(found.value)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) <= 620
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One field of each form."""
+
+    size: Literal["s", "m"] = "s"
+    pair: tuple[int, str] = (1, "a")
+    table: dict[str, float] | None = None
+    either: int | str = 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"size": "xl"}, "size must be one of s, m; got"),
+        ({"size": 1}, "size must be one of s, m"),
+        ({"pair": [1]}, "pair must be a list of 2"),
+        ({"pair": [True, "a"]}, "pair[0] must be an integer; got true"),
+        ({"table": {"x": "1"}}, "table.x must be a number"),
+        ({"either": 1.5}, "either must be an integer or text; got 1.5"),
+        ({"either": None}, "either must be an integer or text; got null"),
+    ],
+    ids=str,
+)
+def test_every_form_of_type_is_checked(data, words):
+    assert typed(Example, {"pair": [2, "b"], "table": {"x": 1}}, "it") == Example(pair=(2, "b"), table={"x": 1})
+    with pytest.raises(SourceError) as found:
+        typed(Example, data, "it")
+    assert words in str(found.value)
