@@ -56,7 +56,7 @@ MAY = {
     "expectation_files": (TEXT, set()),
     "_torch": (set(), {"torch"}),
     "model": (TEXT | {"_torch", "model"}, {"torch"}),
-    "analyses": (TEXT | {"_torch", "model", "analyses", ""}, {"torch"}),
+    "analyses": (TEXT | {"_torch", "model", "analyses", "child", ""}, {"torch"}),
     "render": (BASE | {"render"}, set()),
     "render/explore.py": (BASE | {"render"}, {"textual"}),  # an app is made of classes; its command imports it late
     "render/explore_tree.py": (BASE | {"render"}, {"textual", "rich"}),
@@ -67,8 +67,10 @@ MAY = {
     "conversion_update": (TEXT | {"conversion"}, set()),
     "schemas": (BASE | {""}, set()),
     "tool_reports": ({"reports"}, set()),
-    "cli": (BASE | {"commands", "render", ""}, {"typer"}),
-    "__main__": ({"cli"}, set()),
+    "process": ({"errors"}, set()),
+    "child": ({""}, set()),
+    "cli": (BASE | {"commands", "process", "render", ""}, {"typer"}),
+    "__main__": ({"cli", "process"}, set()),
     "__init__": (set(), set()),
 }
 
