@@ -75,7 +75,9 @@ app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of
 app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(epilog=check.EPILOG, short_help="Verify what files expect of their models.")(check.check)
+app.command(
+    epilog=check.EPILOG, cls=check.WithFilesLikeOptions, short_help="Verify what files expect of their models."
+)(check.check)
 app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
 app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
     convert.convert

@@ -41,9 +41,11 @@ def _ask() -> tuple[dict[str, Any], str]:
 
 
 def tell() -> None:
-    """What the child says: one line of JSON."""
-    from bertscope._torch import torch
-
+    """What the child says: one line of JSON, or why torch does not load."""
+    try:
+        from bertscope._torch import torch
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     told: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
         told["cards"] = [_card(number) for number in range(torch.cuda.device_count())]
