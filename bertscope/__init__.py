@@ -6,7 +6,10 @@ Names load on first use, so that `import bertscope` does not import torch.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` is not imported: a file of that name may lie where `python -m bertscope` starts
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -1,14 +1,26 @@
 """The program: `bertscope`, and `python -m bertscope`."""
 
+import os
+import sys
+
 
 def main() -> None:
-    """Run the command line; an interrupt while it is still being imported ends as quietly as a later one."""
+    """Run the command line; an error while it is still being imported ends as quietly as a later one."""
     try:
-        from bertscope import cli
+        from bertscope.process import run
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    cli.main()
+    run(_command_line)
+
+
+def _command_line() -> int:
+    from bertscope import cli
+
+    return cli.start()
 
 
 if __name__ == "__main__":
+    # `python -m` puts the working directory in front, where any file could replace a module.
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) != sys.path[0]:
+        del sys.path[0]
     main()

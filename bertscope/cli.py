@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import gc
 import os
 import sys
 import tempfile
 import warnings
-from typing import Annotated, NoReturn
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
@@ -34,16 +33,17 @@ from bertscope.commands import (
     tree,
     verify,
 )  # fmt: skip
-from bertscope.commands.options import Color, with_color
+from bertscope.commands.options import Color, Debug, with_shared_options
 from bertscope.commands.running import WithBareCheckpointing
-from bertscope.errors import BertscopeError, BertscopeWarning, one_line
+from bertscope.errors import BertscopeWarning, one_line
+from bertscope.process import EXIT_CODES, complain, failure, run
 from bertscope.render.console import choose_color
 
+_CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
     name="bertscope",
     help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and what you expect.",
-    epilog="Run 'bertscope COMMAND --help' for examples of each command. "
-    "Exit codes: 0 fine, 1 the answer is no, 2 the question was wrong, 3 it could not be measured.",
+    epilog=f"Run 'bertscope COMMAND --help' for examples of each command. Exit codes: {_CODES}.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -75,7 +75,9 @@ app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of
 app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
 app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
 app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(epilog=check.EPILOG, short_help="Verify what files expect of their models.")(check.check)
+app.command(
+    epilog=check.EPILOG, cls=check.WithFilesLikeOptions, short_help="Verify what files expect of their models."
+)(check.check)
 app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
 app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
     convert.convert
@@ -96,39 +98,31 @@ def options(
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     color: Color = None,
+    debug: Debug = False,
 ) -> None:
     """Options of bertscope itself."""
     choose_color(color or "auto")
 
 
 for _command in app.registered_commands:
-    _command.callback = with_color(_command.callback)  # type: ignore[arg-type]
+    _command.callback = with_shared_options(_command.callback)  # type: ignore[arg-type]
 
 
 def main() -> None:
-    """Run the command line; every expected error is one line on stderr."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        stream = getattr(sys, name)
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a pipe in the C locale has no '│'
+    """Run the command line and exit with its code."""
+    run(start)
+
+
+def start() -> int:
+    """Set what the libraries read, run the command line, and return its exit code."""
     if "--download" not in sys.argv:  # whatever a library would like to fetch
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # torch makes a folder for a cache that nothing here needs; one that exists already leaves nothing behind.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+    with suppress(OSError):  # no folder for temporary files
+        # torch makes a folder for a cache that nothing here needs; one that exists already leaves nothing behind.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     warnings.showwarning = _show_warning
     gc.disable()  # a short process over the million objects of torch: collecting them only costs time
-    _leave(_run())
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without taking apart the million objects of torch one by one, which costs 0.1 s or more."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader may have gone, and has been told of it
-            stream.flush()
-    os._exit(code)
+    return _run()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
@@ -137,29 +131,25 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 
 def _run() -> int:
+    """Return the exit code of the command line; every error is one line on stderr."""
     try:
-        return app(prog_name="bertscope", standalone_mode=False) or 0
-    except BertscopeError as error:
-        return _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
+        code = app(prog_name="bertscope", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BaseException as error:
         # Typer's own usage errors; their class lives in a private module, their two attributes do not.
-        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
-            raise
-        return _usage(error)
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _usage(error)
+        if isinstance(error, typer.Abort) and error.__cause__ is not None:  # Typer's name for an EOFError
+            error = error.__cause__
+        return failure(error)
+    return code
 
 
-def _usage(error: Exception) -> int:
+def _usage(error: BaseException) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
         return 2
     command = context.command_path if context is not None else "bertscope"
     message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-    return _complain(f"{message}; see '{command} --help'", error.exit_code)  # type: ignore[attr-defined]
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"error: {one_line(message, limit=2000)}", file=sys.stderr)
-    return code
+    return complain(f"{message}; see '{command} --help'", error.exit_code)  # type: ignore[attr-defined]

@@ -70,6 +70,7 @@ def test_a_missing_extra_has_the_command_that_installs_it(cli, monkeypatch):
         ("import os; os.abort()", "it ended with -6"),
         ("raise SystemExit(3)", "it ended with 3"),
         ("", "torch does not load: ImportError"),
+        ("raise ValueError('unknown log setting\\nvalid settings:\\n  all')", "ValueError: unknown log setting"),
         ("__version__ = '9'; import sys; sys.stdout.write('hello'); 1 / 0", "ZeroDivisionError"),
     ],
 )
@@ -89,8 +90,7 @@ def test_a_broken_torch_is_told_of_and_is_no_failure(tmp_path, code, words):
 
 
 def test_without_torch_it_says_so(tmp_path):
-    blocker = tmp_path / "sitecustomize.py"
-    blocker.write_text("import sys\nsys.modules['torch'] = None\n")
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run([sys.executable, "-m", "bertscope", "doctor"], env=environment, capture_output=True,
                           text=True, check=False, timeout=120)  # fmt: skip

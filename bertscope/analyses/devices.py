@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
+from bertscope.child import child_command
 from bertscope.errors import one_line
 from bertscope.tool_reports import DeviceRow
 
-_CHILD = "from bertscope.analyses.devices import tell; tell()"
 _TIMEOUT_SECONDS = 120  # of an import that takes one, on a machine that is busy
 
 
@@ -26,9 +26,8 @@ def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
 
 
 def _ask() -> tuple[dict[str, Any], str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=environment,
+        done = subprocess.run(child_command("bertscope.analyses.devices:tell"), capture_output=True, text=True,
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         return {}, f"import torch takes longer than {_TIMEOUT_SECONDS} s"
@@ -42,9 +41,11 @@ def _ask() -> tuple[dict[str, Any], str]:
 
 
 def tell() -> None:
-    """What the child says: one line of JSON."""
-    from bertscope._torch import torch
-
+    """What the child says: one line of JSON, or why torch does not load."""
+    try:
+        from bertscope._torch import torch
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     told: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
         told["cards"] = [_card(number) for number in range(torch.cuda.device_count())]

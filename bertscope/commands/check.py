@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from bertscope.commands import options
 from bertscope.commands.output import show, write, write_file
@@ -26,6 +28,18 @@ examples:
   bertscope check --write my-bert.yaml
 exit codes: 0 all hold, 1 something differs, 2 a file cannot be checked
 """
+
+
+class WithFilesLikeOptions(TyperCommand):
+    """A file whose name looks like an option, such as `-oother.bertscope.yaml` from a pre-commit hook, is a file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `./` in front of such names; the path stays the same."""
+        return super().parse_args(ctx, [f"./{word}" if _is_file_like_option(word) else word for word in args])
+
+
+def _is_file_like_option(word: str) -> bool:
+    return word.startswith("-") and word.endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
 def check(

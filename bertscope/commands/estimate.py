@@ -60,15 +60,16 @@ def estimate(
     specs = running.specs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
     source = found_model(model, architecture, attention, pooler, download)
+    if snapshot is not None and isinstance(source, ForeignSource):
+        raise SelectionError(f"{source.name} is {source.family}; --snapshot is of BERTs built here alone")
     from bertscope.analyses.estimate import Tapes
     from bertscope.analyses.estimate_foreign import estimate_any
 
     with running.Progress() as progress:
         report = estimate_any(source, specs, progress)
+    running.show_memory(report, fmt, output, rows)
+    running.write_timeline(report, timeline)
     if snapshot is not None:
-        if isinstance(source, ForeignSource):
-            raise SelectionError(f"{source.name} is {source.family}; --snapshot is of BERTs built here alone")
         from bertscope.analyses.snapshot import snapshot as picture
 
-        write_bytes(snapshot, picture(Tapes(source).tape(specs[-1])[0]))
-    running.show_memory(report, fmt, output, rows, timeline)
+        write_bytes(snapshot, picture(Tapes(source).tape(specs[-1])[0]))  # type: ignore[arg-type]

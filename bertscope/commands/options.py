@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from bertscope.commands.output import check_outputs
 from bertscope.config import ARCHITECTURES
 from bertscope.presets import preset_paths
 from bertscope.render.console import choose_color
@@ -89,20 +90,32 @@ Color = Annotated[
 ]
 
 
-def with_color(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with `--color` among its options, which `bertscope` itself takes before the command."""
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
+]
+
+
+def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with `--color` and `--debug`, which `bertscope` itself takes before the command.
+
+    Before the command starts, check that every file it will write can be written: each option of type Path names one.
+    """
 
     @functools.wraps(command)
-    def colored(*, color: Literal["auto", "always", "never"] | None = None, **arguments: Any) -> Any:
+    def shared(*, color: Literal["auto", "always", "never"] | None = None, debug: bool = False, **given: Any) -> Any:
         if color is not None:
             choose_color(color)
-        return command(**arguments)
+        check_outputs([value for value in given.values() if isinstance(value, Path)])
+        return command(**given)  # `bertscope.process` reads --debug, since an error may come before it is parsed
 
-    own = inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Color)
     signature = inspect.signature(command, eval_str=True)
-    colored.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])  # type: ignore[attr-defined]
-    colored.__annotations__ = command.__annotations__ | {"color": Color}
-    return colored
+    own = [
+        inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Color),
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug),
+    ]
+    shared.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
+    shared.__annotations__ = command.__annotations__ | {"color": Color, "debug": Debug}
+    return shared
 
 
 __all__ = [
@@ -112,6 +125,7 @@ __all__ = [
     "Batch",
     "Checkpointing",
     "Color",
+    "Debug",
     "Download",
     "Format",
     "Freeze",
@@ -120,5 +134,5 @@ __all__ = [
     "Pooler",
     "Seq",
     "Shapes",
-    "with_color",
+    "with_shared_options",
 ]

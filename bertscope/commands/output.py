@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import typer
-
-from bertscope.errors import SourceError, one_line
+from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json
 
@@ -34,22 +34,28 @@ def write(text: str, output: Path | None) -> None:
     if output is not None:
         write_file(output, text)
         return
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def check_outputs(paths: Sequence[Path]) -> None:
+    """Raise SourceError before the work begins: where a file cannot be written, or two outputs name the same file."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone (`| head`): say nothing, and let nothing fail again when Python flushes at exit.
-        _discard_stdout()
-        raise typer.Exit(141) from None  # as the shell reports SIGPIPE
-    except OSError as error:
-        _discard_stdout()
-        raise SourceError(
-            f"standard output cannot be written: {error.strerror}; write to a file with --output"
-        ) from None
-
-
-def _discard_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.getcwd()
+    except OSError:
+        raise SourceError("the working directory was deleted; change to a folder that exists") from None
+    for path in paths:
+        with _explained(path):
+            if _is_device(path):
+                if not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            else:
+                with tempfile.TemporaryFile(dir=path.resolve().parent) as file:
+                    file.write(b"\0")  # a full disk takes the file and refuses the byte
+    files = [path.resolve() for path in paths if not _is_device(path)]
+    for path in files:
+        if files.count(path) > 1:
+            raise SourceError(f"two outputs name {path.name}; give each a file of its own")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -62,15 +68,27 @@ def write_file(path: Path, text: str | bytes) -> None:
 
     A device or a pipe, such as /dev/stdout, is written to as it is.
     """
-    try:
-        if path.is_dir():
-            raise SourceError(f"{path} is a folder; name a file to write")
-        if path.exists() and not path.is_file():
+    with _explained(path):
+        if _is_device(path):
             path.write_bytes(_encoded(text))
         else:
             _replace(path, text)
+
+
+def _is_device(path: Path) -> bool:
+    """Tell a device or pipe from a file, which may not exist yet; raises SourceError for a folder."""
+    if path.is_dir():
+        raise SourceError(f"{path} is a folder; name a file to write")
+    return path.exists() and not path.is_file()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise SourceError in place of what the system says against writing this file."""
+    try:
+        yield
     except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, SourceError):
+        if isinstance(error, BertscopeError):
             raise
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None

@@ -55,7 +55,7 @@ def profile(
     """Run the real step and measure its memory and time, each way in a process of its own, beside the estimate.
 
     The peak is the allocator's own, by torch's profiler; times are of bare steps, run apart. Exit code 3 when
-    a way to run could not be measured: out of memory, killed, too slow, interrupted.
+    a way to run could not be measured: out of memory, killed, too slow; 130 when it was interrupted.
     """
     run = {
         "batch": batch, "seq": seq, "mode": mode, "reentrant": reentrant, "optimizer": optimizer,
@@ -66,7 +66,7 @@ def profile(
     running.check_timeline(timeline)
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.jobs import Job
-    from bertscope.analyses.profile import profile_report
+    from bertscope.analyses.profile import INTERRUPTED, profile_report
 
     limit = running.size("--memory-limit", memory_limit)
     jobs = [
@@ -76,13 +76,22 @@ def profile(
     ]  # fmt: skip
     with running.Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
-    if snapshot is not None and pictures[-1] is not None:
-        write_bytes(snapshot, pictures[-1])
-    measured = any(variant.measured for variant in report.variants)
-    if measured or fmt != "table":
-        running.show_memory(report, fmt, output, rows, timeline)
-    failures = [variant for variant in report.variants if variant.failure]
-    for variant in failures:
-        note(f"{variant.checkpointing} could not be measured: {variant.failure}")
+    is_shown = fmt != "table" or any(variant.measured for variant in report.variants)
+    failures = [variant.failure for variant in report.variants if variant.failure]
+    try:  # the table first; no output that fails takes another one with it
+        if is_shown:
+            running.show_memory(report, fmt, output, rows)
+        for variant in report.variants:
+            if variant.failure:
+                note(f"{variant.checkpointing} could not be measured: {variant.failure}")
+    finally:
+        try:
+            if snapshot is not None and pictures[-1] is not None:
+                write_bytes(snapshot, pictures[-1])
+        finally:
+            if is_shown:
+                running.write_timeline(report, timeline)
+    if any(INTERRUPTED[1] in failure for failure in failures):
+        raise typer.Exit(130)
     if failures:
         raise typer.Exit(3)

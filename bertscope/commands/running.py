@@ -152,17 +152,21 @@ def check_timeline(path: Path | None) -> None:
         check_suffix(path.suffix)
 
 
-def show_memory(report: Any, fmt: str, output: Path | None, rows: int, timeline: Path | None) -> None:
-    """The report in the format asked for, and its picture."""
+def show_memory(report: Any, fmt: str, output: Path | None, rows: int) -> None:
+    """Show the report in the format asked for."""
     from functools import partial
     from types import SimpleNamespace
 
     from bertscope.render import memory as renderer
 
-    if timeline is not None:
-        from bertscope.render.timeline import timeline as picture
-
-        write_bytes(timeline, picture(report, timeline.suffix))
-        note(f"the timeline is in {timeline}")
     table = partial(renderer.table, shown_rows=rows or None)
     show(report, SimpleNamespace(table=table, csv=renderer.csv, markdown=renderer.markdown), fmt, output)
+
+
+def write_timeline(report: Any, path: Path | None) -> None:
+    """Write the picture of the report, if there is a path for it."""
+    if path is not None:
+        from bertscope.render.timeline import timeline as picture
+
+        write_bytes(path, picture(report, path.suffix))
+        note(f"the timeline is in {path}")

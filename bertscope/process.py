@@ -1,0 +1,182 @@
+"""The process around the command line: standard streams, signals, unexpected errors and the exit code.
+
+It imports the standard library only, so that it can report any other module that fails to import.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from bertscope.errors import BertscopeError, SourceError, one_line
+
+INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
+EXIT_CODES = {
+    0: "fine",
+    1: "the answer is no",
+    2: "the question was wrong (one line on stderr says how to put it right)",
+    3: "it could not be measured (out of memory, killed, too slow)",
+    INTERNAL: "bertscope or its installation failed (one line names the error; --debug shows the traceback)",
+    HANGUP: "the terminal was closed (SIGHUP)",
+    INTERRUPT: "interrupted (Ctrl-C, SIGINT)",
+    READER_GONE: "the reader of stdout has gone (SIGPIPE), as in `| head`",
+    TERMINATED: "terminated (SIGTERM)",
+}
+
+
+class Leave(SystemExit):
+    """The end of the run with an exit code and without a message."""
+
+
+def run(command: Callable[[], int]) -> NoReturn:
+    """Run the command and exit with its code; report any error in one line."""
+    try:
+        try:
+            _prepare()
+            code = command()
+        except BaseException as error:
+            code = failure(error)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        code = INTERRUPT
+    _leave(code)
+
+
+def failure(error: BaseException) -> int:
+    """Report an error in one line on stderr, with its traceback under --debug; return the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPT
+    if isinstance(error, Leave):
+        return int(error.code or 0)
+    if is_debug():
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
+    if isinstance(error, BertscopeError):
+        return complain(str(error), error.exit_code)
+    text = one_line(" ".join(str(error).split()), limit=200)
+    remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"
+    if isinstance(error, ImportError):
+        remedy = f"'bertscope doctor' checks the installation; {remedy}"
+    elif isinstance(error, MemoryError):
+        text = text or "memory ran out"
+    name = f"{type(error).__name__}{': ' if text else ''}{text}"
+    return complain(f"internal error: {name} ({_place(error.__traceback__)}); {remedy}", INTERNAL)
+
+
+def is_debug() -> bool:
+    """Tell whether tracebacks are asked for: by --debug, even where it is not parsed yet, or by BERTSCOPE_DEBUG."""
+    return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
+
+
+def complain(message: str, code: int) -> int:
+    """Print the one line of an error; return the exit code."""
+    print(f"error: {one_line(message, limit=2000)}", file=sys.stderr)
+    return code
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return the file and line that raised, without the folders of this machine."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "unknown place"
+    return f"{'/'.join(trace.tb_frame.f_code.co_filename.split(os.sep)[-3:])}:{trace.tb_lineno}"
+
+
+def _prepare() -> None:
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed by the shell (`>&-`); the next file that is opened takes the lowest number
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = _stream(sys.stdout, _Stdout, 1)
+    sys.stderr = _stream(sys.stderr, _Stderr, 2)
+    for name in ("SIGTERM", "SIGHUP"):
+        number = int(getattr(signal, name, 0))
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _end)
+    sys.unraisablehook = _ignored
+
+
+def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
+    """Return the stream over `raw`; a pipe in the C locale has no '│', hence backslashreplace."""
+    if stream is None:
+        return open(os.devnull, "w")
+    buffer = getattr(stream, "buffer", None)
+    if type(getattr(buffer, "raw", buffer)) is not io.FileIO:  # a console of Windows, or a stream that a caller set
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw(number, "w", closefd=False)), encoding=stream.encoding, errors="backslashreplace",
+        line_buffering=stream.line_buffering, write_through=stream.write_through,
+    )  # fmt: skip
+
+
+class _Stdout(io.FileIO):
+    """Standard output whose first error ends the run; what comes after it is dropped."""
+
+    failed = False
+
+    def write(self, data: Any) -> int:
+        """Write all or part; wait where the other side set O_NONBLOCK."""
+        if self.failed:
+            return len(data)
+        try:
+            while (written := super().write(data)) is None:
+                select.select([], [self], [])
+        except BrokenPipeError:
+            self.failed = True
+            raise Leave(READER_GONE) from None
+        except OSError as error:
+            self.failed = True
+            raise SourceError(f"standard output cannot be written: {error.strerror}; write to a file") from None
+        return written
+
+
+class _Stderr(io.FileIO):
+    """Standard error that drops what cannot be written: no message may end the run."""
+
+    def write(self, data: Any) -> int:
+        """Write all or part, or drop it."""
+        with contextlib.suppress(OSError):
+            return super().write(data) or len(data)
+        return len(data)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End the run as a shell reports the signal; `finally` stops children and removes half-written files."""
+    signal.signal(number, signal.SIG_IGN)
+    raise Leave(128 + number)
+
+
+def _ignored(what: Any) -> None:
+    """Send a signal again that came in the middle of a destructor or callback, where Python drops exceptions."""
+    if is_debug():
+        sys.__unraisablehook__(what)
+    if isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
+        import threading
+
+        number = int(what.exc_value.code or 0) - 128 if isinstance(what.exc_value, Leave) else signal.SIGINT
+        if number != signal.SIGINT:
+            signal.signal(number, _end)
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without taking apart the million objects of torch one by one, which costs 0.1 s or more."""
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
