@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -16,6 +15,9 @@ import typer
 from bertscope.errors import SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json_data
+from bertscope.texts import json_text, visible_lines
+
+_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
@@ -25,11 +27,11 @@ def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: 
 
 def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
     if fmt == "json":
-        return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
+        return json_text(to_json_data(report))
     if fmt == "table":
-        return renderer.table(report, target)
+        return visible_lines(renderer.table(report, target), color=target.color)
     render: Callable[[Any], str] = getattr(renderer, fmt)
-    return render(report)
+    return render(report) if fmt in _MARKUP else visible_lines(render(report))
 
 
 def write(text: str, output: Path | None) -> None:
