@@ -8,7 +8,6 @@ field that they decide in `config`; in `extra`, model_type null means that the c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from bertscope.errors import ConfigError, SelectionError, SourceError
 from bertscope.presets import KEYS, MEMBER, PRESET_ONLY, Source, is_own_member, preset_of
 from bertscope.reading import SCALARS, TAG, read_mapping, read_yaml
 from bertscope.sources import load
+from bertscope.texts import json_text
 
 
 def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,6 +63,12 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Lists stand inside their key."""
         super().increase_indent(flow, False)
+
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        """Escape all but ASCII where something has to be escaped: PyYAML leaves overrides of direction as they are."""
+        self.allow_unicode, kept = text.isprintable(), self.allow_unicode
+        super().write_double_quoted(text, split)
+        self.allow_unicode = kept
 
 
 for _name, _pattern in SCALARS:
@@ -114,11 +120,6 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: preset[key] for key in PRESET_ONLY if key in preset}
     members |= {MEMBER: own} if own else {}
     return dict(sorted(members.items()))
-
-
-def json_text(members: Mapping[str, Any]) -> str:
-    """Members as transformers writes a config.json."""
-    return json.dumps(members, indent=2, ensure_ascii=False) + "\n"
 
 
 # ---- files --------------------------------------------------------------------------------------

@@ -14,13 +14,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from bertscope.texts import visible
+
 
 def one_line(text: str, limit: int = 600) -> str:
-    """The text without line breaks, control characters and excess, for a terminal, a log or XML."""
-    shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text[: limit + 1]
-    )
+    """Return the text without line breaks, control characters and excess, for a terminal, a log or XML."""
+    shown = visible(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 

@@ -60,14 +60,17 @@ def with_lines(value: dict[str, Any], line: int) -> Mapping:
 
 
 def read_mapping(path: Path) -> Mapping:
-    """The mapping in a YAML or JSON file (by its ending); raises SourceError with file and line."""
-    text = read_text(path)
-    if not text.strip():
-        raise SourceError("the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1")
-    found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
-    for entry in found.values():
-        _check_levels(entry, path)
-    return found
+    """Return the mapping in a YAML or JSON file (by its ending); raises SourceError with file and line."""
+    with readable(path):
+        text = read_text(path)
+        if not text.strip():
+            raise SourceError(
+                "the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1"
+            )
+        found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
+        for entry in found.values():
+            _check_levels(entry, path)
+        return found
 
 
 def _check_levels(entry: Entry, path: Path) -> None:
@@ -87,14 +90,21 @@ def _inside(value: Any) -> Iterable[Any]:
 
 @contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Turns what the operating system says of a path (permission, length, loops) into a SourceError."""
+    """Turn whatever the operating system or a library raises while it reads a path into a SourceError.
+
+    Code that opens or parses a file runs inside: the family of such errors (LZMAError, BadZipFile, EOFError,
+    MemoryError, struct.error ...) has no end.
+    """
     try:
         yield
     except BertscopeError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}".removesuffix(": ")
+        raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is whole") from error
 
 
 def read_text(path: Path) -> str:

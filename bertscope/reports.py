@@ -6,9 +6,10 @@ Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from bertscope.texts import json_text
 
 SCHEMA = 1
 Shape = tuple[int, ...] | None  # None: torch does not know it yet (a lazy parameter)
@@ -252,4 +253,4 @@ def to_json_data(report: Any) -> dict[str, Any]:
 
 def to_json(report: Any) -> str:
     """Return the report as JSON text, which `from_json` reads back."""
-    return json.dumps(to_json_data(report), indent=2, ensure_ascii=False) + "\n"
+    return json_text(to_json_data(report))

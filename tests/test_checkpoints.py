@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.stored import stored_report
+from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.checkpoints.rebuilt import BadPickle
@@ -126,7 +127,7 @@ def test_the_weights_are_found_among_other_things(tmp_path, state):
 
 def test_a_table_as_python_2_pickled_it_is_read():
     pairs = b"](](U\x01aK\x01ee"
-    assert described(io.BytesIO(b"ccollections\nOrderedDict\n(" + pairs + b"tR.")) == {"a": 1}
+    assert described(io.BytesIO(b"ccollections\nOrderedDict\n(" + pairs + b"tR."), Budget(Path())) == {"a": 1}
 
 
 def test_an_index_brings_its_shards_together(tmp_path):
@@ -377,7 +378,7 @@ def test_loops_pipes_and_devices_are_told_and_links_are_followed(cli, tmp_path):
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_description_or_a_refusal(raw):
     try:
-        described(io.BytesIO(raw))
+        described(io.BytesIO(raw), Budget(Path()))
     except BadPickle as error:
         assert str(error)  # noqa: PT017
 

@@ -13,6 +13,9 @@ from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.errors import SourceError
 from bertscope.reading import readable
 
+MAX_NAME = 1000  # characters of a tensor's name
+MAX_ELEMENTS = 2**63  # of a tensor; torch counts them in 64 bits
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:

@@ -11,6 +11,8 @@ import pickletools
 from io import BytesIO
 from typing import Any
 
+from bertscope.checkpoints.budget import Budget
+from bertscope.checkpoints.files import is_size
 from bertscope.checkpoints.rebuilt import BadPickle, Global, Table, called, storage_of
 
 MAX_INSTRUCTIONS = 1 << 20  # a tensor takes about 40
@@ -38,21 +40,23 @@ _VALUES = frozenset(
 )
 
 
-def described(file: BytesIO) -> Any:
-    """The next pickle in the file as plain values, Tables and Tensors; raises BadPickle."""
-    machine = _Machine()
+def described(file: BytesIO, budget: Budget) -> Any:
+    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle."""
+    machine, count = _Machine(budget), 0
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_INSTRUCTIONS:
                 raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
             machine.do(opcode.name, argument)
+        budget.spend("instructions", count)
         return machine.stack.pop()
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise BadPickle(f"not the pickle of a state dict ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 class _Machine:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -135,7 +139,8 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         table = self._top(Table)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, (str, int)):  # the hash of a tuple of tuples of tuples may take for ever
+            # The hash of nested tuples takes for ever, that of a long integer as long as it is, each time.
+            if not isinstance(key, str) and not is_size(key):
                 raise BadPickle(f"a key that is a {type(key).__name__}")
             table[key] = value
 
@@ -177,4 +182,5 @@ class _Machine:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise BadPickle("a call of what is no name")
+        self.budget.spend("copied elements", sum(len(item) for item in arguments if isinstance(item, (list, tuple))))
         self.stack.append(called(function, arguments))

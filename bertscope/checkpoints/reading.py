@@ -8,6 +8,7 @@ from typing import Any
 
 from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints import INDEX, SUFFIXES, weights_in
+from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.files import StoredFile, broken, opened, strict_json
 from bertscope.checkpoints.safetensors import read_safetensors
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
@@ -41,30 +42,31 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a file or a folder; raises SourceError for one that is broken, hostile or foreign."""
+    """Return the checkpoint in a file or a folder; raises SourceError for one that is broken, hostile or foreign."""
     with readable(path):
-        is_folder = path.is_dir()
-    found = (weights_in(path) or path) if is_folder else path
-    if found.name.endswith(INDEX):
-        return _sharded(found)
-    stored = _read_file(found)
+        found = (weights_in(path) or path) if path.is_dir() else path
+        budget = Budget(found)
+        if found.name.endswith(INDEX):
+            return _sharded(found, budget)
+        stored = _read_file(found, budget)
     return Checkpoint(
         name=path.name, path=found, format=stored.format, files=(found.name,), tensors=stored.tensors,
         parts=stored.parts, metadata=stored.metadata, problems=stored.problems,
     )  # fmt: skip
 
 
-def _read_file(path: Path) -> StoredFile:
+def _read_file(path: Path, budget: Budget) -> StoredFile:
     with opened(path) as (file, size):
+        budget.add_file(path, file)
         start = file.read(32)
         file.seek(0)
         if start.startswith(b"PK\x03\x04"):
-            return read_zip(path, file, size)
+            return read_zip(path, file, size, budget)
         if start.startswith(LEGACY):
-            return read_legacy(path, file, size)
+            return read_legacy(path, file, size, budget)
         if start[8:9] != b"{":
             _refuse_foreign(path, start)
-        return read_safetensors(path, file, size)
+        return read_safetensors(path, file, size, budget)
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
@@ -75,10 +77,10 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
         raise broken(path, "neither safetensors nor what torch.save writes" + ("" if start else ": the file is empty"))
 
 
-def _sharded(path: Path) -> Checkpoint:
-    """All shards that an index names; every tensor where the index says."""
+def _sharded(path: Path, budget: Budget) -> Checkpoint:
+    """Read all shards that an index names; every tensor is where the index says."""
     places = _weight_map(path)
-    shards = {name: _read_file(path.parent / name) for name in dict.fromkeys(places.values())}
+    shards = {name: _read_file(path.parent / name, budget) for name in dict.fromkeys(places.values())}
     stored = {(tensor.file, tensor.name): tensor for shard in shards.values() for tensor in shard.tensors}
     for name, shard in places.items():
         if (shard, name) not in stored:

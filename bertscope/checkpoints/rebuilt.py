@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from bertscope.checkpoints.files import MAX_ELEMENTS, is_size
+
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _REBUILD_PARAMETER = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 _STORAGES = {
@@ -66,7 +68,7 @@ def storage_of(persistent: Any) -> Storage:
     """`("storage", type, key, location, elements)`, as torch writes it."""
     kind, storage, key, _, elements = persistent[:5]
     dtype = _STORAGES.get(storage.name) if isinstance(storage, Global) and storage.module.startswith("torch") else None
-    if kind != "storage" or dtype is None or not isinstance(key, str) or not _is_size(elements):
+    if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
         raise BadPickle("a storage that is none of torch's")
     if len(persistent) > 5 and persistent[5] is not None:
         raise BadPickle("a view into a storage, as torch wrote before 0.4")
@@ -99,7 +101,7 @@ def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
     storage, offset, shape, stride = arguments[:4]
     if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple):
         raise BadPickle("a tensor without a storage")
-    if not all(map(_is_size, (offset, *shape, *stride))) or len(shape) != len(stride) or len(shape) > 64:
+    if not all(map(is_size, (offset, *shape, *stride))) or len(shape) != len(stride) or len(shape) > 64:
         raise BadPickle("a tensor with a shape or stride that is no list of sizes")
     dtype = storage.dtype
     if with_dtype:
@@ -107,11 +109,9 @@ def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
         dtype = given.name if isinstance(given, Global) and given.module == "torch" else ""
     if dtype not in ITEM_BYTES:
         raise BadPickle("a tensor of an unknown dtype")
+    if math.prod(shape) >= MAX_ELEMENTS:
+        raise BadPickle("a tensor of 2**63 elements or more")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
     if math.prod(shape) and last * ITEM_BYTES[dtype] > storage.bytes:
         raise BadPickle(f"a tensor of shape {list(shape)} that reaches beyond its storage")
     return Tensor(storage, offset, shape, stride, dtype)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

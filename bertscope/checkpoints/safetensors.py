@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.checkpoint_reports import FilePart, StoredTensor
-from bertscope.checkpoints.files import StoredFile, broken, is_size, strict_json
+from bertscope.checkpoints.budget import Budget
+from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken, is_size, strict_json
 
 MAX_HEADER_BYTES = 16 << 20
-MAX_NAME = 1000
 
 # dtype of the format -> torch's name and bits of an element.
 DTYPES = {
@@ -37,9 +37,10 @@ class _Placed(NamedTuple):
     tensor: StoredTensor
 
 
-def read_safetensors(path: Path, file: BinaryIO, size: int) -> StoredFile:
-    """The tensors of an open safetensors file of `size` bytes; raises SourceError for what is none."""
-    header_bytes, header = _header(path, file, size)
+def read_safetensors(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
+    """Return the tensors of an open safetensors file of `size` bytes; raises SourceError for what is none."""
+    header_bytes, header = _header(path, file, size, budget)
+    budget.spend("tensors", len(header))
     metadata = _metadata(path, header.pop("__metadata__", {}))
     data_bytes = size - 8 - header_bytes
     placed = [_placed(path, name, entry, data_bytes) for name, entry in header.items()]
@@ -61,7 +62,7 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> StoredFile:
     )
 
 
-def _header(path: Path, file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
+def _header(path: Path, file: BinaryIO, size: int, budget: Budget) -> tuple[int, dict[str, Any]]:
     start = file.read(8)
     if len(start) < 8:
         raise broken(path, f"the file ends after {len(start)} bytes, before the header's length")
@@ -72,6 +73,7 @@ def _header(path: Path, file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]
         )
     if length > MAX_HEADER_BYTES:
         raise broken(path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+    budget.spend("bytes of headers", length)
     header = strict_json(path, file.read(length), "the header")
     if not isinstance(header, dict):
         raise broken(path, "the header is no JSON object")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertscope.checkpoint_reports import FilePart, StoredTensor
-from bertscope.checkpoints.files import StoredFile, broken
+from bertscope.checkpoints.budget import Budget
+from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.rebuilt import ITEM_BYTES, BadPickle, Storage, Table, Tensor
 from bertscope.errors import SourceError
@@ -22,22 +22,19 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGI
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where trainers put the weights among other things
 
 
-def read_zip(path: Path, file: BinaryIO, size: int) -> StoredFile:
-    """The tensors of an open zip that `torch.save` wrote; raises SourceError for any other."""
+def read_zip(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
+    """Return the tensors of an open zip that `torch.save` wrote; raises SourceError for any other."""
     _refuse_large_directories(path, file, size)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = {info.filename: info for info in archive.infolist()}
-            if len(entries) < len(archive.infolist()):
-                raise broken(path, "the zip has a record twice")
-            pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise broken(path, "a zip without the data.pkl that torch.save writes")
-            raw = _record(path, archive, entries[pickles[0]])
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError) as error:
-        raise broken(path, f"not a readable zip: {error}") from None
+    with zipfile.ZipFile(file) as archive:
+        entries = {info.filename: info for info in archive.infolist()}
+        if len(entries) < len(archive.infolist()):
+            raise broken(path, "the zip has a record twice")
+        pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise broken(path, "a zip without the data.pkl that torch.save writes")
+        raw = _record(path, archive, entries[pickles[0]], budget)
     folder = pickles[0].removesuffix("data.pkl")
-    tensors = list(_tensors(path, _state(path, BytesIO(raw))))
+    tensors = list(_tensors(path, _state(path, BytesIO(raw), budget), budget))
     for storage in _storages(tensors).values():
         found = entries.get(f"{folder}data/{storage.key}")
         if found is None or found.file_size != storage.bytes or found.compress_size != storage.bytes:
@@ -54,13 +51,13 @@ def read_zip(path: Path, file: BinaryIO, size: int) -> StoredFile:
     return _stored(path, tensors, parts)
 
 
-def read_legacy(path: Path, file: BinaryIO, size: int) -> StoredFile:
-    """The tensors of an open file of torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
+def read_legacy(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
+    """Return the tensors of a file of torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
     start = BytesIO(file.read(MAX_PICKLE_BYTES))
     for _ in range(3):
-        _described(path, start)
-    tensors = list(_tensors(path, _state(path, start)))
-    storages, keys = _storages(tensors), _described(path, start)
+        _described(path, start, budget)
+    tensors = list(_tensors(path, _state(path, start, budget), budget))
+    storages, keys = _storages(tensors), _described(path, start, budget)
     if (
         not isinstance(keys, list)
         or len(keys) != len(storages)
@@ -68,6 +65,7 @@ def read_legacy(path: Path, file: BinaryIO, size: int) -> StoredFile:
     ):
         raise broken(path, "the keys of its storages are not those of its tensors")
     pickles = place = start.tell()
+    budget.spend("bytes of headers", pickles)
     for key in keys:
         file.seek(place)
         if int.from_bytes(file.read(8), "little") != storages[key].elements:
@@ -108,16 +106,16 @@ def _storages(tensors: list[tuple[str, Tensor]]) -> dict[str, Storage]:
     return {tensor.storage.key: tensor.storage for _, tensor in tensors}
 
 
-def _described(path: Path, file: BytesIO) -> Any:
+def _described(path: Path, file: BytesIO, budget: Budget) -> Any:
     try:
-        return described(file)
+        return described(file, budget)
     except BadPickle as error:
         raise broken(path, f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
-def _state(path: Path, file: BytesIO) -> Table:
+def _state(path: Path, file: BytesIO, budget: Budget) -> Table:
     """The table of tensors in the pickle, at its top or one level down where trainers put it."""
-    found = _described(path, file)
+    found = _described(path, file, budget)
     if isinstance(found, Table) and not any(isinstance(value, Tensor) for value in found.values()):
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), Table)), found)
     if not isinstance(found, Table) or not any(isinstance(value, Tensor) for value in found.values()):
@@ -125,21 +123,25 @@ def _state(path: Path, file: BytesIO) -> Table:
     return found
 
 
-def _tensors(path: Path, state: Table) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: Path, state: Table, budget: Budget) -> Iterator[tuple[str, Tensor]]:
     by_key: dict[str, Storage] = {}
     for name, value in state.items():
         if isinstance(value, Tensor):
-            if not isinstance(name, str):
-                raise broken(path, "a tensor's name is no text")
+            budget.spend("tensors", 1)
+            if not isinstance(name, str) or len(name) > MAX_NAME:
+                raise broken(path, f"a tensor's name is no text of at most {MAX_NAME:,} characters")
             if by_key.setdefault(value.storage.key, value.storage) != value.storage:
                 raise broken(path, f"the storage {value.storage.key[:40]} is described in two ways")
             yield name, value
 
 
-def _record(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A record of bounded size, whatever the directory claims of it."""
+def _record(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes:
+    """Return a record of bounded size, whatever the directory claims of it."""
     if info.file_size > MAX_PICKLE_BYTES:
         raise broken(path, f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise broken(path, "a compressed data.pkl; torch.save compresses nothing")
+    budget.spend("bytes of headers", info.file_size)
     with archive.open(info) as record:
         raw = record.read(MAX_PICKLE_BYTES + 1)
     if len(raw) > MAX_PICKLE_BYTES:

@@ -15,6 +15,9 @@ from typing import Any
 from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports import to_json
+from bertscope.texts import visible_lines
+
+_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
@@ -26,7 +29,9 @@ def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target:
     if fmt == "json":
         return to_json(report)
     render: Callable[..., str] = getattr(renderer, fmt)
-    return render(report, target) if fmt == "table" else render(report)
+    if fmt == "table":
+        return visible_lines(render(report, target), color=target.color)
+    return render(report) if fmt in _MARKUP else visible_lines(render(report))
 
 
 def write(text: str, output: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +10,7 @@ from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.errors import SelectionError
 from bertscope.render import schemas as renderer
+from bertscope.texts import json_text
 
 EPILOG = """\b
 examples:
@@ -54,4 +54,4 @@ def schema(
         return
     if fmt not in (None, "json"):
         raise SelectionError(f"a schema is JSON; leave --format {fmt} out, or leave KIND out for the list")
-    write(json.dumps(made(kind), indent=2, ensure_ascii=False) + "\n", output)
+    write(json_text(made(kind)), output)

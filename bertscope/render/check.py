@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape  # xml.sax.saxutils would import urllib.request, 27 ms on every command
-
 from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.reports import CheckReport, Finding
+from bertscope.texts import html_text
 from bertscope.units import count_text, signed_text
 
 
@@ -70,7 +69,7 @@ def _case(finding: Finding) -> str:
 
 def _xml(value: str) -> str:
     """Escaped, and without what XML 1.0 cannot hold: controls, surrogates, non-characters."""
-    return escape(one_line(value))
+    return html_text(one_line(value))
 
 
 _COLUMNS = (

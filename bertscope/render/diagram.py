@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from bertscope.diagram_reports import ClassReport, GraphReport
 from bertscope.render import diagram_dot, diagram_mermaid
 from bertscope.render.diagram_texts import title
 from bertscope.render.drawing import drawn
+from bertscope.texts import html_text
 
 Report = ClassReport | GraphReport
 
@@ -73,7 +72,7 @@ def html(report: Report) -> str:
     picture = drawn(diagram_dot.text(report))
     picture = picture[picture.index("<svg") :]  # a page has its own declaration
     source = diagram_mermaid.source(report)
-    return _PAGE.format(title=escape(title(report)), style=_STYLE, svg=picture, source=escape(source))
+    return _PAGE.format(title=html_text(title(report)), style=_STYLE, svg=picture, source=html_text(source))
 
 
 def inline_svg(report: Report) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from bertscope.diagram_reports import ClassBox, ClassReport, DiagramGroup, DiagramNode, GraphReport
 from bertscope.render.diagram_texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
+from bertscope.texts import visible
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
@@ -97,8 +98,8 @@ def _lines(lines: list[str]) -> str:
 
 def _as_text(written: str) -> str:
     """A label's text: Graphviz takes `&amp;` in it for the character."""
-    return written.replace("&", "&amp;")
+    return visible(written).replace("&", "&amp;")
 
 
 def _quoted(written: str) -> str:
-    return '"' + written.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + visible(written).replace("\\", "\\\\").replace('"', '\\"') + '"'

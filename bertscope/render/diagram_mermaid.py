@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from bertscope.diagram_reports import ClassBox, ClassLink, ClassReport, DiagramGroup, DiagramNode, GraphReport
 from bertscope.errors import SelectionError
 from bertscope.render.diagram_texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
+from bertscope.texts import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
 MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
@@ -124,8 +125,8 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _escaped(written: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in written)
+    return "".join(_ESCAPES.get(character, character) for character in visible(written))
 
 
 def _in_yaml(written: str) -> str:
-    return written.replace("\\", "\\\\").replace('"', '\\"')
+    return visible(written).replace("\\", "\\\\").replace('"', '\\"')

@@ -6,9 +6,9 @@ plotly's script stands in the page once; the policy in its head forbids every re
 from __future__ import annotations
 
 import json
-from html import escape
 from typing import Any
 
+from bertscope.texts import html_text
 from bertscope.units import unit_value
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -142,30 +142,30 @@ def page(title: str, body: str) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}"
+        f"<title>{html_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}"
         f"<script>{get_plotlyjs()}</script>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
 def chart(label: str, figure: dict[str, Any], ident: str = "") -> str:
     """A figure in plotly's words (data, layout), where it stands in the page; `label` is for who cannot see it."""
-    name = f' id="{escape(ident)}"' if ident else ""
+    name = f' id="{html_text(ident)}"' if ident else ""
     data = json.dumps([figure["data"], figure["layout"], _CONFIG], separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<div class="chart"{name} role="img" aria-label="{escape(label)}"></div>'
+        f'<div class="chart"{name} role="img" aria-label="{html_text(label)}"></div>'
         f'<script type="application/json" class="figure">{data}</script>\n'
     )
 
 
 def legend(colors: dict[str, str]) -> str:
     """Names beside their colours."""
-    items = [f'<li><i style="background:{color}"></i>{escape(name)}</li>' for name, color in colors.items()]
+    items = [f'<li><i style="background:{color}"></i>{html_text(name)}</li>' for name, color in colors.items()]
     return f'<ul class="legend">{"".join(items)}</ul>\n'
 
 
 def tiles(figures: list[tuple[str, str]]) -> str:
     """What to see first: a figure, and what it is."""
-    items = [f"<li><b>{escape(figure)}</b><span>{escape(words)}</span></li>\n" for figure, words in figures]
+    items = [f"<li><b>{html_text(figure)}</b><span>{html_text(words)}</span></li>\n" for figure, words in figures]
     return f'<ul class="tiles">\n{"".join(items)}</ul>\n'
 
 
@@ -183,12 +183,12 @@ def searchable(ident: str, name: str, titles: list[str], rows: list[list[str]], 
     `name` is what its rows are; it stands beside the field, and tells the tables apart where they are only heard.
     """
     kinds = ["" if place in figures else ' class="text"' for place in range(len(titles))]
-    head = "".join(f'<th{kind} scope="col"><button type="button">{escape(title)}</button></th>'
+    head = "".join(f'<th{kind} scope="col"><button type="button">{html_text(title)}</button></th>'
                    for kind, title in zip(kinds, titles, strict=True))  # fmt: skip
     lines = "".join(
         f"<tr>{''.join(_cell(kind, value) for kind, value in zip(kinds, row, strict=True))}</tr>\n" for row in rows
     )
-    ident, name = escape(ident), escape(name)
+    ident, name = html_text(ident), html_text(name)
     return (
         f'<div class="search"><label>search {name} <input type="search" data-table="{ident}"></label>'
         f'<output></output></div>\n<div class="long" role="region" aria-label="{name}" tabindex="0">'
@@ -201,9 +201,9 @@ def _cell(kind: str, value: str) -> str:
     """A figure with a unit carries what it is worth, to be sorted by."""
     worth = None if kind else unit_value(value)
     data = "" if worth is None else f' data-value="{worth}"'
-    return f"<td{kind}{data}>{escape(value)}</td>"
+    return f"<td{kind}{data}>{html_text(value)}</td>"
 
 
 def _cells(tag: str, values: list[str], figures: range) -> str:
     kinds = ["" if place in figures else ' class="text"' for place in range(len(values))]
-    return "".join(f"<{tag}{kind}>{escape(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
+    return "".join(f"<{tag}{kind}>{html_text(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
-from html import escape
 
 from bertscope.diagram_reports import GraphReport
 from bertscope.errors import MissingExtraError
@@ -25,6 +24,7 @@ from bertscope.render.report_charts import flops_bars, lengths
 from bertscope.render.timeline_html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports import DiffReport
+from bertscope.texts import html_text
 from bertscope.units import bytes_text, count_text, parse_bytes
 
 _SECTIONS = ("overview", "parameters", "FLOPs", "memory", "fit", "forward", "configuration")
@@ -35,7 +35,7 @@ def html(report: PageReport) -> str:
     names = " and ".join(title(model.tree) for model in report.models)
     sections = _SECTIONS if report.diff is None else ("differences", *_SECTIONS)
     links = "".join(f'<a href="#{name.lower()}">{name}</a> ' for name in sections)
-    body = f"<header><h1>{escape(names)}</h1>\n<nav>{links}</nav></header>\n<main>\n"
+    body = f"<header><h1>{html_text(names)}</h1>\n<nav>{links}</nav></header>\n<main>\n"
     if report.diff is not None:
         body += _section("differences", _differences(report.diff))
     body += "".join(_both(report, name) for name in _SECTIONS)
@@ -52,19 +52,19 @@ def _both(report: PageReport, name: str) -> str:
     write = writers[name]
     columns = [write(model, f"{name.lower()}-{number}") for number, model in enumerate(report.models)]
     if len(columns) > 1:
-        heads = [f"<h3>{escape(title(model.tree))}</h3>\n" for model in report.models]
+        heads = [f"<h3>{html_text(title(model.tree))}</h3>\n" for model in report.models]
         columns = [f"<section>{head}{column}</section>\n" for head, column in zip(heads, columns, strict=True)]
         return _section(name, f'<div class="charts">{"".join(columns)}</div>\n')
     return _section(name, columns[0])
 
 
 def _section(name: str, content: str) -> str:
-    return f'<section id="{name.lower()}">\n<h2>{escape(name)}</h2>\n{content}</section>\n'
+    return f'<section id="{name.lower()}">\n<h2>{html_text(name)}</h2>\n{content}</section>\n'
 
 
 def _notes(lines: list[str], *commands: str) -> str:
     """How the numbers were obtained, and what gives them in a terminal."""
-    items = [escape(line) for line in lines] + [f"<code>{escape(command)}</code>" for command in commands]
+    items = [html_text(line) for line in lines] + [f"<code>{html_text(command)}</code>" for command in commands]
     return f'<ul class="notes">{"".join(f"<li>{item}</li>" for item in items)}</ul>\n'
 
 
@@ -90,7 +90,7 @@ def _differences(diff: DiffReport) -> str:
         for number, (columns, rows) in enumerate(diff_parts(diff))
     )
     a, b = diff.a, diff.b
-    words = f"a: {escape(a.name)} ({a.architecture})<br>b: {escape(b.name)} ({b.architecture})"
+    words = f"a: {html_text(a.name)} ({a.architecture})<br>b: {html_text(b.name)} ({b.architecture})"
     same = f" --architecture {a.architecture}" if a.architecture == b.architecture else ""
     if a.attention is not None and a.attention == b.attention:
         same += f" --attention {a.attention}"
@@ -181,7 +181,7 @@ def _fit(model: ModelPart, ident: str) -> str:
     if model.fit is None:
         return "<p>not asked for</p>\n"
     fit = model.fit
-    heading = f"<p>{escape(fit_words.heading(fit).strip())}</p>\n"
+    heading = f"<p>{html_text(fit_words.heading(fit).strip())}</p>\n"
     lengths = ",".join(str(seq) for seq in dict.fromkeys(row.seq for row in fit.rows))
     strategies = ",".join(dict.fromkeys(row.checkpointing for row in fit.rows))
     asked = f"--budget {_size(fit.budget_bytes)} --seq {lengths} --checkpointing {strategies}"
@@ -208,8 +208,8 @@ def _picture(graph: GraphReport) -> str:
     try:
         picture = inline_svg(graph)
     except MissingExtraError as error:
-        picture = f"<p>{escape(str(error))}</p>\n<pre>{escape(mermaid(graph))}</pre>\n"
-    return f'<figure class="scroll" tabindex="0"><figcaption>{escape(where)}</figcaption>\n{picture}</figure>\n'
+        picture = f"<p>{html_text(str(error))}</p>\n<pre>{html_text(mermaid(graph))}</pre>\n"
+    return f'<figure class="scroll" tabindex="0"><figcaption>{html_text(where)}</figcaption>\n{picture}</figure>\n'
 
 
 def _configuration(model: ModelPart, ident: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from bertscope.memory_reports import Memory, MemoryReport, Parts, Variant
 from bertscope.render.columns import csv_text
 from bertscope.render.timeline_panels import variant_name
 from bertscope.reports import SCHEMA
+from bertscope.texts import json_text
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
 _PARTS = tuple(field.name for field in fields(Parts))
@@ -29,7 +29,7 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
         from bertscope.render.timeline_image import image
 
         return image(report, suffix)
-    return (csv(report) if suffix == "csv" else json_text(report)).encode()
+    return (csv(report) if suffix == "csv" else json_report(report)).encode()
 
 
 def check_suffix(suffix: str) -> str:
@@ -64,7 +64,7 @@ def _records(report: MemoryReport) -> Iterator[list[Any]]:
             yield [*head, *sizes, sample.parts.total]
 
 
-def json_text(report: MemoryReport) -> str:
+def json_report(report: MemoryReport) -> str:
     """What the picture shows: of each variant the samples, the peaks of the phases and the highest of them."""
     data = {
         "schema": SCHEMA,
@@ -74,7 +74,7 @@ def json_text(report: MemoryReport) -> str:
         "machine": report.machine,
         "variants": [_variant_data(variant) for variant in report.variants],
     }
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json_text(data)
 
 
 def _variant_data(variant: Variant) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from bertscope.memory_reports import MemoryReport, PhasePeak
@@ -20,13 +19,14 @@ from bertscope.render.timeline_panels import (
     run_text,
     variant_name,
 )
+from bertscope.texts import html_text
 from bertscope.units import bytes_text
 
 
 def html(report: MemoryReport) -> str:
     """The page."""
     heading = title(report)
-    return page(f"{heading}: memory of a step", f"<h1>{escape(heading)}</h1>\n{memory_charts(report)}")
+    return page(f"{heading}: memory of a step", f"<h1>{html_text(heading)}</h1>\n{memory_charts(report)}")
 
 
 def memory_charts(report: MemoryReport, level: int = 2) -> str:
@@ -35,9 +35,9 @@ def memory_charts(report: MemoryReport, level: int = 2) -> str:
     sections = "".join(_section(panel, picture, level) for panel in picture.panels)
     colours = legend({part_name(part): COLORS[part] for part in picture.parts})
     return (
-        f"<p>{escape(_run(report))}</p>\n{colours}"
+        f"<p>{html_text(_run(report))}</p>\n{colours}"
         f'<div class="charts">\n{sections}</div>\n<h{level}>peaks</h{level}>\n'
-        f"{_peaks(report, picture)}<p>{escape(NOTE)}</p>\n"
+        f"{_peaks(report, picture)}<p>{html_text(NOTE)}</p>\n"
     )
 
 
@@ -46,10 +46,10 @@ def _run(report: MemoryReport) -> str:
 
 
 def _section(panel: Panel, picture: Pictured, level: int) -> str:
-    drawn = f"<p>{escape(panel.failure)}</p>\n"
+    drawn = f"<p>{html_text(panel.failure)}</p>\n"
     if panel.samples:
         drawn = chart(f"{panel.title}, {panel.peak_text}", figure(panel, picture))
-    return f"<section>\n<h{level}>{escape(panel.title)}</h{level}>\n{drawn}</section>\n"
+    return f"<section>\n<h{level}>{html_text(panel.title)}</h{level}>\n{drawn}</section>\n"
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _line(mark: PhaseMark) -> dict[str, Any]:
 
 def _words(mark: PhaseMark) -> dict[str, Any]:
     return {
-        "text": f"{escape(mark.phase)}<br>{mark.peak_text}",
+        "text": f"{html_text(mark.phase)}<br>{mark.peak_text}",
         "x": mark.end if mark.at_end else mark.start,
         "y": 1,
         "yref": "paper",
