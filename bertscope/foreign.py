@@ -21,6 +21,9 @@ MAX_TEXT = 10_000
 _MODULES = re.compile(
     r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
 )
+# Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
+_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+_IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -84,8 +87,17 @@ def _architecture(names: Any) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
+def without_code(value: Any) -> Any:
+    """Return a copy of a configuration without `auto_map`, which names code in the model's repository."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if key != "auto_map"}
+    return [without_code(item) for item in value] if isinstance(value, list) else value
+
+
 def _check(key: str, value: Any, where: str) -> None:
-    """Refuse what would take minutes or gigabytes to build."""
+    """Refuse what would take minutes or gigabytes to build, and what leads to code, files or the network."""
+    if reason := _refusal(key, value):
+        raise ConfigError(f"{key[:60]} {reason}", where=where, field=key)
     if isinstance(value, dict):
         for inner, item in value.items():
             _check(str(inner), item, where)
@@ -97,3 +109,31 @@ def _check(key: str, value: Any, where: str) -> None:
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def _refusal(key: str, value: Any) -> str:
+    """Return why a setting is refused: it would have transformers or timm look for a model, weights or code."""
+    if not value:
+        return ""
+    if kind := _IMPLEMENTATION.search(key):
+        allowed = _KERNELS[kind[1]]
+        unknown = [name for name in _strings(value) if name not in allowed]
+        return f"may be {' or '.join(allowed)} here; got {unknown[0][:60]!r}; remove it" if unknown else ""
+    if "backbone" in key and isinstance(value, str):
+        return f"names another model ({value[:60]!r}), which is not loaded; describe it in backbone_config instead"
+    if key == "backbone_kwargs" or re.fullmatch(r"use_\w+_backbone", key):
+        return "is for a backbone that is loaded by its name; remove it, and describe the backbone in backbone_config"
+    if key == "architecture" and isinstance(value, str) and re.search(r"[:/]", value):
+        return f"names a place ({value[:60]!r}), from which nothing is loaded; name an architecture of timm"
+    if key == "checkpoint_path":
+        return "names a file of weights, which are not loaded; remove it"
+    if key in ("trust_remote_code", "attribute_map"):
+        return "is refused, since a configuration is data and no code of its model is run; remove it"
+    return ""
+
+
+def _strings(value: Any) -> list[str]:
+    """Return every string in a value, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [name for item in (value.values() if isinstance(value, dict) else value) for name in _strings(item)]
+    return [value] if isinstance(value, str) else []

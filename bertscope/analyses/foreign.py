@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bertscope._torch import nn, torch
+from bertscope.analyses.confined import confined
 from bertscope.errors import BertscopeError, ConfigError, MissingExtraError, SourceError, suggestion
-from bertscope.foreign import ForeignSource
+from bertscope.foreign import ForeignSource, without_code
 from bertscope.model import build
 from bertscope.sources import AnyModel
 
@@ -39,7 +40,7 @@ def _from_transformers(source: ForeignSource, attention: str | None) -> nn.Modul
         config_class = _config_class(transformers, source)
         options = {"attn_implementation": attention} if attention else {}
         with told(f"{source.path}: transformers {transformers.__version__} cannot build this {source.model_type}"):
-            config = config_class.from_dict(dict(source.config), **options)
+            config = config_class.from_dict(without_code(source.config), **options)
             model_class = _model_class(transformers, source, type(config))
             with _without_values():
                 model = model_class(config)
@@ -91,7 +92,7 @@ def _names(mapping: Any, config_class: type) -> list[str]:
 
 @contextmanager
 def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
-    """The package, with its warnings off for as long as this lasts; raises MissingExtraError for `purpose`."""
+    """Return the package, confined and with its warnings off until the end; raise MissingExtraError for `purpose`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -101,14 +102,15 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
         before = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()
         try:
-            yield transformers
+            with confined():
+                yield transformers
         finally:
             transformers.logging.set_verbosity(before)
 
 
 @contextmanager
 def quiet(source: ForeignSource) -> Iterator[None]:
-    """A run of such a model, of which transformers has nothing to tell the person."""
+    """Run such a model without messages of transformers, and confined as when it was built."""
     with ExitStack() as stack:
         if source.origin == "transformers":
             stack.enter_context(quiet_transformers())
