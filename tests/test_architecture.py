@@ -194,8 +194,8 @@ def test_no_module_runs_code_from_data(path):
 @pytest.mark.parametrize(
     "code",
     ["eval('1')", "exec(x)", "import pickle", "from pickle import loads", "import marshal as m", "import shelve",
-     "__import__('os')", "os.system('ls')", "run(x, shell=True)", "torch.load(path)", "from torch import load", "f = eval",
-     "def g():\n    import pickle"],
+     "__import__('os')", "os.system('ls')", "run(x, shell=True)", "torch.load(path)", "from torch import load",
+     "f = eval", "def g():\n    import pickle"],
 )  # fmt: skip
 def test_code_from_data_is_found_where_it_is(code):
     assert runs_code(ast.parse(code))
