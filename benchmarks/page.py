@@ -58,7 +58,7 @@ def written(model: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.html")
         command = [sys.executable, "-m", "bertscope", "report", model, "-o", str(path)]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)  # noqa: S603  our command
         pages = {"ours": path.read_text(), "floor": page("floor", chart("nothing", {"data": [], "layout": {}}))}
     return {name: text.replace("</head>", f"{PROBE}</head>", 1).encode() for name, text in pages.items()}
 
@@ -94,7 +94,7 @@ class Pages:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             address = f"http://localhost:{self.server.server_port}/{name}"
             command = [browser, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-port=0", address]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  our command
             try:
                 seen: dict[str, float] = json.loads(self.told.get(timeout=60))
             finally:

@@ -59,9 +59,8 @@ def answers(question: str, tool: str) -> Callable[[Callable[[], str]], Callable[
     """Register what `tool` is asked for `question`; the function returns what it said."""
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
-        assert question in QUESTIONS
-        assert tool in PACKAGES
-        assert (question, tool) not in PROBES
+        if question not in QUESTIONS or tool not in PACKAGES or (question, tool) in PROBES:
+            raise ValueError(f"unknown or repeated: {question}, {tool}")
         PROBES[question, tool] = function
         return function
 
@@ -118,7 +117,7 @@ def conv() -> Any:
 def bertscope(*arguments: object) -> Any:
     """The JSON that the command prints."""
     command = [sys.executable, "-m", "bertscope", *map(str, arguments), "--format", "json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603  our command
 
 
 MASKED = ("bert-base-uncased", "-a", "BertForMaskedLM", "-s", 128)
@@ -223,7 +222,7 @@ def _() -> str:
 @answers("check", "bertscope")
 def _() -> str:
     command = [sys.executable, "-m", "bertscope", "count", "bert-base-uncased", "-a", "BertModel", "--expect"]
-    return pair(*(subprocess.run([*command, n], capture_output=True).returncode for n in ("109482240", "110000000")))
+    return pair(*(subprocess.run([*command, n], capture_output=True).returncode for n in ("109482240", "110000000")))  # noqa: S603  our command
 
 
 @answers("convolution", "bertscope")
@@ -568,7 +567,7 @@ def estimate_memory(model: str) -> str:
     """What `accelerate estimate-memory` says of fp32."""
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "estimate-memory", model,
                "--library_name", "transformers", "--dtypes", "float32"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our command
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return " ".join(done.stdout.split())

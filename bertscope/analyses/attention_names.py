@@ -30,7 +30,8 @@ def name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None
         scores, product = found["torch.matmul"]
         (softmax,) = found[SOFTMAX]
         query, key = flow.into(scores)
-        assert key.views[-1] == "transpose", "the scores are query @ key.transpose(-1, -2)"
+        if key.views[-1] != "transpose":
+            raise ValueError("the scores are not query @ key.transpose(-1, -2)")
         value = flow.into(product)[1]
         _name(flow, query.source, query.views, "query_layer", group)
         _name(flow, key.source, key.views[:-1], "key_layer", group)

@@ -17,6 +17,7 @@ from bertscope.expectations import TIES_KEY, Expectation
 from bertscope.model import build
 from bertscope.presets import Source
 from bertscope.reports import CheckReport, CountReport, Finding
+from bertscope.spec import RunSpec
 
 
 def check(
@@ -101,12 +102,12 @@ class Witness:
         kind, _, name = expectation.key.partition(".")
         if kind == TIES_KEY:
             return self.ties.get(name) if name else len(self.ties)
-        return self.counts.get(expectation.key) if expectation.run is None else self._measured(expectation)
+        if expectation.run is None:
+            return self.counts.get(expectation.key)
+        return self._measured(expectation.key, expectation.run)
 
-    def _measured(self, expectation: Expectation) -> int:
-        run = expectation.run
-        assert run is not None
-        if expectation.key.startswith("memory."):
+    def _measured(self, key: str, run: RunSpec) -> int:
+        if key.startswith("memory."):
             from bertscope.analyses.estimate import estimate_memory
 
             return estimate_memory(self.source, run).peak.peak_bytes

@@ -72,6 +72,6 @@ def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _forget_connections() -> None:
     """Close the sessions of huggingface_hub below 1.0, which stay online or offline as they were opened."""
     with contextlib.suppress(ImportError):
-        from huggingface_hub.utils import reset_sessions
+        from huggingface_hub.utils import reset_sessions  # type: ignore[attr-defined]
 
         reset_sessions()

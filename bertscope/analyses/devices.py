@@ -27,7 +27,8 @@ def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
 
 def _ask() -> tuple[dict[str, Any], str]:
     try:
-        done = subprocess.run(child_command("bertscope.analyses.devices:tell"), capture_output=True, text=True,
+        command = child_command("bertscope.analyses.devices:tell")
+        done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         return {}, f"import torch takes longer than {_TIMEOUT_SECONDS} s"

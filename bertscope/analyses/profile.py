@@ -101,7 +101,7 @@ def profile_variants(
 
 def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
     question = job.to_json().encode()
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: S603 words of this program
         child_command("bertscope.analyses.worker:main"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -77,9 +77,8 @@ class BertEmbeddings(nn.Module):
         return normed
 
 
-def _leave_meta(embeddings: nn.Module, keys: object) -> None:
+def _leave_meta(embeddings: BertEmbeddings, keys: object) -> None:
     """After weights were assigned to a model on meta, its buffers follow them."""
-    assert isinstance(embeddings, BertEmbeddings)
     if embeddings.position_ids.is_meta and not embeddings.word_embeddings.weight.is_meta:
         embeddings.reset_buffers()
 

@@ -16,14 +16,13 @@ Cache = tuple[tuple[Tensor, ...], ...]
 
 def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_size: int) -> tuple[int, int]:
     """(B, S) of what was given; raises ValueError for both, neither, or a wrong shape."""
-    if (input_ids is None) == (inputs_embeds is None):
-        given = "neither" if input_ids is None else "both"
-        raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
-    if input_ids is not None:
+    if input_ids is not None and inputs_embeds is None:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
         return input_ids.shape[0], input_ids.shape[1]
-    assert inputs_embeds is not None
+    if input_ids is not None or inputs_embeds is None:
+        given = "neither" if input_ids is None else "both"
+        raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
     if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != hidden_size:
         shape = tuple(inputs_embeds.shape)
         raise ValueError(f"inputs_embeds must be (batch, sequence, {hidden_size} = hidden_size); its shape is {shape}")

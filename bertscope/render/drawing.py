@@ -31,7 +31,8 @@ def _drawn_by_program(dot: str) -> str:
             "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
         )
     try:
-        done = subprocess.run([program, "-Tsvg"], input=dot.encode(), capture_output=True, check=False)
+        command = [program, "-Tsvg"]  # the text of the diagram goes to its stdin
+        done = subprocess.run(command, input=dot.encode(), capture_output=True, check=False)  # noqa: S603 fixed words
     except OSError as error:
         raise BertscopeError(f"{program} cannot be started: {error.strerror}; --format dot shows the text") from None
     if done.returncode:

@@ -88,7 +88,7 @@ class ModuleTree(Tree[int]):
         while above is not None:
             above.expand()
             above = above.parent
-        assert self.last_line >= 0  # asking for it numbers the lines, which the cursor needs
+        _ = self.last_line  # reading it numbers the lines, which the cursor needs
         self.move_cursor(node)
         self.scroll_to_line(node.line, animate=False)
 
@@ -104,7 +104,8 @@ class ModuleTree(Tree[int]):
 
     def render_label(self, node: TreeNode[int], base_style: Style, style: Style) -> Text:
         """Name and columns, aligned whatever the depth."""
-        assert node.data is not None
+        if node.data is None:
+            return super().render_label(node, base_style, style)
         row = self.rows[node.data]
         mark = ("- " if node.is_expanded else "+ ") if node.allow_expand else "  "
         room = self.names - INDENT * row.module.depth

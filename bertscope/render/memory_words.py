@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope.errors import one_line
-from bertscope.memory_reports import Memory, MemoryReport, PhasePeak, Variant
+from bertscope.memory_reports import Memory, MemoryReport, Outlook, PhasePeak, Variant
 from bertscope.render.console import Target
 from bertscope.render.timeline_panels import variant_name
 from bertscope.units import bytes_text
@@ -55,21 +55,16 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     for variant in report.variants:
         if variant.failure:
             yield f"{variant_name(variant)}: {one_line(variant.failure)}"
-    known = [variant for variant in report.variants if variant.memory is not None]
-    for variant in known:
-        yield f"{variant_name(variant)}: the peak stands {_place(variant)}"
-    for other in known[1:]:
-        yield _comparison(known[0], other)
-        if not _is_lower(other, known[0]) and other.outlook is not None:
-            yield _outlook(other)
+    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
+    for variant, memory in known:
+        yield f"{variant_name(variant)}: the peak stands {_place(memory.peak)}"
+    for other, memory in known[1:]:
+        yield _comparison(*known[0], other, memory)
+        if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
+            yield _outlook(other.outlook)
 
 
-def _place(variant: Variant) -> str:
-    assert variant.memory is not None
-    return _place_text(variant.memory.peak)
-
-
-def _place_text(peak: PhasePeak) -> str:
+def _place(peak: PhasePeak) -> str:
     where = {"forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer's step"}
     text = where.get(peak.phase, f"in {peak.phase}")
     if peak.operator:
@@ -77,17 +72,9 @@ def _place_text(peak: PhasePeak) -> str:
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
 
 
-def _is_lower(other: Variant, first: Variant) -> bool:
-    assert first.memory is not None
-    assert other.memory is not None
-    return other.memory.peak.peak_bytes < first.memory.peak.peak_bytes
-
-
-def _comparison(first: Variant, other: Variant) -> str:
-    assert first.memory is not None
-    assert other.memory is not None
-    before, after = first.memory.peak.peak_bytes, other.memory.peak.peak_bytes
-    kept = f"keeps {bytes_text(other.memory.kept_bytes)} for backward instead of {bytes_text(first.memory.kept_bytes)}"
+def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
+    before, after = first_memory.peak.peak_bytes, memory.peak.peak_bytes
+    kept = f"keeps {bytes_text(memory.kept_bytes)} for backward instead of {bytes_text(first_memory.kept_bytes)}"
     text = f"{variant_name(other)} {kept}; the peak "
     if after < before:
         text += f"falls by {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
@@ -103,16 +90,13 @@ def _comparison(first: Variant, other: Variant) -> str:
     return text
 
 
-def _outlook(variant: Variant) -> str:
-    assert variant.outlook is not None
+def _outlook(outlook: Outlook) -> str:
     points = (
         f"at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
-        for point in variant.outlook.points
+        for point in outlook.points
     )
     return (
-        f"from batch {variant.outlook.pays_from_batch} on it falls"
-        + "".join(f", {point}" for point in points)
-        + " (estimated)"
+        f"from batch {outlook.pays_from_batch} on it falls" + "".join(f", {point}" for point in points) + " (estimated)"
     )
 
 
