@@ -90,11 +90,11 @@ def summary(text: str) -> Iterator[str]:
 
 def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     """The phases of one configuration: name, measured peak, estimated peak."""
-    from bertscope.analyses.estimate import Tapes
-    from bertscope.analyses.measure import measured
-    from bertscope.analyses.step import bert_inputs, bert_model, make_step
-    from bertscope.sources import load
-    from bertscope.spec import RunSpec
+    from bertscope.analyses.memory.estimate import Tapes
+    from bertscope.analyses.memory.profiler_run import measured
+    from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+    from bertscope.run_config import RunSpec
+    from bertscope.sources.find import load
 
     batch, _, seq = asked["size"].partition("x")
     checkpointing, reentrant = STRATEGIES[asked["strategy"]]

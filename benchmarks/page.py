@@ -53,7 +53,7 @@ def main() -> None:
 
 def written(model: str) -> dict[str, bytes]:
     """The page of a model and the floor, each with the probe in its head."""
-    from bertscope.render.page import chart, page
+    from bertscope.render.page.page import chart, page
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.html")

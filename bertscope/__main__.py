@@ -7,7 +7,7 @@ import sys
 def main() -> None:
     """Run the command line; an error while it is still being imported ends as quietly as a later one."""
     try:
-        from bertscope.process import run
+        from bertscope.commands.process import run
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     run(_command_line)

@@ -34,9 +34,9 @@ from bertscope.commands import (
     verify,
 )  # fmt: skip
 from bertscope.commands.options import Color, Debug, with_shared_options
+from bertscope.commands.process import EXIT_CODES, complain, failure, run
 from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeWarning, one_line
-from bertscope.process import EXIT_CODES, complain, failure, run
 from bertscope.render.console import choose_color
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())

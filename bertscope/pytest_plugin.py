@@ -15,10 +15,10 @@ import pytest
 from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
-    from bertscope.analyses.check import Witness
-    from bertscope.expectations import Expectation
-    from bertscope.presets import Source
-    from bertscope.reports import Finding
+    from bertscope.analyses.check.check import Witness
+    from bertscope.reports.base import Finding
+    from bertscope.sources.expectations import Expectation
+    from bertscope.sources.presets import Source
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 
@@ -34,7 +34,7 @@ class ExpectationFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         """A test for each expectation."""
         from bertscope.errors import SourceError
-        from bertscope.expectation_files import read_expectation_file
+        from bertscope.sources.expectation_files import read_expectation_file
 
         try:
             source = read_expectation_file(_shown(self.path))
@@ -59,7 +59,7 @@ class _Model:
     def finding(self, expectation: Expectation) -> Finding:
         """What became of the expectation."""
         if self._witness is None:
-            from bertscope.analyses.check import Witness
+            from bertscope.analyses.check.check import Witness
 
             self._witness = Witness(self.source)
         return self._witness.finding(expectation)

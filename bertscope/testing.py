@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertscope._torch import nn
+    from bertscope.torch_access import nn
 
 
 def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False, trainable: int | None = None) -> None:
@@ -18,7 +18,7 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     for number in (expected, 0 if trainable is None else trainable):
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"a number of parameters is an integer; got {number!r}")
-    from bertscope.analyses.count import count
+    from bertscope.analyses.params.count import count
 
     report = count(model, by="group")
     totals = report.totals

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.estimate import Tapes
-from bertscope.analyses.measure import measured
-from bertscope.analyses.step import bert_inputs, bert_model, make_step
-from bertscope.analyses.tape import Tape
-from bertscope.presets import Source
-from bertscope.spec import RunSpec
+from bertscope.analyses.memory.estimate import Tapes
+from bertscope.analyses.memory.events import Tape
+from bertscope.analyses.memory.profiler_run import measured
+from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+from bertscope.run_config import RunSpec
+from bertscope.sources.presets import Source
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,

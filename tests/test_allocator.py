@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope import load
-from bertscope.analyses.allocator import Allocator, replayed
-from bertscope.analyses.cuda import cuda_semantics, workspace_bytes
-from bertscope.analyses.cuda_attention import kernel_for
-from bertscope.analyses.estimate import Tapes, device_terms, estimate_memory
-from bertscope.analyses.fit import overhead_bytes
-from bertscope.analyses.tape import Block, Event, Tape
-from bertscope.cards import card
+from bertscope.analyses.memory.caching_allocator import Allocator, replayed
+from bertscope.analyses.memory.cuda_attention import kernel_for
+from bertscope.analyses.memory.cuda_kernels import cuda_semantics, workspace_bytes
+from bertscope.analyses.memory.estimate import Tapes, device_terms, estimate_memory
+from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.fit import overhead_bytes
 from bertscope.errors import SelectionError
-from bertscope.spec import RunSpec
+from bertscope.gpus import card
+from bertscope.run_config import RunSpec
 from tests.steps import estimated_tape, small
 
 MIB, GIB = 2**20, 2**30

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bertscope.presets import preset_dir
+from bertscope.sources.presets import preset_dir
 
 
 @pytest.fixture

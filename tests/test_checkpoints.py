@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.analyses.stored import stored_report
+from bertscope.analyses.checkpoint.stored import stored_report
 from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.reading import read_checkpoint

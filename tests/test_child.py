@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import bertscope
-from bertscope.child import child_command
+from bertscope.analyses.memory.child import child_command
 
 HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
            "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip

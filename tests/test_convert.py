@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.conversion import config_members, preset_data, yaml_text
-from bertscope.presets import preset_dir, preset_of, preset_paths
-from bertscope.reading import read_json, read_mapping, read_yaml
-from bertscope.sources import load
+from bertscope.sources.convert import config_members, preset_data, yaml_text
+from bertscope.sources.find import load
+from bertscope.sources.presets import preset_dir, preset_of, preset_paths
+from bertscope.text_files import read_json, read_mapping, read_yaml
 
 SAVED = {
     "_name_or_path": "my: model #1", "architectures": ["BertForSequenceClassification"], "directionality": "bidi",

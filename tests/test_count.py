@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.count import BY, freeze
+from bertscope.analyses.params.count import BY, freeze
 from bertscope.errors import SelectionError
 
 

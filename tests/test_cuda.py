@@ -8,11 +8,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bertscope
-from bertscope.analyses import cuda
-from bertscope.analyses.cuda_attention import kernel_for
-from bertscope.analyses.estimate import estimate_memory
+from bertscope.analyses.memory import cuda_kernels as cuda
+from bertscope.analyses.memory.cuda_attention import kernel_for
+from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.errors import SelectionError
-from bertscope.spec import RunSpec
+from bertscope.run_config import RunSpec
 from tests.steps import small
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, key, mask, self.p, enable_gqa=is_grouped)
 
 
-def on_cuda(module: nn.Module, *shape: int, **run) -> bertscope.memory_reports.Memory:
+def on_cuda(module: nn.Module, *shape: int, **run) -> bertscope.reports.memory.Memory:
     run = {"mode": "forward", "device": "cuda"} | run
     return bertscope.estimate(module, torch.empty(*shape, device="meta"), **run).variants[0].estimated
 

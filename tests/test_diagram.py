@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.dataflow import dataflow
-from bertscope.analyses.diagram_forward import Given
-from bertscope.analyses.example import example_inputs
-from bertscope.analyses.shapes import shapes
-from bertscope.analyses.trace import trace
+from bertscope.analyses.diagram.dataflow import dataflow
+from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.analyses.tracing.shapes import shapes
+from bertscope.analyses.tracing.trace import trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from tests.conftest import GOLDEN

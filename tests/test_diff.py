@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.presets import preset_dir, preset_paths
+from bertscope.sources.presets import preset_dir, preset_paths
 
 
 def source(preset: str = "bert-tiny", architecture: str | None = None, **fields):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.doctor import EXTRAS, NEEDED
-from bertscope.presets import preset_dir
+from bertscope.analyses.check.doctor import EXTRAS, NEEDED
+from bertscope.sources.presets import preset_dir
 from tests.conftest import ROOT
 
 
@@ -102,7 +102,7 @@ def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, caps
     import json
     from types import SimpleNamespace
 
-    from bertscope.analyses.devices import tell
+    from bertscope.analyses.check.devices import tell
 
     card = SimpleNamespace(name="Some Card", major=9, minor=0, total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

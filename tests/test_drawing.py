@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 import bertscope
-from bertscope.analyses.diagram_forward import Given
+from bertscope.analyses.diagram.forward import Given
 from bertscope.model import build
-from bertscope.render import diagram as renderer
+from bertscope.render.diagram import diagram as renderer
 from tests.conftest import needs_graphviz
 from tests.test_mermaid import nasty_reports
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses import live
-from bertscope.analyses.estimate import Tapes, _run, estimate_memory
-from bertscope.analyses.fit import growth
-from bertscope.analyses.memory import memory
-from bertscope.analyses.step import bert_inputs, bert_model
-from bertscope.analyses.tape import Block, Event, Tape
-from bertscope.analyses.unroll import same_course
+from bertscope.analyses.memory import fake_run as live
+from bertscope.analyses.memory.estimate import Tapes, _run, estimate_memory
+from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.fit import growth
+from bertscope.analyses.memory.repeat_events import same_course
+from bertscope.analyses.memory.step import bert_inputs, bert_model
+from bertscope.analyses.memory.summary import memory
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
-from bertscope.spec import Checkpointing, RunSpec, parse_strategies
+from bertscope.run_config import Checkpointing, RunSpec, parse_strategies
 from tests.steps import estimated_tape, real_tape, small, without_scratch
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
@@ -459,8 +459,8 @@ def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(spec, ba
 def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 59 GiB; what counts here is the process."""
     code = (
-        "import re; from bertscope import load; from bertscope.analyses.estimate import estimate_memory;"
-        "from bertscope.spec import RunSpec;"
+        "import re; from bertscope import load; from bertscope.analyses.memory.estimate import estimate_memory;"
+        "from bertscope.run_config import RunSpec;"
         "found = estimate_memory(load('bert-large-zh'), RunSpec(batch=32, seq=512));"
         # not getrusage: its mark is inherited from the process that started this one
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.errors import BertscopeError
-from bertscope.expectation_files import read_expectation_file
-from bertscope.expectations import Expectation
+from bertscope.sources.expectation_files import read_expectation_file
+from bertscope.sources.expectations import Expectation
 from tests.conftest import ROOT
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"
@@ -75,8 +75,8 @@ def test_flops_are_those_of_the_command(cli, checked):
     ],
 )
 def test_memory_is_the_estimate_of_that_run(checked, settings):
-    from bertscope.analyses.estimate import estimate_memory
-    from bertscope.spec import RunSpec
+    from bertscope.analyses.memory.estimate import estimate_memory
+    from bertscope.run_config import RunSpec
 
     source = load("bert-tiny", architecture="BertForMaskedLM")
     spec = RunSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})

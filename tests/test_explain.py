@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.explain import _value
-from bertscope.analyses.explain_texts import QUESTIONS, SENTENCES
+from bertscope.analyses.explain.steps import _value
+from bertscope.analyses.explain.texts import QUESTIONS, SENTENCES
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.presets import preset_paths
+from bertscope.sources.presets import preset_paths
 
 # The sdpa kernel falls back to eager for relative positions, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")

@@ -16,15 +16,15 @@ from functools import cache
 
 import pytest
 
-from bertscope.analyses.estimate import estimate_memory
-from bertscope.analyses.explore import explore, single_paths
-from bertscope.analyses.flops_model import FlopsRun
-from bertscope.analyses.shapes import shapes
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory.estimate import estimate_memory
+from bertscope.analyses.page.explore import explore, single_paths
+from bertscope.analyses.tracing.shapes import shapes
 from bertscope.config import BertConfig
 from bertscope.model import build
-from bertscope.presets import Source
-from bertscope.sources import load
-from bertscope.spec import RunSpec
+from bertscope.run_config import RunSpec
+from bertscope.sources.find import load
+from bertscope.sources.presets import Source
 from bertscope.units import short_count_text
 
 TINY = BertConfig(
@@ -118,7 +118,7 @@ def test_a_short_count_has_three_or_four_digits(count, text):
 
 def explored(*keys, size=(80, 24), all_reports=True, run=None, wait=True, **changes):
     """The app after those keys, and what its screen shows."""
-    from bertscope.render.explore import Explorer
+    from bertscope.render.explore.app import Explorer
 
     first, *later = reports(run, **changes)
 
@@ -243,7 +243,7 @@ async def resized(pilot, width: int, height: int) -> str:
 
 
 def test_columns_go_when_the_terminal_narrows_and_come_back_when_it_widens():
-    from bertscope.render.explore import Explorer
+    from bertscope.render.explore.app import Explorer
 
     async def titles():
         *_, full = reports()
@@ -261,7 +261,7 @@ def test_every_key_is_named_on_a_small_terminal():
 
 
 def test_details_of_another_module_begin_at_their_top():
-    from bertscope.render.explore import Explorer
+    from bertscope.render.explore.app import Explorer
 
     async def tops():
         *_, full = reports()
@@ -287,7 +287,7 @@ def test_q_and_control_c_quit(keys):
 
 
 def test_what_loading_raises_reaches_the_command():
-    from bertscope.render.explore import Explorer
+    from bertscope.render.explore.app import Explorer
 
     def failing():
         raise ValueError("it went wrong")
@@ -356,7 +356,7 @@ def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example)
 
     shown = []
     monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
-    monkeypatch.setattr("bertscope.render.explore.run", lambda first, later: shown.extend((first, *later)))
+    monkeypatch.setattr("bertscope.render.explore.app.run", lambda first, later: shown.extend((first, *later)))
     result = cli(*example.split()[1:])
     gc.unfreeze()
     assert (result.code, result.out) == (0, ""), result.err

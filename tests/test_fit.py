@@ -12,11 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertscope.analyses.fit import Fitter, fit_report, overhead_bytes
-from bertscope.cards import CARDS, card
+from bertscope.analyses.memory.fit import Fitter, fit_report, overhead_bytes
 from bertscope.errors import SelectionError
-from bertscope.fit_reports import FitReport
-from bertscope.memory_reports import (
+from bertscope.gpus import CARDS, card
+from bertscope.render import fit as fit_renderer
+from bertscope.render import memory as renderer
+from bertscope.render.console import Target
+from bertscope.reports.base import Subject
+from bertscope.reports.fit import FitReport
+from bertscope.reports.memory import (
     KeptRow,
     Memory,
     MemoryReport,
@@ -28,11 +32,7 @@ from bertscope.memory_reports import (
     Timing,
     Variant,
 )
-from bertscope.render import fit as fit_renderer
-from bertscope.render import memory as renderer
-from bertscope.render.console import Target
-from bertscope.reports import Subject
-from bertscope.spec import RunSpec
+from bertscope.run_config import RunSpec
 from bertscope.units import parse_bytes
 from tests.conftest import GOLDEN
 from tests.steps import estimated_tape, small
@@ -73,7 +73,7 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
 
 
 def test_the_search_does_without_a_line_where_there_is_none(monkeypatch):
-    from bertscope.analyses import fit
+    from bertscope.analyses.memory import fit
 
     budget = 5 * MIB
     (row,) = fit_report(small(), [RunSpec()], [8], budget).rows

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.conventions import electra_forward
-from bertscope.analyses.flops_model import FlopsRun, distinct_params, flops_model
+from bertscope.analyses.flops.conventions import electra_forward
+from bertscope.analyses.flops.sweep import FlopsRun, distinct_params, flops_model
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.presets import Source
+from bertscope.sources.presets import Source
 
 CLASSIFIER = "BertForSequenceClassification"
 

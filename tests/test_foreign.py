@@ -12,8 +12,8 @@ import torch
 
 import bertscope
 from bertscope.errors import BertscopeError
-from bertscope.foreign import ForeignSource
-from bertscope.sources import find
+from bertscope.sources.find import find
+from bertscope.sources.other_models import ForeignSource
 from tests.conftest import ROOT
 
 CODE = """
@@ -188,7 +188,7 @@ def test_load_gives_berts_alone(code):
 
 
 def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertscope.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("bertscope.sources.find.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     result = cli("count", tmp_path)
     assert result.code == 2

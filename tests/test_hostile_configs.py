@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from bertscope.errors import ConfigError
-from bertscope.sources import find
+from bertscope.sources.find import find
 
 pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
-from bertscope.analyses import foreign
-from bertscope.analyses.confined import confined
+from bertscope.analyses.modules import build as foreign
+from bertscope.analyses.modules.confined import confined
 
 CODE = """
 open({canary!r}, "a").write("x")
@@ -220,7 +220,7 @@ def test_every_family_is_refused_with_poison_in_any_part(trap):
 
 def test_the_guard_holds_without_the_refusals(cli, trap, monkeypatch):
     """Build every family with a backbone from settings that are refused otherwise."""
-    monkeypatch.setattr("bertscope.foreign._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.other_models._refusal", lambda key, value: "")
     poison = trap.poison()
     implementations = {key: poison.pop(key) for key in [*poison] if "implementation" in key}
     built = set()
@@ -249,8 +249,8 @@ def test_the_code_runs_where_nothing_guards(trap, cli, monkeypatch):
 
     if int(transformers.__version__.split(".")[0]) >= 5:
         pytest.skip("transformers 5 does not take a folder for a backbone")
-    monkeypatch.setattr("bertscope.foreign._refusal", lambda key, value: "")
-    monkeypatch.setattr("bertscope.analyses.foreign.confined", contextlib.nullcontext)
+    monkeypatch.setattr("bertscope.sources.other_models._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.analyses.modules.build.confined", contextlib.nullcontext)
     assert cli("count", trap.write(ISSUE)).code == 2
     assert trap.canary.exists()
 
@@ -290,7 +290,7 @@ def test_a_download_does_not_open_the_build_to_the_network(cli, trap, monkeypatc
 
     original = foreign._model_class
     monkeypatch.setattr(settings, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("bertscope.hub.download", lambda name, weights=False: trap.home / "m")
+    monkeypatch.setattr("bertscope.sources.hub.download", lambda name, weights=False: trap.home / "m")
     monkeypatch.setattr(foreign, "_model_class", look)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     trap.write({"model_type": "roberta", **sizes})

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.diagram_forward import Given
-from bertscope.diagram_reports import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
+from bertscope.analyses.diagram.forward import Given
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
-from bertscope.render import diagram_mermaid
+from bertscope.render.diagram import mermaid as diagram_mermaid
+from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
 from tests.conftest import ROOT
 
 TOOLS = ROOT / "tests" / "mermaid"

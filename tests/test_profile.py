@@ -19,14 +19,14 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses import profile as profile_module
-from bertscope.analyses import worker
-from bertscope.analyses.estimate import estimate_memory
-from bertscope.analyses.jobs import MESSAGES, Job
-from bertscope.analyses.memory import memory
-from bertscope.analyses.profile import _message, profile_variants
+from bertscope.analyses.memory import profile as profile_module
+from bertscope.analyses.memory import profile_worker as worker
+from bertscope.analyses.memory.estimate import estimate_memory
+from bertscope.analyses.memory.profile import _message, profile_variants
+from bertscope.analyses.memory.profile_job import MESSAGES, Job
+from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
-from bertscope.spec import RunSpec
+from bertscope.run_config import RunSpec
 from tests.conftest import ROOT
 from tests.steps import estimated_tape, real_tape, small
 from tests.test_cli import ENV, on_a_terminal

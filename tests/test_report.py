@@ -12,16 +12,16 @@ from itertools import pairwise
 
 import pytest
 
-from bertscope.analyses.count import count
-from bertscope.analyses.flops_model import FlopsRun, flops_model
-from bertscope.analyses.tree import tree
+from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.params.count import count
+from bertscope.analyses.params.tree import tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
-from bertscope.render import report as page
-from bertscope.render.page import searchable
-from bertscope.render.parameter_map import parameter_map
-from bertscope.render.report_charts import flops_bars
-from bertscope.sources import load
+from bertscope.render.page import report as page
+from bertscope.render.page.charts import flops_bars
+from bertscope.render.page.page import searchable
+from bertscope.render.page.parameter_map import parameter_map
+from bertscope.sources.find import load
 from bertscope.units import bytes_text
 from tests.conftest import run_cli
 

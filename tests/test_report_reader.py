@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.errors import SourceError
-from bertscope.report_reader import typed
-from bertscope.reports import PresetRow, PresetsReport, to_json_data
-from bertscope.schemas import report_classes
+from bertscope.reports.base import PresetRow, PresetsReport, to_json_data
+from bertscope.reports.json import report_classes
+from bertscope.reports.reader import typed
 
 CLASSES = [item for classes in report_classes().values() for item in classes]
 PLAIN = st.recursive(

@@ -10,11 +10,11 @@ from jsonschema import Draft202012Validator
 
 import bertscope
 from bertscope.commands import output
-from bertscope.fit_reports import Card, FitReport, FitRow
-from bertscope.memory_reports import MemoryReport, ProcessMemory, Timing, Variant
-from bertscope.reports import Subject, to_json_data
-from bertscope.schemas import report_classes, schema
-from bertscope.spec import RunSpec
+from bertscope.reports.base import Subject, to_json_data
+from bertscope.reports.fit import Card, FitReport, FitRow
+from bertscope.reports.json import report_classes, schema
+from bertscope.reports.memory import MemoryReport, ProcessMemory, Timing, Variant
+from bertscope.run_config import RunSpec
 
 OUTPUTS = {
     "count": ["count bert-tiny", "count --by parameter --shapes", "count bert-tiny --by group --freeze embeddings",
@@ -51,7 +51,7 @@ def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, t
 
 
 def test_the_reports_on_memory_are_as_their_schema_says():
-    from bertscope.analyses.estimate import estimate_memory
+    from bertscope.analyses.memory.estimate import estimate_memory
 
     source = bertscope.load("bert-tiny")
     subject = bertscope.count(bertscope.build(source.config)).subject
@@ -127,7 +127,7 @@ def test_pairs_and_mappings_have_their_schema():
         table: dict[str, int]
         maybe: list[float] | None
 
-    from bertscope.schemas import _object
+    from bertscope.reports.json import _object
 
     made = Draft202012Validator(_object(Example, {}))
     assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.shapes import shapes
+from bertscope.analyses.tracing.shapes import shapes
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
-from bertscope.reports import TensorShape
+from bertscope.reports.base import TensorShape
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -8,8 +8,8 @@ import pickletools
 
 import pytest
 
-from bertscope.analyses.snapshot import pickled, snapshot
-from bertscope.analyses.tape import Block, Event, Tape
+from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.snapshot import pickled, snapshot
 
 # The instructions that the viewer's own reader knows (pytorch, torch/utils/viz/MemoryViz.js, unpickleData).
 VIEWER = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "MEMOIZE", "LONG_BINGET",

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope.errors import BertscopeError, ConfigError, SourceError
-from bertscope.presets import preset_dir, preset_paths, read_preset
-from bertscope.reading import read_json, read_yaml
-from bertscope.sources import load
+from bertscope.sources.find import load
+from bertscope.sources.presets import preset_dir, preset_paths, read_preset
+from bertscope.text_files import read_json, read_yaml
 
 GOOD = """\
 # mine

@@ -14,13 +14,13 @@ from xml.etree import ElementTree
 import pytest
 
 from bertscope import load
-from bertscope.analyses.estimate import estimated_variant
+from bertscope.analyses.memory.estimate import estimated_variant
 from bertscope.errors import BertscopeError
-from bertscope.memory_reports import Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
-from bertscope.render.timeline import check_suffix, timeline
-from bertscope.render.timeline_panels import COLORS, pictured
-from bertscope.reports import Subject
-from bertscope.spec import RunSpec
+from bertscope.render.timeline.panels import COLORS, pictured
+from bertscope.render.timeline.timeline import check_suffix, timeline
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
+from bertscope.run_config import RunSpec
 from bertscope.units import bytes_text
 
 PARTS = tuple(vars(Parts()))
@@ -241,7 +241,7 @@ def test_drawing_is_loaded_only_when_asked_for():
     import subprocess
 
     code = (
-        "import sys, bertscope.render.timeline as t, bertscope.render.timeline_html, bertscope.render.timeline_image;"
+        "import sys, bertscope.render.timeline.timeline as t, bertscope.render.timeline.html, bertscope.render.timeline.image;"
         "sys.exit(bool({'matplotlib', 'plotly', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import torch
 
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.presets import Source
+from bertscope.sources.presets import Source
 
 BERT = "bert.encoder.layer"
 

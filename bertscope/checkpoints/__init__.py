@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertscope.reading import readable
+from bertscope.text_files import readable
 
 # In the order in which transformers looks for them.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

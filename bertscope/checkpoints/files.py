@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.errors import SourceError
-from bertscope.reading import readable
+from bertscope.reports.checkpoint import FilePart, StoredTensor
+from bertscope.text_files import readable
 
 MAX_NAME = 1000  # characters of a tensor's name
 MAX_ELEMENTS = 2**63  # of a tensor; torch counts them in 64 bits

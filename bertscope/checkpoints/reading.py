@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints import INDEX, SUFFIXES, weights_in
 from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.files import StoredFile, broken, opened, strict_json
 from bertscope.checkpoints.safetensors import read_safetensors
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
 from bertscope.errors import SourceError
-from bertscope.reading import readable
+from bertscope.reports.checkpoint import FilePart, StoredTensor
+from bertscope.text_files import readable
 
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 10_000

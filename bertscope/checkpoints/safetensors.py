@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken, is_size, strict_json
+from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
 

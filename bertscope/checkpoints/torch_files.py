@@ -9,12 +9,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertscope.checkpoint_reports import FilePart, StoredTensor
 from bertscope.checkpoints.budget import Budget
 from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.rebuilt import ITEM_BYTES, BadPickle, Storage, Table, Tensor
 from bertscope.errors import SourceError
+from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_PICKLE_BYTES = 8 << 20
 MAX_DIRECTORY_BYTES = 16 << 20  # of the zip; an entry takes about 80

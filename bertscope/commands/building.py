@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.commands.output import note
 from bertscope.errors import SelectionError
-from bertscope.foreign import ForeignSource
-from bertscope.presets import Source
-from bertscope.sources import AnyModel, find
+from bertscope.sources.find import AnyModel, find
+from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.presets import Source
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,8 +54,8 @@ def build_model(
         source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
     elif settings := [name for name in changes or () if name != "attn_implementation"]:
         raise SelectionError(f"{source.name} is {source.family}; {', '.join(settings)} can be set for a BERT alone")
-    from bertscope.analyses.count import freeze  # torch is imported from here on
-    from bertscope.analyses.foreign import build_any
+    from bertscope.analyses.modules.build import build_any
+    from bertscope.analyses.params.count import freeze  # torch is imported from here on
 
     built = build_any(source)
     freeze(built, freeze_patterns or ())
@@ -66,6 +66,6 @@ def traced_shapes(source: AnyModel, built: nn.Module, wanted: bool, batch: int, 
     """The shapes of a forward pass on meta, if they are wanted."""
     if not wanted:
         return None
-    from bertscope.analyses.flops_foreign import shapes_any
+    from bertscope.analyses.flops.other import shapes_any
 
     return shapes_any(source, built, batch, seq)

@@ -13,10 +13,10 @@ from typer.core import TyperCommand
 from bertscope.commands import options
 from bertscope.commands.output import show, write, write_file
 from bertscope.errors import SourceError
-from bertscope.expectation_files import is_expectation_file, read_expectation_file
-from bertscope.presets import read_preset
-from bertscope.reading import read_text, read_yaml
 from bertscope.render import check as renderer
+from bertscope.sources.expectation_files import is_expectation_file, read_expectation_file
+from bertscope.sources.presets import read_preset
+from bertscope.text_files import read_text, read_yaml
 
 EPILOG = """\b
 examples:
@@ -72,7 +72,7 @@ def check(
             raise SourceError("--write takes one FILE and nothing else; run 'bertscope check' apart")
         _record(write_to)
         return
-    from bertscope.analyses.check import check as analyse
+    from bertscope.analyses.check.check import check as analyse
 
     report = analyse(files or (), architecture=architecture)
     if fmt in ("text", "github", "junit"):
@@ -95,7 +95,7 @@ def _record(path: Path) -> None:
             f"expects {len(source.expected)} things already; remove 'expected' to record anew",
             where=f"{path}:{source.expected[0].line}",
         )
-    from bertscope.analyses.check import expected_block
+    from bertscope.analyses.check.check import expected_block
 
     text = read_text(path)
     newline = "\r\n" if "\r\n" in text else "\n"

@@ -10,7 +10,7 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.output import note, write
 from bertscope.errors import SelectionError
-from bertscope.sources import load
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -51,8 +51,8 @@ def convert(
     What only a preset says stands in the config.json under "bertscope"; members of a config.json that shape
     no BERT stand in the preset under 'extra'.
     """  # fmt: skip
-    from bertscope.conversion import converted, direction
-    from bertscope.conversion_update import updated
+    from bertscope.sources.convert import converted, direction
+    from bertscope.sources.convert_update import updated
 
     source = load(model, download=download)
     wanted = direction(source, to)

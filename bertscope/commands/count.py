@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.checkpoint_reports import CheckpointReport
 from bertscope.commands import options
 from bertscope.commands.building import build_model, traced_shapes
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
-from bertscope.sources import stored_alone, weights_path
+from bertscope.reports.checkpoint import CheckpointReport
+from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, signed_text
 
 EPILOG = """\b
@@ -74,7 +74,7 @@ def count(
             _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
         return
     source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
-    from bertscope.analyses.count import count as analyse
+    from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold
     found = traced_shapes(source, built, shapes, batch, seq)
@@ -99,7 +99,7 @@ def _weights(model: str, stored: bool, download: bool) -> Path | None:
 
 def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> CheckpointReport:
     """Show what the checkpoint stores; torch is not imported."""
-    from bertscope.analyses.stored import stored_report
+    from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint
     from bertscope.render import checkpoint as checkpoint_renderer
 

@@ -11,7 +11,7 @@ from bertscope.commands import options
 from bertscope.commands.building import build_model
 from bertscope.commands.output import note, show
 from bertscope.errors import SelectionError
-from bertscope.foreign import ForeignSource
+from bertscope.sources.other_models import ForeignSource
 
 EPILOG = """\b
 examples:
@@ -114,9 +114,9 @@ def diagram(
         raise SelectionError(
             f"{source.name} is {source.family}; --kind {kind} draws BERTs alone, --kind tree any model"
         )
-    from bertscope.analyses.diagram import diagram as analyse
-    from bertscope.analyses.diagram_forward import Given
-    from bertscope.render import diagram as renderer
+    from bertscope.analyses.diagram.diagram import diagram as analyse
+    from bertscope.analyses.diagram.forward import Given
+    from bertscope.render.diagram import diagram as renderer
 
     given = Given(batch=batch, seq=seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(

@@ -38,7 +38,7 @@ def diff(
     Equal changes of neighbouring layers are one row. --architecture and --attention are those of both.
     """
     one, other = (found_model(name, architecture, attention, download=download) for name in (a, b))
-    from bertscope.analyses.diff import diff as analyse
+    from bertscope.analyses.page.diff import diff as analyse
     from bertscope.render import diff as renderer
 
     report = analyse(one, other, batch=batch, seq=seq)

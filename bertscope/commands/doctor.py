@@ -19,6 +19,6 @@ def doctor(fmt: options.Format = "table", output: options.Output = None) -> None
 
     It answers where torch is missing or broken, too, and exits 0.
     """
-    from bertscope.analyses.doctor import doctor as analyse
+    from bertscope.analyses.check.doctor import doctor as analyse
 
     show(analyse(), renderer, fmt, output)

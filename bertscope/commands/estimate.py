@@ -10,7 +10,7 @@ from bertscope.commands import options, running
 from bertscope.commands.building import found_model
 from bertscope.commands.output import write_bytes
 from bertscope.errors import SelectionError
-from bertscope.foreign import ForeignSource
+from bertscope.sources.other_models import ForeignSource
 
 EPILOG = """\b
 examples:
@@ -62,14 +62,14 @@ def estimate(
     source = found_model(model, architecture, attention, pooler, download)
     if snapshot is not None and isinstance(source, ForeignSource):
         raise SelectionError(f"{source.name} is {source.family}; --snapshot is of BERTs built here alone")
-    from bertscope.analyses.estimate import Tapes
-    from bertscope.analyses.estimate_foreign import estimate_any
+    from bertscope.analyses.memory.estimate import Tapes
+    from bertscope.analyses.memory.estimate_other import estimate_any
 
     with running.Progress() as progress:
         report = estimate_any(source, specs, progress)
     running.show_memory(report, fmt, output, rows)
     running.write_timeline(report, timeline)
     if snapshot is not None:
-        from bertscope.analyses.snapshot import snapshot as picture
+        from bertscope.analyses.memory.snapshot import snapshot as picture
 
         write_bytes(snapshot, picture(Tapes(source).tape(specs[-1])[0]))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.render.console import Target, stdout_target
-from bertscope.sources import load
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -46,7 +46,7 @@ def explain(
     The sums at the end compare the formulas with what is counted on the built model.
     """
     source = load(model, architecture=architecture, add_pooling_layer=pooler, download=download)
-    from bertscope.analyses.explain import explain as analyse
+    from bertscope.analyses.explain.steps import explain as analyse
     from bertscope.render import explain as renderer
 
     report = analyse(source, path, language=lang, batch=batch, seq=seq)

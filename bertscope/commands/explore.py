@@ -14,7 +14,7 @@ import typer
 from bertscope.commands import options, running
 from bertscope.commands.building import note_ignored
 from bertscope.errors import BertscopeError, MissingExtraError
-from bertscope.sources import load
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -55,8 +55,8 @@ def explore(
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     note_ignored(source)
-    from bertscope.analyses.explore import explore as analyse
-    from bertscope.render.explore import run as show
+    from bertscope.analyses.page.explore import explore as analyse
+    from bertscope.render.explore.app import run as show
 
     reports = analyse(source, spec, folded=not unfold)
     first = next(reports)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.cards import CARDS, card
 from bertscope.commands import options, running
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
-from bertscope.sources import load
-from bertscope.spec import RunSpec, parse_strategies
+from bertscope.gpus import CARDS, card
+from bertscope.run_config import RunSpec, parse_strategies
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -78,7 +78,7 @@ def fit(
     )  # fmt: skip
     ways = [way for name in precision.split(",") for way in _ways(spec, name.strip(), checkpointing)]
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    from bertscope.analyses.fit import fit_report
+    from bertscope.analyses.memory.fit import fit_report
     from bertscope.render import fit as renderer
 
     size = running.size("--budget", budget)

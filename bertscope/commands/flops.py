@@ -12,8 +12,8 @@ from bertscope.commands.building import found_model
 from bertscope.commands.output import show, write
 from bertscope.commands.running import numbers
 from bertscope.errors import SelectionError
-from bertscope.flops_reports import FlopsReport
 from bertscope.render.console import Target, stdout_target
+from bertscope.reports.flops import FlopsReport
 
 EPILOG = """\b
 examples:
@@ -62,7 +62,7 @@ def flops(
     if checkpointing != "none" and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = found_model(model, architecture, attention, pooler, download)
-    from bertscope.analyses.flops_foreign import flops_any
+    from bertscope.analyses.flops.other import flops_any
     from bertscope.render import flops as renderer
 
     report = flops_any(source, batches, seqs, mode=mode, checkpointing=checkpointing, patterns=freeze or ())

@@ -12,10 +12,10 @@ import typer
 
 from bertscope.commands.output import check_outputs
 from bertscope.config import ARCHITECTURES
-from bertscope.presets import preset_paths
 from bertscope.render.console import choose_color
-from bertscope.sources import DEFAULT_MODEL
-from bertscope.spec import STRATEGIES
+from bertscope.run_config import STRATEGIES
+from bertscope.sources.find import DEFAULT_MODEL
+from bertscope.sources.presets import preset_paths
 
 EXAMPLE_STRATEGIES = ("none", "full", "every-2", "layers:0-5", "selective")
 
@@ -106,7 +106,9 @@ def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if color is not None:
             choose_color(color)
         check_outputs([value for value in given.values() if isinstance(value, Path)])
-        return command(**given)  # `bertscope.process` reads --debug, since an error may come before it is parsed
+        return command(
+            **given
+        )  # `bertscope.commands.process` reads --debug, since an error may come before it is parsed
 
     signature = inspect.signature(command, eval_str=True)
     own = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bertscope.commands import options
 from bertscope.commands.output import show
-from bertscope.presets import Source, preset_paths, read_preset
 from bertscope.render import presets as renderer
-from bertscope.reports import PresetRow, PresetsReport
+from bertscope.reports.base import PresetRow, PresetsReport
+from bertscope.sources.presets import Source, preset_paths, read_preset
 
 EPILOG = """\b
 examples:

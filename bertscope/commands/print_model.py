@@ -10,7 +10,7 @@ from bertscope.commands import options
 from bertscope.commands.building import build_model
 from bertscope.commands.output import show
 from bertscope.render import print_model as renderer
-from bertscope.tool_reports import PrintReport
+from bertscope.reports.tool import PrintReport
 
 EPILOG = """\b
 examples:
@@ -37,6 +37,6 @@ def print_model(
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
     source, built = build_model(model, architecture, attention, pooler, download=download)
-    from bertscope.analyses.totals import subject
+    from bertscope.analyses.modules.totals import subject
 
     show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

@@ -8,7 +8,7 @@ import typer
 
 from bertscope.commands import options, running
 from bertscope.commands.output import note, write_bytes
-from bertscope.sources import load
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -65,8 +65,8 @@ def profile(
     specs = running.specs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    from bertscope.analyses.jobs import Job
-    from bertscope.analyses.profile import INTERRUPTED, profile_report
+    from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
+    from bertscope.analyses.memory.profile_job import Job
 
     limit = running.size("--memory-limit", memory_limit)
     jobs = [

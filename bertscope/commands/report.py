@@ -10,7 +10,7 @@ import typer
 from bertscope.commands import options, running
 from bertscope.commands.output import note, show, write_file
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.sources import load
+from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
@@ -55,7 +55,7 @@ def report(
         for name in (model, compare)
         if name
     ]
-    from bertscope.analyses.report import PageRun, page_report
+    from bertscope.analyses.page.report import PageRun, page_report
 
     size = running.size("--budget", budget) if fit else None
     with running.Progress() as progress:
@@ -65,7 +65,7 @@ def report(
 
         show(found, SimpleNamespace(), "json", output)
         return
-    from bertscope.render.report import html
+    from bertscope.render.page.report import html
 
     write_file(output, html(found))
     note(f"the page is in {output}")

@@ -14,8 +14,8 @@ from typer.core import TyperCommand
 
 from bertscope.commands.output import note, show, write_bytes
 from bertscope.errors import SelectionError, one_line
-from bertscope.presets import preset_paths
-from bertscope.spec import STRATEGIES, RunSpec, parse_strategies
+from bertscope.run_config import STRATEGIES, RunSpec, parse_strategies
+from bertscope.sources.presets import preset_paths
 from bertscope.units import parse_bytes
 
 BARE = "none,full"
@@ -147,7 +147,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 def check_timeline(path: Path | None) -> None:
     """Refuse a picture that could not be drawn before the work for it begins."""
     if path is not None:
-        from bertscope.render.timeline import check_suffix
+        from bertscope.render.timeline.timeline import check_suffix
 
         check_suffix(path.suffix)
 
@@ -166,7 +166,7 @@ def show_memory(report: Any, fmt: str, output: Path | None, rows: int) -> None:
 def write_timeline(report: Any, path: Path | None) -> None:
     """Write the picture of the report, if there is a path for it."""
     if path is not None:
-        from bertscope.render.timeline import timeline as picture
+        from bertscope.render.timeline.timeline import timeline as picture
 
         write_bytes(path, picture(report, path.suffix))
         note(f"the timeline is in {path}")

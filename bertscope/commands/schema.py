@@ -22,7 +22,7 @@ examples:
 
 def complete_kind(incomplete: str) -> list[str]:
     """Kinds of report that begin with what is typed."""
-    from bertscope.schemas import report_classes
+    from bertscope.reports.json import report_classes
 
     return [kind for kind in report_classes() if kind.startswith(incomplete)]
 
@@ -46,8 +46,8 @@ def schema(
 
     It is read off the reports' own classes, so it is that of the version that prints it.
     """  # fmt: skip
-    from bertscope.schemas import schema as made
-    from bertscope.schemas import schemas
+    from bertscope.reports.json import schema as made
+    from bertscope.reports.json import schemas
 
     if kind is None:
         show(schemas(), renderer, fmt or "table", output)

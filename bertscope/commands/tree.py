@@ -42,7 +42,7 @@ def tree(
     such as 3-6 are torchinfo's: the sixth module at depth 3.
     """
     source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
-    from bertscope.analyses.tree import tree as analyse
+    from bertscope.analyses.params.tree import tree as analyse
     from bertscope.render import tree as renderer
 
     found = traced_shapes(source, built, shapes, batch, seq)

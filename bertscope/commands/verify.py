@@ -53,13 +53,13 @@ def verify(
     understood. The file's size is explained to the last byte.
     """
     from bertscope.checkpoints.reading import read_checkpoint
-    from bertscope.sources import weights_path
+    from bertscope.sources.find import weights_path
 
     stored = read_checkpoint(
         weights_path(checkpoint or model, download=download)
     )  # a broken file is told without torch
     source = found_model(model, architecture, pooler=pooler, download=download)
-    from bertscope.analyses.verify import verify as analyse
+    from bertscope.analyses.checkpoint.verify import verify as analyse
     from bertscope.render import verify as renderer
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())

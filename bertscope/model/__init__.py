@@ -20,7 +20,7 @@ from bertscope.model.tasks import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertscope.presets import unknown_architecture
+from bertscope.sources.presets import unknown_architecture
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {
     cls.__name__: cls

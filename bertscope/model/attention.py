@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertscope._torch import Embedding
 from bertscope.config import BertConfig
 from bertscope.errors import BertscopeWarning
+from bertscope.torch_access import Embedding
 
 KeyValue = tuple[Tensor, Tensor]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope.spec import Checkpointing
+from bertscope.run_config import Checkpointing
 
 
 def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope._torch import Embedding, index_row
 from bertscope.config import BertConfig
 from bertscope.model.activations import activation
 from bertscope.model.attention import BertAttention, KeyValue, say_once
 from bertscope.model.checkpointing import recomputed
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
-from bertscope.spec import Checkpointing
+from bertscope.run_config import Checkpointing
+from bertscope.torch_access import Embedding, index_row
 
 
 class BertEmbeddings(nn.Module):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.reports import CheckReport, Finding
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import CheckReport, Finding
 from bertscope.texts import html_text
 from bertscope.units import count_text, signed_text
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bertscope.checkpoint_reports import CheckpointReport, Stored, StoredRow
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.checkpoint import CheckpointReport, Stored, StoredRow
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3

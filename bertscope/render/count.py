@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
-from bertscope.reports import CountReport, CountRow, Shape
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import CountReport, CountRow, Shape
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.reports import DiffReport, Shape
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import DiffReport, Shape
 from bertscope.units import count_text, shape_text, signed_text
 
 _FIELDS = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.tool_reports import DeviceRow, DoctorReport, PackageRow
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.units import bytes_text
 
 _PACKAGES = (

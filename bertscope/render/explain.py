@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
-from bertscope.explain_reports import Dims, ExplainReport, Formula, Step, Sum
-from bertscope.render.columns import Column, csv_text, markdown_text
 from bertscope.render.console import Target
 from bertscope.render.footer import title
+from bertscope.render.table import Column, csv_text, markdown_text
+from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bertscope.cards import sdpa_kernel
-from bertscope.fit_reports import FitReport, FitRow
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
+from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.fit import FitReport, FitRow
 from bertscope.units import bytes_text, count_text
 
 

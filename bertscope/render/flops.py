@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bertscope.flops_reports import FlopsReport, FlopsRow, OperatorRow
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.render.footer import title
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
 from bertscope.render.tree import branches
+from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow
 from bertscope.units import bytes_text, count_text, share_text
 
 Line = tuple[FlopsRow, str]

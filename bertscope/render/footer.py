@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.explain_reports import ExplainReport
-from bertscope.fit_reports import FitReport
-from bertscope.flops_reports import FlopsReport
-from bertscope.memory_reports import MemoryReport
-from bertscope.reports import CountReport, TreeReport
+from bertscope.reports.base import CountReport, TreeReport
+from bertscope.reports.explain import ExplainReport
+from bertscope.reports.fit import FitReport
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.memory import MemoryReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8

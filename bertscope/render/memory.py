@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bertscope.memory_reports import KeptRow, Memory, MemoryReport, Parts, Variant
-from bertscope.render.columns import Column, csv_text, markdown_text, tables_text
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.memory_words import bars, conclusions, footnotes
-from bertscope.render.timeline_panels import run_text, variant_name
+from bertscope.render.table import Column, csv_text, markdown_text, tables_text
+from bertscope.render.timeline.panels import run_text, variant_name
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Parts, Variant
 from bertscope.units import bytes_text, count_text
 
 PARTS = tuple(field.name for field in fields(Parts))

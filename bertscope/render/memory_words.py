@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope.errors import one_line
-from bertscope.memory_reports import Memory, MemoryReport, Outlook, PhasePeak, Variant
 from bertscope.render.console import Target
-from bertscope.render.timeline_panels import variant_name
+from bertscope.render.timeline.panels import variant_name
+from bertscope.reports.memory import Memory, MemoryReport, Outlook, PhasePeak, Variant
 from bertscope.units import bytes_text
 
 _BAR_WIDTH = 48

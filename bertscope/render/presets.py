@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.reports import PresetsReport
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import PresetsReport
 from bertscope.units import count_text
 
 _NOTE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertscope.tool_reports import PrintReport
+from bertscope.reports.tool import PrintReport
 
 
 def text(report: PrintReport) -> str:

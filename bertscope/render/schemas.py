@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.tool_reports import SchemasReport
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.tool import SchemasReport
 
 _COLUMNS = (
     Column("kind", lambda row: row.report),

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
-from bertscope.reports import TreeReport, TreeRow
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import TreeReport, TreeRow
 from bertscope.units import count_text, share_text, tensors_text
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bertscope.checkpoint_reports import VerifyReport, VerifyRow
 from bertscope.errors import one_line
 from bertscope.render.checkpoint import stored_lines
-from bertscope.render.columns import Column, csv_text, markdown_text, table_text
 from bertscope.render.console import Target
-from bertscope.reports import Shape
+from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.reports.base import Shape
+from bertscope.reports.checkpoint import VerifyReport, VerifyRow
 from bertscope.units import count_text, shape_text
 
 _COLUMNS = (

@@ -12,11 +12,11 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.flops_foreign import flops_any
-from bertscope.analyses.foreign import build_any
-from bertscope.analyses.stored import stored_report
+from bertscope.analyses.checkpoint.stored import stored_report
+from bertscope.analyses.flops.other import flops_any
+from bertscope.analyses.modules.build import build_any
 from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.sources import find
+from bertscope.sources.find import find
 
 SMALL = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
          "intermediate_size": 20, "max_position_embeddings": 40}  # fmt: skip

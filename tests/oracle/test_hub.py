@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.hub import is_hub_name
+from bertscope.sources.hub import is_hub_name
 from tests.conftest import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

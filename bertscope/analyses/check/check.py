@@ -1,0 +1,178 @@
+"""`check`: what files expect, against the models that they describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bertscope import __version__
+from bertscope.analyses.params.count import count
+from bertscope.errors import BertscopeError, SourceError, suggestion
+from bertscope.model import build
+from bertscope.reports.base import CheckReport, CountReport, Finding
+from bertscope.run_config import RunSpec
+from bertscope.sources.expectation_files import files_to_check, load_expected
+from bertscope.sources.expectations import TIES_KEY, Expectation
+from bertscope.sources.presets import Source
+from bertscope.torch_access import torch
+
+
+def check(
+    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (), *, architecture: str | None = None
+) -> CheckReport:
+    """Every expectation of the files (all presets without one) against the model that each file describes.
+
+    A folder stands for the `*.bertscope.yaml` in it. `architecture` builds another class than the files name.
+    A file that cannot be read, that expects nothing, or whose run fails gives a finding with status "error".
+    """
+    given = [models] if isinstance(models, (str, os.PathLike)) else models
+    names = files_to_check([os.fspath(model) for model in given])
+    findings = [finding for name in names for finding in _check_one(name, architecture)]
+    return CheckReport(
+        findings=tuple(findings), files=len(names), torch_version=str(torch.__version__), bertscope_version=__version__
+    )
+
+
+def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
+    try:
+        source = load_expected(name, architecture=architecture)
+        if not source.expected:
+            raise SourceError(f"{source.path} expects nothing: {_remedy(source)}")
+        witness = Witness(source)
+        witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
+    except BertscopeError as error:
+        yield _error(error, model=name, path=name)
+        return
+    for expectation in source.expected:
+        yield witness.finding(expectation)
+
+
+def _remedy(source: Source) -> str:
+    if source.path is not None and source.path.suffix == ".json":
+        return "expected counts stand in a preset file (.yaml); write one with this configuration"
+    return f"'bertscope check --write {source.path}' records today's counts"
+
+
+def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
+    """The finding for what could not be checked, at the place that the error names."""
+    place, _, number = error.where.rpartition(":")
+    if place and number.isdecimal():
+        path, line = _shown(Path(place)), int(number)
+    return Finding(
+        model=model, key=key, expected=None, got=None, path=path, line=line, status="error", message=str(error)
+    )
+
+
+@dataclass
+class Witness:
+    """What one model really has, obtained once and when it is asked for."""
+
+    source: Source
+
+    @cached_property
+    def counted(self) -> CountReport:
+        """The model layer by layer."""
+        return count(self._model())
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Today's counts under the keys that `expected` may hold; `layers` count one copy of a folded layer."""
+        totals = self.counted.totals
+        found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
+        found |= {f"groups.{row.name}": row.params for row in count(self._model(), by="group").rows}
+        for row in self.counted.rows:
+            found[f"layers.{row.name}"] = row.each_params
+            found |= {f"layers.{row.name}.{part.name}": part.each_params for part in row.parts}
+        return found
+
+    @cached_property
+    def ties(self) -> dict[str, str]:
+        """Every second address of a tensor, and the first."""
+        return {tie.path: tie.is_path for tie in self.counted.ties}
+
+    def _model(self) -> torch.nn.Module:
+        source = self.source
+        return build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+
+    def got(self, expectation: Expectation) -> int | str | None:
+        """What the model has under that key; None where it has no such row or tie."""
+        kind, _, name = expectation.key.partition(".")
+        if kind == TIES_KEY:
+            return self.ties.get(name) if name else len(self.ties)
+        if expectation.run is None:
+            return self.counts.get(expectation.key)
+        return self._measured(expectation.key, expectation.run)
+
+    def _measured(self, key: str, run: RunSpec) -> int:
+        if key.startswith("memory."):
+            from bertscope.analyses.memory.estimate import estimate_memory
+
+            return estimate_memory(self.source, run).peak.peak_bytes
+        from bertscope.analyses.flops.sweep import FlopsRun
+
+        ways = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
+        return ways.at(run.batch, run.seq).rows[0].total.matmul_flops
+
+    def finding(self, expectation: Expectation) -> Finding:
+        """What became of one expectation."""
+        path = _shown(self.source.path)
+        try:
+            got = self.got(expectation)
+        except BertscopeError as error:
+            where = f"{path}:{expectation.line}"
+            placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)
+            return _error(placed, model=self.source.name, path=path, line=expectation.line, key=expectation.key)
+        holds = expectation.accepts(got)
+        return Finding(
+            model=self.source.name,
+            key=expectation.key,
+            expected=expectation.value,
+            got=got,
+            path=path,
+            line=expectation.line,
+            status="passed" if holds else "failed",
+            message="" if holds else self._message(expectation, got),
+            tolerance=expectation.tolerance,
+        )
+
+    def _message(self, expectation: Expectation, got: int | str | None) -> str:
+        key, expected = expectation.key, expectation.value
+        if key == TIES_KEY:
+            listed = {item.key.partition(".")[2] for item in self.source.expected}
+            more = [f"{path} is {is_path}" for path, is_path in self.ties.items() if path not in listed]
+            return f"ties: expected {expected}, got {got}" + (f"; not listed: {', '.join(more[:4])}" if more else "")
+        if isinstance(expected, str):
+            return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
+        if not isinstance(got, int):
+            hint = suggestion(key, self.counts)
+            return f"{key}: expected {expected:,}, got nothing: {self.source.architecture} has no such row; {hint}"
+        within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
+        share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
+        return f"{key}: expected {expected:,}{within}, got {got:,}, difference {got - expected:+,}{share}"
+
+
+def _shown(path: Path | None) -> str:
+    """The path from the working directory when it lies below it, as editors and CI want it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd())) if path else ""
+    except (ValueError, OSError):
+        return str(path)
+
+
+def expected_block(source: Source) -> str:
+    """Today's counts, and the ties if there are any, as the `expected:` block of a file."""
+    witness = Witness(source)
+    found = witness.counts
+    lines = ["expected:"]
+    lines += [f"  {key}: {value}" for key, value in found.items() if "." not in key]
+    for table in ("groups", "layers"):
+        lines.append(f"  {table}:")
+        lines += [
+            f"    {key.partition('.')[2]}: {value}" for key, value in found.items() if key.startswith(table + ".")
+        ]
+    if witness.ties:
+        lines += ["  ties:", *(f"    {path}: {is_path}" for path, is_path in witness.ties.items())]
+    return "\n".join(lines) + "\n"

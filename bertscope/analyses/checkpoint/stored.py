@@ -1,0 +1,92 @@
+"""What a checkpoint stores: its tensors in rows, and the sums; without torch, since headers say it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertscope import __version__
+from bertscope.analyses.modules.layer_ranges import runs
+from bertscope.checkpoints.reading import Checkpoint
+from bertscope.errors import SelectionError
+from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
+
+BY = ("layer", "module", "parameter")
+
+
+def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
+    """The checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
+    if by not in BY:
+        raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(BY)}")
+    made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
+    return CheckpointReport(
+        stored=sums(checkpoint),
+        by=by,
+        rows=tuple(made[by](checkpoint.tensors)),
+        bertscope_version=__version__,
+    )
+
+
+def sums(checkpoint: Checkpoint) -> Stored:
+    """The totals over all files."""
+    distinct = [tensor for tensor in checkpoint.tensors if tensor.shares is None]
+    return Stored(
+        name=checkpoint.name,
+        format=checkpoint.format,
+        files=checkpoint.files,
+        tensors=len(checkpoint.tensors),
+        stored_params=sum(tensor.params for tensor in checkpoint.tensors),
+        distinct_params=sum(tensor.params for tensor in distinct),
+        tensor_bytes=sum(part.bytes for part in checkpoint.parts if part.what == "tensors"),
+        file_bytes=sum(part.bytes for part in checkpoint.parts),
+        dtypes=tuple(_dtypes(distinct)),
+        parts=checkpoint.parts,
+        metadata=checkpoint.metadata,
+        problems=checkpoint.problems,
+    )
+
+
+def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
+    for dtype in sorted({tensor.dtype for tensor in tensors}):
+        found = [tensor for tensor in tensors if tensor.dtype == dtype]
+        yield DtypeRow(
+            dtype=dtype, tensors=len(found), params=sum(item.params for item in found),
+            bytes=sum(item.bytes for item in found),
+        )  # fmt: skip
+
+
+def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
+    first = tensors[0]
+    shapes, dtypes = {item.shape for item in tensors}, {item.dtype for item in tensors}
+    return StoredRow(
+        name=name,
+        dtype=", ".join(sorted(dtypes)),
+        shape=first.shape if len(shapes) == 1 else None,
+        copies=len(tensors),
+        params=sum(item.params for item in tensors),
+        bytes=sum(item.bytes for item in tensors),
+        shares=first.shares if len(tensors) == 1 else None,
+    )
+
+
+def _by_parameter(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
+    for tensor in tensors:
+        yield _row(tensor.name, [tensor])
+
+
+def _by_layer(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
+    keyed = sorted(tensors, key=lambda item: in_order(item.name))
+    for name, _, items in runs((item.name, (item.shape, item.dtype, item.shares), item) for item in keyed):
+        yield _row(name, items)
+
+
+def _by_module(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
+    modules: dict[str, list[StoredTensor]] = {}
+    for tensor in sorted(tensors, key=lambda item: in_order(item.name)):
+        modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    for name, items in modules.items():
+        yield _row(name or "(own)", items)
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, numbers by their size."""
+    return [(int(part), "") if part.isdecimal() and len(part) < 10 else (-1, part) for part in name.split(".")]

@@ -1,0 +1,207 @@
+"""`verify`: a model against a checkpoint's header: names, shapes and dtypes, ties and buffers. No value is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertscope.analyses.checkpoint.stored import in_order, sums
+from bertscope.analyses.modules.build import build_any
+from bertscope.analyses.modules.layer_ranges import runs
+from bertscope.analyses.modules.totals import subject
+from bertscope.checkpoints.reading import Checkpoint
+from bertscope.config import ARCHITECTURES
+from bertscope.errors import SelectionError, SourceError
+from bertscope.model import build
+from bertscope.model.state_dict import modern_name, own_name
+from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
+from bertscope.sources.find import AnyModel
+from bertscope.sources.other_models import ForeignSource
+from bertscope.torch_access import nn, torch
+
+ALLOWABLE = ("missing", "unexpected", "dtype")
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tied", "renamed", "buffer")
+
+
+def verify(
+    source: AnyModel, checkpoint: Checkpoint, *, dtype: str | None = None, allow: Iterable[str] = ()
+) -> VerifyReport:
+    """Whether the checkpoint is the model's: every tensor there, no other, each of its shape and dtype.
+
+    `dtype` (fp32, bf16, fp16) is what floating-point tensors must be; without it what the model's config.json
+    says, if it does. `allow` lists what is told and still no "no": missing, unexpected, dtype.
+    """
+    allowed = set(allow)
+    if not allowed <= set(ALLOWABLE):
+        raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
+    model = build_any(source)
+    expected = _Model(model, DTYPES[dtype] if dtype else source.stored_dtype)
+    told = _folded(expected.rows(checkpoint))
+    rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in told]
+    wrong = {row.status for row in rows if row.is_wrong}
+    return VerifyReport(
+        subject=subject(model, source.name),
+        stored=sums(checkpoint),
+        fits=not wrong and not checkpoint.problems,
+        fitting=tuple(_fitting(source, checkpoint)) if wrong & {"missing", "unexpected"} else (),
+        matched_tensors=len(expected.found),
+        model_tensors=len(expected.state),
+        model_distinct_params=sum(parameter.numel() for parameter in model.parameters()),
+        rows=tuple(sorted(rows, key=lambda row: (not row.is_wrong, _ORDER.index(row.status)))),
+    )
+
+
+def _fitting(source: AnyModel, checkpoint: Checkpoint) -> Iterator[str]:
+    """The classes of the same configuration that the checkpoint fits, tensor by tensor."""
+    if isinstance(source, ForeignSource):
+        return
+    for name in ARCHITECTURES:
+        expected = _Model(build(source.config, name), None)
+        if name != source.architecture and not any(row.is_wrong for row in expected.rows(checkpoint)):
+            yield name
+
+
+@dataclass
+class _Model:
+    """What the model expects, and what of it was found."""
+
+    model: nn.Module
+    dtype: str | None
+    found: dict[str, StoredTensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state: Mapping[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
+        self.ties = _ties(self.state)
+        self.buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        self.prefix = str(getattr(self.model, "base_model_prefix", "bert"))
+        self.passed_over = [
+            re.compile(pattern) for pattern in getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        ]
+
+    def rows(self, checkpoint: Checkpoint) -> Iterator[VerifyRow]:
+        """Everything to tell, tensor by tensor."""
+        own = set(self.state)
+        for tensor in checkpoint.tensors:
+            if "/" in tensor.name:
+                raise SourceError(
+                    f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
+                )
+            name = own_name(modern_name(tensor.name), own, self.prefix)
+            if name in own and name not in self.found:
+                self.found[name] = tensor
+                yield from self._compared(name, tensor)
+            else:
+                yield self._surplus(name, tensor)
+        yield from self._absent()
+        yield from self._stored_ties()
+
+    def _compared(self, name: str, tensor: StoredTensor) -> Iterator[VerifyRow]:
+        expected = self.state[name]
+        if tuple(expected.shape) != tensor.shape:
+            yield self._row("shape", name, tensor, True)
+        if reason := self._dtype_problem(expected, tensor):
+            yield self._row("dtype", name, tensor, True, reason)
+        if name != tensor.name:
+            yield self._row("renamed", name, tensor, False, _how(tensor.name, name, self.prefix))
+
+    def _dtype_problem(self, expected: torch.Tensor, tensor: StoredTensor) -> str:
+        own = str(expected.dtype).removeprefix("torch.")
+        is_floating = tensor.dtype.startswith(("float", "bfloat"))
+        if is_floating != expected.is_floating_point():
+            return f"{own} in the model"
+        if is_floating and self.dtype is not None and tensor.dtype != self.dtype:
+            return f"{self.dtype} was asked for"
+        return ""
+
+    def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
+        """A tensor of the file that no address of the model is left for."""
+        if name in self.found:
+            return self._row(
+                "unexpected", tensor.name, tensor, True, f"{self.found[name].name} is stored as well, for {name}"
+            )
+        if self._is_buffer(name, tensor.name):
+            return self._row("buffer", tensor.name, tensor, False, "a buffer that older versions stored; computed")
+        return self._row("unexpected", tensor.name, tensor, True)
+
+    def _is_buffer(self, name: str, stored: str) -> bool:
+        known = name in self.buffers or stored.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
+        return known or any(pattern.search(stored) for pattern in self.passed_over)
+
+    def _absent(self) -> Iterator[VerifyRow]:
+        for name, expected in self.state.items():
+            if name not in self.found:
+                other = next((twin for twin in self.ties[name] if twin in self.found), None)
+                status, note = ("tied", f"it is {other}") if other else ("missing", "")
+                yield VerifyRow(
+                    status=status, name=name, stored_name=None, copies=1, shape=tuple(expected.shape),
+                    stored_shape=None, dtype=str(expected.dtype).removeprefix("torch."), stored_dtype=None,
+                    params=expected.numel(), is_wrong=other is None, note=note,
+                )  # fmt: skip
+
+    def _stored_ties(self) -> Iterator[VerifyRow]:
+        """Where the model and the file do not agree on which tensors are one."""
+        own_names = {tensor.name: name for name, tensor in self.found.items()}
+        for name, tensor in self.found.items():
+            first = next(twin for twin in self.ties[name] if twin in self.found)
+            home = own_names.get(tensor.shares or "")
+            if home is not None and home not in self.ties[name]:
+                yield self._row("shared", name, tensor, False, f"one storage with {home}, and two tensors of the model")
+            elif name != first and home is None:
+                yield self._row(
+                    "duplicate", name, tensor, False, f"tied to {first}, and stored apart; values not compared"
+                )
+
+    def _row(self, status: str, name: str, tensor: StoredTensor, is_wrong: bool, note: str = "") -> VerifyRow:
+        expected = self.state.get(name) if status != "unexpected" else None
+        return VerifyRow(
+            status=status, name=name, stored_name=tensor.name, copies=1,
+            shape=None if expected is None else tuple(expected.shape), stored_shape=tensor.shape,
+            dtype=None if expected is None else str(expected.dtype).removeprefix("torch."), stored_dtype=tensor.dtype,
+            params=tensor.params, is_wrong=is_wrong, note=note,
+        )  # fmt: skip
+
+
+def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Name -> every name of the same tensor, itself included."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name: names[id(tensor)] for name, tensor in state.items()}
+
+
+def _how(stored: str, name: str, prefix: str) -> str:
+    parts = []
+    if modern_name(stored) != stored:
+        parts.append("gamma and beta for weight and bias")
+    if stored.startswith(f"{prefix}.") != name.startswith(f"{prefix}."):
+        parts.append(f"{prefix}. in front in {'the file' if stored.startswith(f'{prefix}.') else 'the model'} alone")
+    return ", ".join(parts)
+
+
+def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
+    """Equal rows of neighbouring layers as one; renamed names by how they are."""
+    ordered = sorted(rows, key=lambda row: in_order(row.name))
+    keyed = [(row.name, _key(row), row) for row in ordered if row.status != "renamed"]
+    for name, _, items in runs(keyed):
+        first = items[0]
+        stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
+        yield replace(
+            first, name=name, stored_name=stored_name, copies=len(items), params=sum(item.params for item in items)
+        )
+    yield from _renamed([row for row in ordered if row.status == "renamed"])
+
+
+def _key(row: VerifyRow) -> tuple[Any, ...]:
+    note = re.sub(r"\.\d+\.", ".*.", row.note)
+    return (row.status, row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.is_wrong, note)
+
+
+def _renamed(rows: list[VerifyRow]) -> Iterator[VerifyRow]:
+    for how in dict.fromkeys(row.note for row in rows):
+        alike = [row for row in rows if row.note == how]
+        yield replace(
+            alike[0], copies=len(alike), params=sum(row.params for row in alike), shape=None, stored_shape=None
+        )

@@ -1,0 +1,245 @@
+"""One run of a module as a graph: every function that it calls is a node, every tensor an arrow.
+
+Recorded by `TorchFunctionMode`, which sees each call that Python makes into torch. A submodule is one box, or is
+opened, so that the calls inside it are recorded in its place. Calls that only look at a tensor in another way
+(view, transpose, an index) are no nodes; they are named on the arrow.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from bertscope.analyses.modules.class_names import type_name
+from bertscope.analyses.tracing.operator_costs import tensors
+from bertscope.reports.base import TensorShape
+from bertscope.reports.diagram import DiagramEdge, DiagramNode
+from bertscope.torch_access import nn, torch
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
+_SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy, and change no value that this diagram is about
+
+
+@dataclass(frozen=True)
+class Flowing:
+    """A tensor that has been seen: the node that it came from, and how it was looked at since."""
+
+    tensor: torch.Tensor  # kept, so that its id stays its own
+    source: str
+    views: tuple[str, ...] = ()
+
+
+@dataclass
+class Flow:
+    """The recorded graph; nodes and edges in the order of the run, the edges of a node in that of its arguments."""
+
+    nodes: dict[str, DiagramNode] = field(default_factory=dict)
+    edges: list[DiagramEdge] = field(default_factory=list)
+    seen: list[Flowing] = field(default_factory=list)
+    opened: dict[str, nn.Module] = field(default_factory=dict)
+
+    def add(self, node: DiagramNode) -> str:
+        """A node under the id that it brings, or one made of its name, numbered where that is taken."""
+        base = "".join(letter if letter.isalnum() else "_" for letter in node.id or node.name).strip("_")
+        ident, number = base, 1
+        while ident in self.nodes:
+            number += 1
+            ident = f"{base}_{number}"
+        self.nodes[ident] = replace(node, id=ident)
+        return ident
+
+    def into(self, ident: str) -> list[DiagramEdge]:
+        """What a node is given, in the order of its arguments."""
+        return [edge for edge in self.edges if edge.target == ident]
+
+    def out_of(self, ident: str) -> list[DiagramEdge]:
+        """Where what a node makes goes."""
+        return [edge for edge in self.edges if edge.source == ident]
+
+
+def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Callable[[nn.Module, int], bool]) -> Flow:
+    """What the first call of `scope` does while `run` runs; empty when it is never called.
+
+    `path` is put before the names of its submodules. `opens` says of a submodule, and of the number of modules
+    open around it, whether it is drawn open.
+    """
+    recorder = _Recorder(scope, opens)
+    with recorder.hooked(path), recorder, torch.no_grad():
+        run()
+    return recorder.flow
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, scope: nn.Module, opens: Callable[[nn.Module, int], bool]) -> None:
+        super().__init__()
+        self.scope, self.opens = scope, opens
+        self.flow = Flow()
+        self.alive: dict[int, Flowing] = {}
+        self.is_recording = False
+        self.box: str | None = None  # the closed module that runs
+        self.groups: list[str] = [""]
+        self.held = {id(held): name for name, held in (*scope.named_parameters(), *scope.named_buffers())}
+
+    # ---- functions ----
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if self.is_recording and self.box is None and tensors(out):
+            given = tensors((args, kwargs))
+            if not any(tensor is given_one for tensor in tensors(out) for given_one in given):
+                self._record(function, args, kwargs or {}, given, out)
+        return out
+
+    def _record(self, function: Any, args: Any, kwargs: Mapping[str, Any], given: list[torch.Tensor], out: Any) -> None:
+        name = resolve_name(function) or function.__name__
+        short = name.rsplit(".", 1)[-1]
+        first = self._flowing(given[0]) if len(given) == 1 else None
+        if first is not None and (short in _SAME_CONTENT or _shares_storage(given[0], out)):
+            view = _index_text(args[1]) if short == "__getitem__" else short
+            for tensor in tensors(out):
+                self._saw(Flowing(tensor, first.source, (*first.views, view)))
+            return
+        node = DiagramNode(id=short, role="function", name=_public_name(name), group=self.groups[-1])
+        if short in _SIGNS:
+            scalars = [f"{value:g}" for value in (*args, *kwargs.values()) if type(value) in (int, float)]
+            is_reversed = bool(scalars) and short.startswith(("r", "__r"))
+            words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
+            node = replace(node, name=words[0], detail=" ".join(words[1:]))
+        else:
+            node = replace(node, detail=" ".join(value for value in args if isinstance(value, str)))
+        self._connect(self.flow.add(node), given, out)
+
+    # ---- modules ----
+
+    @contextmanager
+    def hooked(self, path: str) -> Iterator[None]:
+        """Hooks on the scope and every module below it."""
+        with ExitStack() as stack:
+            for name, module in self.scope.named_modules():
+                at = ".".join(part for part in (path, name) if part)
+                enter = module.register_forward_pre_hook(self._enter(at), with_kwargs=True)
+                leave = module.register_forward_hook(self._leave(at), with_kwargs=True)
+                stack.callback(enter.remove)
+                stack.callback(leave.remove)
+            yield
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if module is self.scope and not self.flow.nodes:
+                self._begin(args, kwargs)
+            elif self.is_recording and self.box is None:
+                if self.opens(module, len(self.groups)):
+                    self.groups.append(path)
+                    self.flow.opened[path] = module
+                else:
+                    self.box = path
+
+        return hook
+
+    def _leave(self, path: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+            if not self.is_recording:
+                return None
+            if module is self.scope:
+                self._end(out)
+            elif self.groups[-1] == path:
+                self.groups.pop()
+            elif self.box == path:
+                given = tensors((args, kwargs))
+                if any(out is tensor for tensor in given):
+                    out = torch.ops.aten.alias(out)  # what dropout passes through is drawn as its result
+                self.box = None
+                kind = type_name(type(module), "bertscope")
+                name = path.rsplit(".", 1)[-1]
+                ident = f"layer_{name}" if name.isdecimal() else name
+                node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
+                self._connect(self.flow.add(node), given, out)
+                return out
+            return None
+
+        return hook
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        self.is_recording = True
+        given = inspect.signature(self.scope.forward).bind(*args, **kwargs).arguments
+        for name, tensor in _named(given):
+            if id(tensor) not in self.alive:
+                node = DiagramNode(id="", role="input", name=name, shape=shape_of(tensor))
+                self._saw(Flowing(tensor, self.flow.add(node)))
+
+    def _end(self, out: Any) -> None:
+        self.is_recording = False
+        fields = dict(out.items()) if hasattr(out, "items") else {"output": out}
+        named = list(_named(fields))
+        for name, tensor in named:
+            shown = name if len(named) > 1 else name.partition("[")[0]
+            node = DiagramNode(id="", role="output", name=shown, shape=shape_of(tensor))
+            self._connect(self.flow.add(node), [tensor], None)
+
+    # ---- tensors ----
+
+    def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
+        """Arrows from where the given tensors come from, and the results as the node's own."""
+        for tensor in given:
+            origin = self._flowing(tensor)
+            if origin is not None:
+                edge = DiagramEdge(source=origin.source, target=ident, shape=shape_of(tensor), views=origin.views)
+                if edge not in self.flow.edges:
+                    self.flow.edges.append(edge)
+        for tensor in tensors(out):
+            self._saw(Flowing(tensor, ident))
+
+    def _flowing(self, tensor: torch.Tensor) -> Flowing | None:
+        """Where a tensor came from; a parameter or buffer of the scope becomes a node when it is used."""
+        if id(tensor) not in self.alive and id(tensor) in self.held:
+            node = DiagramNode(id="", role="parameter", name=self.held[id(tensor)], shape=shape_of(tensor))
+            self._saw(Flowing(tensor, self.flow.add(node)))
+        return self.alive.get(id(tensor))
+
+    def _saw(self, flowing: Flowing) -> None:
+        self.alive[id(flowing.tensor)] = flowing
+        self.flow.seen.append(flowing)
+
+
+def shape_of(tensor: torch.Tensor) -> TensorShape:
+    """Shape and dtype as plain data."""
+    return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in nested arguments with a name such as `past_key_value[0]`."""
+    if isinstance(given, torch.Tensor):
+        yield name, given
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(given, (tuple, list)):
+        for place, value in enumerate(given):
+            yield from _named(value, f"{name}[{place}]")
+
+
+def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
+    storage = tensor.untyped_storage()._cdata
+    return all(result.untyped_storage()._cdata == storage for result in tensors(out))
+
+
+def _index_text(index: Any) -> str:
+    """An index as it is written: `[:, None]`."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return f"[{', '.join(_slice_text(part) if isinstance(part, slice) else str(part) for part in parts)}]"
+
+
+def _slice_text(part: slice) -> str:
+    ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
+    return ":".join(ends) + (f":{part.step}" if part.step is not None else "")
+
+
+def _public_name(name: str) -> str:
+    """`torch.matmul` for `torch.Tensor.matmul`, `torch.einsum` for `torch.functional.einsum`."""
+    short = name.rsplit(".", 1)[-1]
+    return f"torch.{short}" if name.startswith(("torch.Tensor.", "torch.functional.")) else name

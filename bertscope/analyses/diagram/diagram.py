@@ -1,0 +1,113 @@
+"""`diagram`: a model as a class diagram, as the dataflow of its forward pass, or as the tree of its modules."""
+
+from __future__ import annotations
+
+from bertscope.analyses.diagram.classes import class_diagram
+from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.params.tree import tree
+from bertscope.errors import SelectionError, suggestion
+from bertscope.model import BertPreTrainedModel
+from bertscope.reports.base import TreeRow
+from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
+
+KINDS = ("class", "forward", "tree")
+
+
+def diagram(
+    model: BertPreTrainedModel,
+    kind: str = "class",
+    path: str = "",
+    *,
+    name: str | None = None,
+    depth: int | None = None,
+    direction: str | None = None,
+    given: Given | None = None,
+    around: str | None = None,
+    implementation: str = "bertscope",
+) -> ClassReport | GraphReport:
+    """One diagram of one of our models.
+
+    `class` draws the classes of the whole model, those around one class (`around`), or around that of the module
+    at `path`; `forward` the dataflow of the module at `path` with what is `given`; `tree` the modules at and below
+    `path`. Raises SelectionError for another kind, and for a path or class that the model has not.
+    """
+    if kind == "forward":
+        return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
+    if kind == "tree":
+        return tree_diagram(model, path, name=name, depth=depth, direction=direction)
+    if kind == "class":
+        around = around or (_class_at(model, path) if path else None)
+        return class_diagram(model, name=name, around=around, package=implementation)
+    raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+
+
+def _class_at(model: BertPreTrainedModel, path: str) -> str:
+    modules = dict(model.named_modules())
+    if path not in modules:
+        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
+    return type(modules[path]).__name__
+
+
+def tree_diagram(
+    model: BertPreTrainedModel, path: str = "", *, name: str | None = None, depth: int | None = None,
+    direction: str | None = None,
+) -> GraphReport:  # fmt: skip
+    """The modules at and below `path`, equal neighbours folded, `depth` levels down; parameters as `tree` sums them."""
+    report = tree(model, name=name)
+    root = _row_at(report.rows, path)
+    below = [row for row in report.rows if row is root or _is_below(row.path, root.path)]
+    rows = [row for row in below if depth is None or row.depth - root.depth <= depth]
+    ids = {row.path: f"m{number}" for number, row in enumerate(rows)}
+    return GraphReport(
+        diagram="tree",
+        subject=report.subject,
+        path=root.path,
+        batch=None,
+        seq=None,
+        cache=0,
+        direction=direction or "LR",
+        nodes=tuple(
+            DiagramNode(
+                id=ids[row.path],
+                role="module",
+                name=row.name or row.type,
+                detail=row.type,
+                path=row.path,
+                copies=row.copies if "-" in row.name else 1,
+                params=row.params,
+            )
+            for row in rows
+        ),
+        edges=tuple(
+            DiagramEdge(source=ids[_parent(row.path)], target=ids[row.path]) for row in rows if row is not root
+        ),
+    )
+
+
+def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
+    """The row of a path; one inside a run of equal layers, such as `encoder.layer.7`, is the run's."""
+    for row in rows:
+        if row.path == path or _same_path(path, row.path):
+            return row
+    raise SelectionError(
+        f"no module {path!r} in this model; {suggestion(path, [row.path for row in rows if row.path])}"
+    )
+
+
+def _same_path(path: str, shown: str) -> bool:
+    given, wanted = path.split("."), shown.split(".")
+    return len(given) == len(wanted) and all(map(_is_in, given, wanted))
+
+
+def _is_in(name: str, shown: str) -> bool:
+    first, dash, last = shown.partition("-")
+    in_run = dash and name.isdecimal() and first.isdecimal() and last.isdecimal()
+    return name == shown or bool(in_run and int(first) <= int(name) <= int(last))
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path.startswith(f"{root}.") if root else True
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

@@ -1,0 +1,247 @@
+"""`diagram --kind forward`: what a forward pass of a model, or of one module in it, does with its tensors.
+
+Read off a run on meta (see `dataflow`), so the diagram is what the model does with this configuration and these
+inputs. Equal layers are run and drawn once.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertscope.analyses.diagram.attention_names import name_attention
+from bertscope.analyses.diagram.dataflow import Flow, dataflow
+from bertscope.analyses.modules.class_names import type_name
+from bertscope.analyses.modules.module_tree import fold, read
+from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.errors import SelectionError, suggestion
+from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
+from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport
+from bertscope.torch_access import nn, torch
+
+# Boxes unless they are what is drawn: each of them has a diagram of its own.
+_CLOSED = (BertEmbeddings, BertLayer, BertSelfAttention, BertPooler)
+_LAYER = re.compile(r"(?:^|(?<=\.))encoder\.layer\.(\d+)(?:-\d+)?(?=\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What goes into the run besides ids; None: as the document draws it (see `forward_diagram`)."""
+
+    batch: int = 1
+    seq: int = 128
+    cache: int | None = None
+    mask: bool = True
+    head_mask: bool | None = None
+
+
+def forward_diagram(
+    model: BertPreTrainedModel,
+    path: str = "",
+    *,
+    name: str | None = None,
+    given: Given | None = None,
+    depth: int | None = None,
+    direction: str | None = None,
+) -> GraphReport:
+    """The dataflow of the module at `path`, the whole model without one; nothing is computed, and `model` is kept.
+
+    Without `depth` submodules that have a diagram of their own are boxes; with it so many levels are opened. A
+    self-attention alone is drawn complete: with as many cached positions as there are new ones, and a head mask
+    where the kernel takes one; elsewhere both are left out unless given. Raises SelectionError for a path that
+    the run does not enter, and for sizes that the model cannot run.
+    """
+    short, runs = _with_each_layer_once(model)
+    at = _path_in(short, runs, path)
+    scope = short.get_submodule(at)
+    given = _completed(given or Given(), short, scope, at)
+    inputs = _inputs(short, given)
+    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=_opens(depth))
+    if not flow.nodes:
+        raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
+    for group, module in {"": scope, **flow.opened}.items():
+        if isinstance(module, BertSelfAttention):
+            name_attention(flow, module, group)
+    return _Report(flow, runs, at).report(
+        diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
+        direction=direction or ("LR" if isinstance(scope, BertSelfAttention) else "TB"),
+    )  # fmt: skip
+
+
+def _opens(depth: int | None) -> Callable[[nn.Module, int], bool]:
+    def opens(module: nn.Module, level: int) -> bool:
+        has_parts = any(True for _ in module.children())
+        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
+
+    return opens
+
+
+# ---- the model that is run: one layer of each kind ----
+
+
+def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[str]]:
+    """A copy on meta without the layers that equal the one before, and the numbers each layer stands for: `0-11`."""
+    tensors = (*model.parameters(), *model.buffers())
+    short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
+    encoder = short.base_model.encoder
+    (layers,) = [node for node in fold(read(encoder)).children if node.name == "layer"]
+    runs = [node.name for node in layers.children]
+    firsts = [int(run.partition("-")[0]) for run in runs]
+    encoder.layer = nn.ModuleList(encoder.layer[first] for first in firsts)
+    heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
+    short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
+    return short, runs
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
+    return tensor.to("meta")
+
+
+def _path_in(short: BertPreTrainedModel, runs: list[str], path: str) -> str:
+    """The path with the place of its layer's representative: `encoder.layer.7` and `.0-11` are `.0`."""
+
+    def placed(found: re.Match[str]) -> str:
+        number = int(found[1])
+        for place, run in enumerate(runs):
+            first, _, last = run.partition("-")
+            if int(first) <= number <= int(last or first):
+                return f"encoder.layer.{place}"
+        return found[0]
+
+    at = _LAYER.sub(placed, path)
+    known = [name for name, _ in short.named_modules()]
+    if at not in known or (at != path and not _LAYER.search(path)):
+        shown = [_shown(name, runs) for name in known if name]
+        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, shown)}")
+    return at
+
+
+def _shown(path: str, runs: list[str]) -> str:
+    """A path of the short model with the numbers of all layers that it stands for."""
+    return _LAYER.sub(lambda found: f"encoder.layer.{runs[int(found[1])]}", path)
+
+
+def _copies(run: str) -> int:
+    first, _, last = run.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+# ---- what it is given ----
+
+
+def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
+    """Cache and head mask where they were not decided."""
+    config = model.config
+    is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
+    takes = inspect.signature(model.forward).parameters
+    room = max(0, config.max_position_embeddings - given.seq)
+    if given.cache is None:
+        whole = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
+        given = replace(given, cache=whole)
+    if given.head_mask is None:
+        given = replace(given, head_mask=is_attention and config.attn_implementation == "eager")
+    if given.cache and "past_key_values" not in takes:
+        raise SelectionError(f"{type(model).__name__} takes no cache; leave it out or choose BertModel")
+    if given.cache is not None and not 0 <= given.cache <= room:
+        raise SelectionError(
+            f"cache must be at least 0 and, with seq {given.seq}, at most {room}, since max_position_embeddings is "
+            f"{config.max_position_embeddings}; got {given.cache}"
+        )
+    return given
+
+
+def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
+    """Everything that the run takes, on meta."""
+    config, cache = model.config, given.cache or 0
+    inputs: dict[str, Any] = example_inputs(model, given.batch, given.seq)
+    if given.mask:
+        ids = inputs["input_ids"]
+        inputs["attention_mask"] = torch.empty(*ids.shape[:-1], cache + given.seq, device="meta")
+        if "encoder_hidden_states" in inputs:
+            inputs["encoder_attention_mask"] = torch.empty(inputs["encoder_hidden_states"].shape[:2], device="meta")
+    if given.head_mask:
+        inputs["head_mask"] = torch.empty(config.num_hidden_layers, config.num_attention_heads, device="meta")
+    if cache:
+        inputs["past_key_values"] = tuple(
+            tuple(_cached(layer, given, inputs, cache)) for layer in model.base_model.encoder.layer
+        )
+    return inputs
+
+
+def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> list[torch.Tensor]:
+    """Key and value of a layer, and of its cross-attention where it has one."""
+    blocks = [(layer.attention.self, cache)]
+    if "encoder_hidden_states" in inputs:
+        blocks.append((layer.crossattention.self, inputs["encoder_hidden_states"].shape[1]))
+    return [
+        torch.empty(given.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
+        for block, length in blocks
+        for _ in ("key", "value")
+    ]
+
+
+# ---- the report ----
+
+
+class _Report:
+    """From what was recorded on the short model to what the whole model is."""
+
+    def __init__(self, flow: Flow, runs: list[str], scope: str) -> None:
+        self.flow, self.runs, self.scope = flow, runs, scope
+
+    def report(self, **about: Any) -> GraphReport:
+        """The graph without inputs that nothing takes."""
+        edges = tuple(replace(edge, views=tuple(map(self._view, edge.views))) for edge in self.flow.edges)
+        used = {end for edge in edges for end in (edge.source, edge.target)}
+        nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
+        groups = tuple(self._group(path, module) for path, module in self.flow.opened.items())
+        return GraphReport(path=_shown(self.scope, self.runs), nodes=nodes, edges=edges, groups=groups, **about)
+
+    def _node(self, node: DiagramNode) -> DiagramNode:
+        group = _shown(node.group, self.runs)
+        if node.role != "module":
+            return replace(node, name=self._indexed(node.name), group=group)
+        return replace(
+            node,
+            name=self._below(_shown(node.path, self.runs), group),
+            path=_shown(node.path, self.runs),
+            copies=self._copies_of(node.path),
+            group=group,
+        )
+
+    def _group(self, path: str, module: nn.Module) -> DiagramGroup:
+        parent = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
+        shown = _shown(path, self.runs)
+        return DiagramGroup(
+            path=shown,
+            name=self._below(shown, _shown(parent, self.runs)),
+            type=type_name(type(module), "bertscope"),
+            copies=self._copies_of(path),
+            parent=_shown(parent, self.runs),
+        )
+
+    def _below(self, path: str, group: str) -> str:
+        """A path as seen from the open module around it."""
+        around = group or _shown(self.scope, self.runs)
+        return path.removeprefix(f"{around}.") if around else path
+
+    def _copies_of(self, path: str) -> int:
+        found = _LAYER.search(path)
+        is_layer = found is not None and found.end() == len(path) and path != self.scope
+        return _copies(self.runs[int(found[1])]) if is_layer and found else 1
+
+    def _indexed(self, name: str) -> str:
+        """`past_key_values[0-11][0]`, what each of the equal layers is given."""
+        return re.sub(r"^(past_key_values)\[(\d+)\]", lambda found: f"{found[1]}[{self.runs[int(found[2])]}]", name)
+
+    def _view(self, view: str) -> str:
+        """`[0-11]`, the row of `head_mask` that each of the equal layers is given."""
+        found = re.fullmatch(r"\[(\d+)\]", view)
+        return f"[{self.runs[int(found[1])]}]" if found else view

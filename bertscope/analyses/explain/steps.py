@@ -1,0 +1,309 @@
+"""`explain`: the walk through a model, with every number as a formula in the configuration's own names.
+
+The formulas are closed forms, written here and nowhere else; the sums compare them with what `count` and
+`flops` read off the built model.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, sentence
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.params.count import count
+from bertscope.analyses.tracing.bert_inputs import CHOICES
+from bertscope.errors import SelectionError, suggestion
+from bertscope.model import CLASSES, build
+from bertscope.reports.base import CountReport
+from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
+from bertscope.reports.flops import FlopsReport
+from bertscope.sources.presets import Source
+
+WITH_LM_HEAD = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
+CLASSIFIERS = {
+    "BertForSequenceClassification": ("classifier", "num_labels", False),
+    "BertForMultipleChoice": ("classifier", "1", False),
+    "BertForTokenClassification": ("classifier", "num_labels", True),
+    "BertForQuestionAnswering": ("qa_outputs", "num_labels", True),
+}
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+}  # fmt: skip
+_MAX_FORMULA = 500  # characters; the longest has about 150
+NORM = "2 * hidden_size"
+SQUARE = "hidden_size * hidden_size + hidden_size"
+
+
+def explain(
+    source: Source, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128
+) -> ExplainReport:
+    """The steps of the model, or those under `path` (any of the three namings), and the sums of its levels.
+
+    FLOPs are of a forward pass, matrix products alone, a multiply-add as 2. Raises SelectionError for a path
+    that no step has.
+    """
+    if language not in LANGUAGES:
+        raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
+    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    counted = count(model, by="group", name=source.name)
+    worked = FlopsRun(source=source).at(batch, seq)
+    walk = _Walk(source, language, batch, seq)
+    steps = tuple(walk.steps())
+    return ExplainReport(
+        subject=subject(model, source.name),
+        language=language,
+        batch=batch,
+        seq=seq,
+        steps=steps if path is None else _under(steps, path, source.config.num_hidden_layers),
+        sums=tuple(_sums(steps, counted, worked, source.config.num_hidden_layers)),
+        questions=tuple(_questions(counted, source, language)),
+    )
+
+
+class _Walk:
+    """Makes the steps; knows the names that formulas may use."""
+
+    def __init__(self, source: Source, language: str, batch: int, seq: int) -> None:
+        self.source, self.config, self.language = source, source.config, language
+        self.prefix = "" if source.architecture == "BertModel" else "bert."
+        is_choice = source.architecture == "BertForMultipleChoice"
+        self.batch = "batch_choices" if is_choice else "batch"
+        config = source.config
+        self.values = {
+            "batch": batch, "batch_choices": batch * CHOICES, "seq": seq, "head_size": config.head_size,
+            **{name: value for name, value in config.to_dict().items() if type(value) is int},
+        }  # fmt: skip
+        self.tokens: Dims = (self.batch, "seq")
+        self.hidden: Dims = (self.batch, "seq", "hidden_size")
+        self.layers = config.num_hidden_layers
+        self.range = f"0-{self.layers - 1}" if self.layers > 1 else "0"
+
+    def formula(self, symbols: str | None) -> Formula | None:
+        """A formula of integers, names, +, - and *, with its numbers and value."""
+        if symbols is None:
+            return None
+        numbers = re.sub(r"[a-z_]+", lambda name: str(self.values[name[0]]), symbols)
+        return Formula(symbols=_times(symbols), numbers=_times(numbers), value=_value(numbers))
+
+    def step(
+        self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
+        params: str | None = None, flops: str | None = None,
+    ) -> Step:  # fmt: skip
+        """One step; `names` are keras', Hugging Face's and TensorFlow's."""
+        keras, path, tf_name = names
+        in_layer = group == "layer"
+        return Step(
+            group=group,
+            name=keras,
+            path=self.prefix + path if path and not path.startswith(("cls", "classifier", "qa_")) else path,
+            tf_name=tf_name,
+            inputs=inputs,
+            output=output,
+            params=self.formula(params),
+            flops=self.formula(flops),
+            copies=self.layers if in_layer else 1,
+            sentence=sentence(key, self.language),
+        )
+
+    def steps(self) -> Iterator[Step]:
+        """The whole walk, the layers as one."""
+        yield from self.embeddings()
+        if self.layers:
+            yield from self.layer()
+        architecture = self.source.architecture
+        pooled: Dims = (self.batch, "hidden_size")
+        if getattr(CLASSES[architecture], "add_pooling_layer", self.source.add_pooling_layer):
+            names = ("Pooler-Dense", "pooler.dense", "bert/pooler/dense")
+            flops = f"2 * {self.batch} * hidden_size * hidden_size"
+            yield self.step("pooler", "pooler", names, (self.hidden,), pooled, SQUARE, flops)
+        yield from self.head(architecture, pooled)
+
+    def embeddings(self) -> Iterator[Step]:
+        """From the ids to the sum of the three vectors, normalised."""
+        hf, tf, group = "embeddings", "bert/embeddings", "embeddings"
+        yield self.step("input_token", group, ("Input-Token", "", "input_ids"), (), self.tokens)
+        yield self.step("input_segment", group, ("Input-Segment", "", "token_type_ids"), (), self.tokens)
+        names = ("Embedding-Token", f"{hf}.word_embeddings", f"{tf}/word_embeddings")
+        yield self.step("embedding_token", group, names, (self.tokens,), self.hidden, "vocab_size * hidden_size")
+        names = ("Embedding-Segment", f"{hf}.token_type_embeddings", f"{tf}/token_type_embeddings")
+        yield self.step("embedding_segment", group, names, (self.tokens,), self.hidden, "type_vocab_size * hidden_size")
+        names = ("Embedding-Token-Segment", hf, tf)
+        yield self.step("embedding_add", group, names, (self.hidden, self.hidden), self.hidden)
+        names = ("Embedding-Position", f"{hf}.position_embeddings", f"{tf}/position_embeddings")
+        is_absolute = self.config.position_embedding_type == "absolute"
+        key = "embedding_position" if is_absolute else "embedding_position_unused"
+        yield self.step(key, group, names, (self.hidden,), self.hidden, "max_position_embeddings * hidden_size")
+        names = ("Embedding-Norm", f"{hf}.LayerNorm", f"{tf}/LayerNorm")
+        yield self.step("norm", group, names, (self.hidden,), self.hidden, NORM)
+        yield self.step(
+            "dropout", group, ("Embedding-Dropout", f"{hf}.dropout", f"{tf}/dropout"), (self.hidden,), self.hidden
+        )
+
+    def layer(self) -> Iterator[Step]:
+        """The steps of one layer, which stands for all."""
+        pairs = {"absolute": 0, "relative_key": 1, "relative_key_query": 2}[self.config.position_embedding_type]
+        distances = " + (2 * max_position_embeddings - 1) * head_size" if pairs else ""
+        products = self._attention_flops(2 + pairs)
+        yield from self._block(
+            "attention", "attention", "MultiHeadSelfAttention", f"4 * ({SQUARE}){distances}", products
+        )
+        if self.config.add_cross_attention:
+            runs = self.source.architecture in ("BertModel", "BertForMaskedLM", "BertLMHeadModel")
+            flops = self._attention_flops(2) if runs else None
+            yield from self._block(
+                "cross_attention", "crossattention", "MultiHeadCrossAttention", f"4 * ({SQUARE})", flops
+            )
+        params = (
+            "(hidden_size * intermediate_size + intermediate_size) + (intermediate_size * hidden_size + hidden_size)"
+        )
+        flops = f"{self.batch} * seq * 2 * 2 * hidden_size * intermediate_size"
+        yield from self._block("feed_forward", "", "FeedForward", params, flops)
+
+    def _attention_flops(self, products: int) -> str:
+        """Four dense layers, and so many products of the queries' or keys' size with seq."""
+        return f"{self.batch} * seq * (4 * 2 * hidden_size * hidden_size + {products} * 2 * seq * hidden_size)"
+
+    def _block(self, key: str, module: str, keras: str, params: str, flops: str | None) -> Iterator[Step]:
+        """An attention or a feed-forward with its dropout, addition and LayerNorm."""
+        hf, tf = f"encoder.layer.{self.range}", f"bert/encoder/layer_{self.range}"
+        name = f"Transformer-{self.range}-{keras}"
+        output = f"{hf}.{module}.output" if module else f"{hf}.output"
+        tf_output = f"{tf}/{module}/output" if module else f"{tf}/output"
+        path = f"{hf}.{module}.{{self,output.dense}}" if module else f"{hf}.{{intermediate,output}}.dense"
+        tf_name = (
+            f"{tf}/{module}/{{self/query,self/key,self/value,output/dense}}"
+            if module
+            else f"{tf}/{{intermediate,output}}/dense"
+        )
+        yield self.step(key, "layer", (name, path, tf_name), (self.hidden,), self.hidden, params, flops)
+        names = (f"{name}-Dropout", f"{output}.dropout", f"{tf_output}/dropout")
+        yield self.step("dropout", "layer", names, (self.hidden,), self.hidden)
+        yield self.step("add", "layer", (f"{name}-Add", output, tf_output), (self.hidden, self.hidden), self.hidden)
+        names = (f"{name}-Norm", f"{output}.LayerNorm", f"{tf_output}/LayerNorm")
+        yield self.step("norm", "layer", names, (self.hidden,), self.hidden, NORM)
+
+    def head(self, architecture: str, pooled: Dims) -> Iterator[Step]:
+        """What stands on the body."""
+        batch = self.batch
+        if architecture in WITH_LM_HEAD:
+            names = ("MLM-Dense", "cls.predictions.transform", "cls/predictions/transform/{dense,LayerNorm}")
+            flops = f"{batch} * seq * 2 * hidden_size * hidden_size"
+            yield self.step("mlm_transform", "head", names, (self.hidden,), self.hidden, f"{SQUARE} + {NORM}", flops)
+            names = ("MLM-Bias", "cls.predictions.decoder", "cls/predictions/output_bias")
+            params = "vocab_size" if self.config.tie_word_embeddings else "vocab_size * hidden_size + vocab_size"
+            flops = f"{batch} * seq * 2 * hidden_size * vocab_size"
+            yield self.step("mlm_decoder", "head", names, (self.hidden,), (batch, "seq", "vocab_size"), params, flops)
+        if architecture in ("BertForPreTraining", "BertForNextSentencePrediction"):
+            names = ("NSP-Proba", "cls.seq_relationship", "cls/seq_relationship/{output_weights,output_bias}")
+            flops = f"{batch} * 2 * hidden_size * 2"
+            yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
+        if architecture in CLASSIFIERS:
+            path, labels, per_token = CLASSIFIERS[architecture]
+            given, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
+            flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
+            names = ("Classifier-Dense", path, "{output_weights,output_bias}")
+            yield self.step("classifier", "head", names, (given,), out, f"hidden_size * {labels} + {labels}", flops)
+
+
+def _times(formula: str) -> str:
+    return formula.replace(" * ", " x ")
+
+
+def _value(numbers: str) -> int:
+    """Return the value of a formula of integers, +, -, * and parentheses; raise ValueError for any other text."""
+    if len(numbers) > _MAX_FORMULA:
+        raise ValueError(f"a formula has at most {_MAX_FORMULA} characters; got {len(numbers)}")
+    return _computed(ast.parse(numbers, mode="eval").body)
+
+
+def _computed(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_computed(node.left), _computed(node.right))
+    raise ValueError(f"a formula holds integers, +, -, * and parentheses; got {ast.unparse(node)[:40]!r}")
+
+
+def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
+    """The steps that a path names in any naming; one layer's path shows the layer that stands for all."""
+
+    def ranged(match: re.Match[str]) -> str:
+        number = int(match[2])
+        return match[1] + (f"0-{layers - 1}" if layers > 1 and number < layers and len(match[2]) < 5 else match[2])
+
+    wanted = re.sub(r"(layer[._]|Transformer-)(\d{1,9})(?!\d|-\d)", ranged, path).removeprefix("bert.")
+    found = []
+    for step in steps if wanted else ():
+        names = (step.group, step.name, step.tf_name, step.path.removeprefix("bert."))
+        if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
+            found.append(step if wanted == path.removeprefix("bert.") else _single(step, path, layers))
+    if not found:
+        hint = suggestion(path, [name for step in steps for name in (step.path, step.name) if name])
+        raise SelectionError(
+            f"no step is called {path[:100]!r}; {hint if 'did' in hint else 'try embeddings, layer, pooler'}"
+        )
+    return tuple(found)
+
+
+def _single(step: Step, path: str, layers: int) -> Step:
+    """The step under the number of the layer that was asked for."""
+    number = re.search(r"(?:layer[._]|Transformer-)(\d+)", path)
+    if number is None or layers < 2:
+        return step
+    names = {
+        field: getattr(step, field).replace(f"0-{layers - 1}", number[1], 1) for field in ("name", "path", "tf_name")
+    }
+    return replace(step, copies=1, **names)
+
+
+def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, layers: int) -> Iterator[Sum]:
+    """Each level by formula and as counted: distinct parameters, forward FLOPs."""
+    params = {row.name: row.distinct_params for row in counted.rows}
+    flops = {row.path.removeprefix("bert."): row.forward.matmul_flops for row in worked.rows}
+    body = {name: (params.get(name, 0), flops.get(name, 0)) for name in ("embeddings", "encoder", "pooler")}
+    whole = (counted.totals.distinct_params, worked.rows[0].forward.matmul_flops)
+    head = tuple(total - sum(part[place] for part in body.values()) for place, total in enumerate(whole))
+    levels = [("embeddings", body["embeddings"])]
+    if layers:
+        levels += [("layer", (body["encoder"][0] // layers, body["encoder"][1] // layers))]
+    levels += [("pooler", body["pooler"]), ("head", (head[0], head[1]))]
+    total_params = total_flops = 0
+    for group, (got_params, got_flops) in levels:
+        own = [step for step in steps if step.group == group]
+        if not own:
+            continue
+        terms = [step.params.value for step in own if step.params]
+        sum_flops = sum(step.flops.value for step in own if step.flops)
+        copies = own[0].copies
+        total_params += sum(terms) * copies
+        total_flops += sum_flops * copies
+        yield Sum(
+            group=f"{group} (each of {copies})" if copies > 1 else group,
+            symbols=" + ".join(f"{term:,}" for term in terms),
+            params=sum(terms),
+            counted_params=got_params,
+            flops=sum_flops,
+            counted_flops=got_flops,
+        )
+    symbols = " + ".join(f"{got[0] * (layers if group == 'layer' else 1):,}" for group, got in levels if any(got))
+    yield Sum(group="total", symbols=symbols, params=total_params, counted_params=whole[0], flops=total_flops,
+              counted_flops=whole[1])  # fmt: skip
+
+
+def _questions(counted: CountReport, source: Source, language: str) -> Iterator[Question]:
+    padding = source.config.pad_token_id
+    values = {
+        "norm": 2 * source.config.hidden_size,
+        "hidden": source.config.hidden_size,
+        "padding": "none" if padding is None else padding,
+        "distinct": counted.totals.distinct_params,
+        "layers": counted.totals.layer_params,
+    }
+    for texts in QUESTIONS.values():
+        question, answer = texts[LANGUAGES.index(language)]
+        yield Question(question=question.format(**values), answer=answer.format(**values))

@@ -1,0 +1,233 @@
+"""`flops`: the work of a forward or a training step, per module, from the operators that really run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bertscope.analyses.modules.module_tree import Node, fold, read
+from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.bert_inputs import example_inputs, loss_of
+from bertscope.analyses.tracing.inputs import arguments
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPUTE
+from bertscope.analyses.tracing.trace import Trace, trace
+from bertscope.errors import SelectionError
+from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
+from bertscope.torch_access import nn, torch
+
+MODES = ("inference", "training")
+PHASES = (FORWARD, BACKWARD, RECOMPUTE)
+
+
+def flops(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    mode: str = "inference",
+    name: str | None = None,
+    checkpointing: str = "none",
+    batch: int | None = None,
+    seq: int | None = None,
+) -> FlopsReport:
+    """The work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
+
+    The run happens on meta tensors in place of the module's own, so that nothing is computed and no memory
+    taken; only a module that cannot run on meta is run where it is. One multiply-add counts as 2 FLOPs in
+    `matmul_flops`, as in torch.utils.flop_counter; mode "training" adds the backward pass that is dispatched.
+    """
+    if mode not in MODES:
+        raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    losses: list[str] = []
+    recorded = _recorded(module, inputs, mode == "training", losses)
+    return report(module, recorded, mode, name=name, checkpointing=checkpointing, batch=batch, seq=seq,
+                  loss=losses[-1] if losses else "")  # fmt: skip
+
+
+def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
+    args, kwargs = arguments(inputs)
+    meta_args, meta_kwargs = on_meta((args, kwargs))
+    state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    try:
+        return trace(module, lambda: _step(lambda: torch.func.functional_call(module, state, meta_args, meta_kwargs),
+                                           training, losses))  # fmt: skip
+    except (RuntimeError, NotImplementedError):
+        if all(tensor.is_meta for tensor in state.values()) and not any(p.is_meta for p in module.parameters()):
+            return trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
+        raise
+
+
+def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None:
+    with torch.set_grad_enabled(training):
+        output = forward()
+    if training:
+        loss, what = loss_of(output)
+        losses.append(what)
+        loss.backward()
+
+
+def on_meta(tree: Any) -> Any:
+    """The same structure with tensors on meta."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+
+
+def report(
+    module: nn.Module,
+    recorded: Trace,
+    mode: str,
+    *,
+    name: str | None,
+    checkpointing: str,
+    batch: int | None,
+    seq: int | None,
+    loss: str,
+    layers: int | None = None,
+) -> FlopsReport:
+    """The rows of a recorded run. With `layers` the run had fewer equal ones, and stands for so many.
+
+    Raises ValueError where the layers that ran turn out to differ.
+    """
+    own = _own_work(recorded)
+    root = fold(_noted(read(module), own))
+    factors: dict[str, int] = {}
+    if layers is not None:
+        root, factors = _multiplied(root, layers)
+    whole = sum(work.matmul_flops for work in _subtree(root))
+    rows = tuple(_rows(root, whole or 1))
+    return FlopsReport(
+        subject=subject(module, name),
+        mode=mode,
+        checkpointing=checkpointing,
+        batch=batch,
+        seq=seq,
+        rows=rows,
+        operators=_operators(recorded, factors),
+        loss=loss,
+        traced_layers=next(iter(factors.values()), None),
+    )
+
+
+def _own_work(recorded: Trace) -> dict[str, dict[str, Work]]:
+    """Path -> phase -> what ran in the module itself."""
+    own: dict[str, dict[str, Work]] = {}
+    for (path, phase, _), calls in recorded.calls.items():
+        phases = own.setdefault(path, {})
+        phases[phase] = phases.get(phase, Work()) + calls.work
+    return own
+
+
+def _noted(node: Node, own: dict[str, dict[str, Work]]) -> Node:
+    phases = own.get(node.path, {}) if node.same_as is None else {}
+    return replace(
+        node,
+        note=tuple(phases.get(phase, Work()) for phase in PHASES),
+        children=tuple(_noted(child, own) for child in node.children),
+    )
+
+
+def _multiplied(root: Node, layers: int) -> tuple[Node, dict[str, int]]:
+    """The tree with its one run of equal layers standing for `layers` of them, and the run's place and length."""
+    path = next((node.path for node in root.walk() if node.path.endswith("encoder.layer")), None)
+    if path is None:
+        raise ValueError("no stack of layers")
+
+    def change(node: Node) -> Node:
+        """The node with the stack below it, if it is there, multiplied."""
+        if node.path != path:
+            return replace(node, children=tuple(map(change, node.children)))
+        if len(node.children) != 1:
+            raise ValueError("the layers differ")
+        (layer,) = node.children
+        found[path] = layer.copies
+        return replace(node, children=(_renumbered(layer, layers),))
+
+    found: dict[str, int] = {}
+    return change(root), found | {"": layers}
+
+
+def _renumbered(layer: Node, layers: int) -> Node:
+    old, new = layer.path, f"{layer.path[: len(layer.path) - len(layer.name)]}0-{layers - 1}"
+
+    def moved(node: Node) -> Node:
+        """The node under its new path."""
+        return replace(node, path=new + node.path[len(old) :], children=tuple(map(moved, node.children)))
+
+    return replace(moved(layer), name=f"0-{layers - 1}", copies=layers)
+
+
+def _subtree(node: Node) -> tuple[Work, Work, Work]:
+    """Forward, backward and recomputation at and below one copy of the node."""
+    own: Sequence[Work] = node.note if isinstance(node.note, tuple) else (Work(),) * 3
+    below = [_subtree(child) for child in node.children]
+    sums = [
+        sum((works[phase] * child.copies for child, works in zip(node.children, below, strict=True)), own[phase])
+        for phase in range(3)
+    ]
+    return sums[0], sums[1], sums[2]
+
+
+def _rows(node: Node, whole: int, depth: int = 0, copies: int = 1, is_last: bool = True) -> Iterator[FlopsRow]:
+    copies *= node.copies
+    forward, backward, recompute = (work * copies for work in _subtree(node))
+    total = forward + backward + recompute
+    yield FlopsRow(
+        name=node.name,
+        path=node.path,
+        type=node.type,
+        depth=depth,
+        copies=copies,
+        is_last=is_last,
+        forward=forward,
+        backward=backward,
+        recompute=recompute,
+        total=total,
+        macs=total.macs,
+        intensity=total.intensity,
+        share=total.matmul_flops / whole,
+    )
+    for place, child in enumerate(node.children, start=1):
+        yield from _rows(child, whole, depth + 1, copies, place == len(node.children))
+
+
+def _operators(recorded: Trace, factors: dict[str, int]) -> tuple[OperatorRow, ...]:
+    found: dict[tuple[str, str], OperatorRow] = {}
+    for (path, phase, operator), calls in recorded.calls.items():
+        times = _times(path, factors)
+        empty = OperatorRow(operator=operator, phase=phase, calls=0, role=calls.role, elements=0, work=Work())
+        row = found.get((operator, phase), empty)
+        found[operator, phase] = replace(
+            row,
+            calls=row.calls + calls.calls * times[0] // times[1],
+            elements=row.elements + calls.elements * times[0] // times[1],
+            work=row.work + calls.work * times[0] // times[1],
+        )
+    return tuple(
+        sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
+    )
+
+
+def _times(path: str, factors: dict[str, int]) -> tuple[int, int]:
+    """How many layers stand for how many that ran, for work inside the stack."""
+    stack = next((place for place in factors if place and path.startswith(f"{place}.")), None)
+    return (factors[""], factors[stack]) if stack else (1, 1)
+
+
+def run_example(model: Any, batch: int, seq: int, mode: str) -> tuple[Trace, str]:
+    """One of our models on meta with the inputs of its class; the trace and what it went back from."""
+    training = mode == "training"
+    model.train(training)
+    return run_as_it_is(model, example_inputs(model, batch, seq, labels=training), training)
+
+
+def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+    """Any module where its tensors and the inputs are; the trace and what it went back from."""
+    args, kwargs = arguments(inputs)
+    losses: list[str] = []
+    recorded = trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
+    return recorded, losses[-1] if losses else ""

@@ -1,0 +1,158 @@
+"""CUDA's semantics on fake host tensors, for a machine without CUDA: what its kernels keep, and take in passing.
+
+Fake tensors of device cuda need CUDA itself for a backward pass; the fused kernels' shapes and autograd
+formulas do not. torch.nn.functional is patched, not watched by a mode: the autograd engine turns such
+modes off while it recomputes a checkpointed layer. Autocast's lists are put in where autocast looks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from bertscope.analyses.memory.cpu_scratch import contiguous_bytes
+from bertscope.analyses.memory.cuda_attention import attention
+from bertscope.run_config import RunSpec
+from bertscope.torch_access import torch
+
+# What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
+_WORKSPACE_BYTES = {True: 32 * 2**20, False: 8_519_680}
+# What the driver and the kernels' code take outside the allocator; it differs by card and driver.
+CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
+# What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
+# ones convert as they read (AT_FORALL_FP32_SET_OPT_DTYPE).
+_IN_FLOAT = (
+    "acos", "asin", "cosh", "cosine_similarity", "erfinv", "exp", "expm1", "group_norm", "layer_norm", "log", "log10",
+    "log1p", "log2", "logsumexp", "native_layer_norm", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
+    "reciprocal", "rms_norm", "rsqrt", "sinh", "softplus", "tan",
+)  # fmt: skip
+_TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
+_SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+
+
+def workspace_bytes(spec: RunSpec, *, is_hopper: bool | None = None) -> int:
+    """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
+
+    None is the card of this machine, and without one a card that is not Hopper's.
+    """
+    if is_hopper is None:
+        is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return _WORKSPACE_BYTES[is_hopper] * (2 if spec.mode == "training" else 1)
+
+
+@contextmanager
+def cuda_semantics(spec: RunSpec) -> Iterator[None]:
+    """torch as it behaves on CUDA, for as long as this lasts."""
+    functional = torch.nn.functional
+    names = ("dropout", "cross_entropy", "scaled_dot_product_attention")
+    kept = {name: getattr(functional, name) for name in names}
+    new = (_dropout(kept["dropout"]), _cross_entropy(kept["cross_entropy"]), attention(spec))
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        _add_lists(library)
+        for name, function in zip(names, new, strict=True):
+            setattr(functional, name, function)
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(functional, name, function)
+        library._destroy()
+
+
+def _add_lists(library: Any) -> None:
+    """CUDA's lists, under the host's key of autocast, where torch has nothing of its own there."""
+    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if known is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+                library.impl(name, wrapped(name, known), "AutocastCPU")
+
+
+def _in_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """The operator on copies in fp32."""
+        with torch.autocast("cpu", enabled=False):
+            return operator(*(_float(arg) for arg in args), **{key: _float(arg) for key, arg in kwargs.items()})
+
+    return run
+
+
+def _float(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+def _to_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(given: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+        """The operator with a result in fp32; a softmax reads fp16 as it is, everything else is copied."""
+        if name in _SOFTMAX and len(args) > 1:
+            args, dtype = args[:1], args[1]
+        with torch.autocast("cpu", enabled=False):
+            if dtype is None and given.dtype == torch.float16 and name in _SOFTMAX:
+                return getattr(torch.ops.aten, _SOFTMAX[name])(given, *args, True)
+            if dtype is None and given.dtype in (torch.bfloat16, torch.float16):
+                dtype = torch.float32
+            return operator(given, *args, dtype=dtype)
+
+    return run
+
+
+def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        """One fused kernel whose mask has a byte for each element; in place there is no such kernel."""
+        if inplace or not training or not 0 < p < 1:
+            return original(input, p, training, inplace)  # type: ignore[no-any-return]
+        return torch.native_dropout(input, p, True)[0]
+
+    return run
+
+
+def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In no list of CUDA's: its log_softmax is, which fp16 makes a difference to. The host copies to fp32 first."""
+
+    def run(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        plain = input.dtype == torch.float16 and not target.is_floating_point() and not kwargs.get("label_smoothing")
+        if not torch.is_autocast_enabled("cpu") or not plain or len(args) > 5:
+            return original(input, target, *args, **kwargs)  # type: ignore[no-any-return]
+        given = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+        likelihoods = torch.log_softmax(input, 1 if input.dim() > 1 else 0)
+        return torch.nn.functional.nll_loss(likelihoods, target, *args, **given)
+
+    return run
+
+
+def scratch_bytes(operator: Any, args: Any) -> int:
+    """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
+    aten = torch.ops.aten
+    if operator is aten._scaled_dot_product_flash_attention_backward.default:
+        query: torch.Tensor = args[1]
+        *rows, length, width = query.shape
+        length, width = -(-length // 128) * 128, -(-width // 32) * 32
+        return 4 * prod(rows) * length * (width + 1)
+    if operator is aten._scaled_dot_product_efficient_attention_backward.default:
+        query = args[1]
+        *rows, length, _ = query.shape
+        return 4 * prod(rows) * length
+    copied = contiguous_bytes(operator, args)
+    if operator is aten.embedding_dense_backward.default:
+        return copied + _embedding_bytes(args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize)
+    return copied
+
+
+def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
+    """An embedding's gradient: ids are sorted and their rows summed in tens, then by id.
+
+    EmbeddingBackwardKernel.cu. Few ids are added where they belong at once; few rows, each of many ids, by
+    atomic additions, in fp32.
+    """
+    if ids <= 3072:
+        return 0
+    rows_hit = min(ids, rows)
+    partial = ids // 10 + rows_hit
+    numbers = 8 * (3 * ids + 2 * rows_hit + partial)
+    if rows_hit < 400 and partial > 4 * rows_hit:
+        return numbers + 8 * partial + (4 * rows * width if itemsize < 4 else 0)
+    return numbers + 4 * partial * width

@@ -1,0 +1,75 @@
+"""The messages between `profile` and its child: the job as JSON, and the child's answers as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from bertscope.config import BertConfig
+from bertscope.errors import SelectionError
+from bertscope.reports.memory import Memory, Outlook, ProcessMemory
+from bertscope.reports.reader import typed
+from bertscope.run_config import RunSpec
+from bertscope.sources.presets import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the child is to run."""
+
+    source: Source
+    spec: RunSpec
+    steps: int = 3
+    threads: int | None = None
+    seed: int = 0
+    memory_limit_bytes: int | None = None
+    beside: RunSpec | None = None  # the first way, when this is another
+    wants_snapshot: bool = False  # the tape as PyTorch's memory viewer reads it
+
+    def to_json(self) -> str:
+        """Return the job as JSON, with as much of the source as builds the model; raise SelectionError if none can."""
+        config = self.source.config
+        if callable(config.hidden_act):
+            raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
+        source = {name: getattr(self.source, name) for name in ("name", "architecture", "add_pooling_layer")}
+        return json.dumps(vars(self) | {"source": source | {"config": config.to_dict()}}, default=vars)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Job:
+        """Return the job that `to_json` wrote."""
+        data = json.loads(text)
+        source = data.pop("source")
+        specs = {name: typed(RunSpec | None, data.pop(name), name) for name in ("spec", "beside")}
+        return cls(source=Source(**source | {"config": BertConfig.from_dict(source["config"])}), **specs, **data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The memory of the real step."""
+
+    measured: Memory
+    process: ProcessMemory | None
+    warmup_seconds: float
+    machine: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """The times of bare steps, and the work of one."""
+
+    step_seconds: tuple[float, ...]
+    median_seconds: float
+    flops: int
+
+
+MESSAGES: dict[str, Any] = {  # kind -> type of its content
+    "stage": str,
+    "taken": int,
+    "estimated": Memory,
+    "outlook": Outlook,
+    "found": Found,
+    "snapshot": str,  # base64
+    "result": Timed,
+    **dict.fromkeys(("refused", "out of memory", "failed"), str),
+}

@@ -1,0 +1,230 @@
+"""The child of `profile`: builds one real model, runs its step, and tells its parent over standard output.
+
+A process of its own, so that memory starts clean, a limit binds nothing else, and a death is an answer.
+A message is a line of JSON, [kind, content]: where it is, the estimate, the result, or why it could not go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bertscope.analyses.memory.profile_job import Found, Job, Timed
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.reports.memory import ProcessMemory
+
+_PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+Say = Callable[[str, Any], None]
+
+
+def main() -> None:
+    """Read a job from standard input and do it."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
+    job = Job.from_json(sys.stdin.buffer.read())
+
+    def say(kind: str, content: Any) -> None:
+        """One message to the parent."""
+        out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
+        out.flush()
+
+    _be_a_good_child()
+    gc.disable()  # until the real model is built: going through torch's objects doubles the time of an estimate
+    try:
+        say("result", run(job, say))
+    except Exception as error:
+        say(*_explained(error, job))
+
+
+def _be_a_good_child() -> None:
+    """Die with the parent, and be the first to go when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _obey_limit(job: Job, say: Say) -> None:
+    """Take no more than is allowed from here on, and tell what of it torch and Python have taken already.
+
+    Not sooner: libraries that run out of memory while they load may hang instead of failing.
+    """
+    if job.memory_limit_bytes is not None and job.spec.device == "cpu":
+        import resource
+
+        from bertscope.torch_access import torch
+
+        torch.ones(2**20).add_(1)  # starts the threads, for which OpenMP without memory would end the process
+        say("taken", _status("VmData") or 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
+
+
+def _explained(error: Exception, job: Job) -> tuple[str, str]:
+    if isinstance(error, BertscopeError):
+        return "refused", str(error)
+    text = str(error)
+    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
+    if isinstance(error, MemoryError) or any(word in text for word in words):
+        return "out of memory", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def run(job: Job, say: Say) -> Timed:
+    """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
+    say("stage", "loading torch")
+    from bertscope.analyses.flops.sweep import FlopsRun
+    from bertscope.analyses.memory.estimate import estimate_memory, outlook
+    from bertscope.torch_access import torch
+
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    say("stage", "estimating")
+    say("estimated", estimate_memory(job.source, job.spec))
+    if job.beside is not None:
+        say("outlook", outlook(job.source, job.beside, job.spec))
+    flops = step_flops(FlopsRun, job)
+    gc.enable()
+    gc.collect()
+    _keep_no_freed_memory()
+    torch.manual_seed(job.seed)
+    _obey_limit(job, say)
+    say("stage", "building the model")
+    step = _built(job)
+    say("found", _measure(step, job, say))
+    return _timed(step, job, say, flops)
+
+
+def step_flops(flops_run: Any, job: Job) -> int:
+    """FLOPs of the step's matrix products, recomputation in them."""
+    spec = job.spec
+    mode = "training" if spec.mode == "training" else "inference"
+    checkpointing = spec.checkpointing if mode == "training" else "none"
+    asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=spec.freeze)
+    return int(asked.at(spec.batch, spec.seq).rows[0].total.matmul_flops)
+
+
+def _built(job: Job) -> Any:
+    from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+    from bertscope.torch_access import torch
+
+    if job.spec.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
+        if job.memory_limit_bytes is not None:
+            whole = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
+    model = bert_model(job.source, job.spec, job.spec.device)
+    return make_step(model, bert_inputs(model, job.spec, job.spec.device), job.spec, job.spec.device)
+
+
+def _measure(step: Any, job: Job, say: Say) -> Found:
+    """The first step for the allocator's own events, the second for the system's high-water mark."""
+    from bertscope.analyses.memory.profiler_run import measured
+    from bertscope.analyses.memory.snapshot import snapshot
+    from bertscope.analyses.memory.summary import memory
+
+    say("stage", "making the optimizer's state")
+    step.make_optimizer_state()
+    started = time.perf_counter()
+    tape = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"), job.spec.device)
+    _finish(job)
+    warmup = time.perf_counter() - started
+    terms = process = None
+    if job.spec.device == "cuda":
+        from bertscope.analyses.memory.cuda_run import device_terms
+
+        terms = device_terms(step)
+    else:
+        say("stage", "measuring the process")
+        process = _high_water(step.run)
+    if job.wants_snapshot:
+        say("snapshot", b64encode(snapshot(tape)).decode())
+    measured_memory = memory(tape, "measured", terms)
+    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
+
+
+def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
+    """Bare steps, with the memory allocator as it is by default; under a limit it must stay frugal."""
+    if job.memory_limit_bytes is None:
+        _keep_freed_memory()
+    seconds = []
+    for number in range(job.steps):
+        say("stage", f"timing step {number + 1} of {job.steps}")
+        started = time.perf_counter()
+        step.run()
+        _finish(job)
+        seconds.append(time.perf_counter() - started)
+    median = statistics.median(seconds) if seconds else 0.0
+    return Timed(step_seconds=tuple(seconds), median_seconds=median, flops=flops)
+
+
+def _finish(job: Job) -> None:
+    if job.spec.device == "cuda":
+        from bertscope.torch_access import torch
+
+        torch.cuda.synchronize()
+
+
+def _machine(job: Job) -> str:
+    from bertscope.torch_access import torch
+
+    if job.spec.device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    model = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
+
+
+def _malloc(option: int, value: int) -> None:
+    with suppress(OSError, AttributeError):  # another C library keeps its own ways
+        ctypes.CDLL(None).mallopt(option, value)
+
+
+def _keep_no_freed_memory() -> None:
+    """Give every larger block its own mapping, so that what is freed leaves the process at once."""
+    _malloc(_M_MMAP_THRESHOLD, 2**16)
+
+
+def _keep_freed_memory() -> None:
+    """As the C library does by itself once it has seen large blocks come and go."""
+    _malloc(_M_MMAP_THRESHOLD, 2**25)
+    _malloc(_M_TRIM_THRESHOLD, 2**26)
+
+
+def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
+    """The process's own high-water mark over one step; None where the system does not tell."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    life = _status("VmHWM")
+    before = _status("VmRSS")
+    if before is None or life is None:
+        run()
+        return None
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the mark starts again from here
+    run()
+    mark = _status("VmHWM") or 0
+    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, peak_bytes=max(life, mark))
+
+
+def _status(field: str) -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None

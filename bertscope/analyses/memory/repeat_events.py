@@ -1,0 +1,100 @@
+"""Few layers for many: the tape of a deep model from that of a shallow one, where the layers are alike.
+
+A tape is a sequence, and what a middle layer adds to it, each further layer adds again. That is not
+believed: the same rule must first lengthen a tape by one layer into the tape that was recorded there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from bertscope.analyses.memory.events import Block, Event, Tape
+
+_LAYER = re.compile(r"((?:^|\.)encoder\.layer\.)(\d+)(?=\.|$)")
+_MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
+
+
+def unrolled(tape: Tape, ran: int, wanted: int, period: int = 1) -> Tape:
+    """The tape for `wanted` units of layers, from one of `ran` units; a unit is `period` layers."""
+    stretch = _Stretch(ran, wanted, period)
+    state = [item for block, size in tape.state for item in stretch.state(block, size)]
+    events = [event for name in tape.phases for event in stretch.events(tape, name)]
+    return replace(tape, state=tuple(state), events=tuple(events))
+
+
+def same_course(one: Tape, other: Tape) -> bool:
+    """Whether two tapes tell the same; in which order blocks go at one place, where nothing comes, is all one."""
+    return sorted(one.state) == sorted(other.state) and _ordered(one.events) == _ordered(other.events)
+
+
+def _ordered(events: tuple[Event, ...]) -> list[Event]:
+    runs = groupby(events, key=lambda event: event.size_bytes < 0)
+    return [event for leaving, run in runs for event in (sorted(run) if leaving else run)]
+
+
+class _Stretch:
+    def __init__(self, ran: int, wanted: int, period: int) -> None:
+        self.more, self.period = wanted - ran, period
+        self.memo: dict[tuple[str, int], str] = {}
+
+    def unit(self, path: str) -> int | None:
+        """The unit that a path lies in."""
+        found = _LAYER.search(path)
+        return int(found[2]) // self.period if found else None
+
+    def moved(self, path: str, units: int) -> str:
+        """The path so many units further."""
+        if not units or (path, units) in self.memo:
+            return self.memo.get((path, units), path)
+        new = _LAYER.sub(lambda found: f"{found[1]}{int(found[2]) + units * self.period}", path)
+        self.memo[path, units] = new
+        return new
+
+    def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:
+        """What lives between steps: the middle unit's once for each unit that it stands for."""
+        for units in self._shifts(self.unit(block.path), 0):
+            yield block._replace(path=self.moved(block.path, units)), size
+
+    def events(self, tape: Tape, phase: str) -> Iterator[Event]:
+        """The events of one phase; stretches in the middle unit come again for every further unit."""
+        before = 0
+        for unit, run in groupby(self._numbered(tape, phase), key=lambda pair: pair[0]):
+            stretch = [event for _, event in run]
+            for units in self._shifts(unit, before):
+                yield from (self._shifted(event, units) for event in stretch)
+            before = unit if unit is not None else before
+
+    def _numbered(self, tape: Tape, phase: str) -> Iterator[tuple[int | None, Event]]:
+        """Each event with its unit: of the module; outside the encoder, of the block; else the unit before it.
+
+        A block of no unit that goes outside the encoder is of none: autocast drops its weights in any order.
+        """
+        unit = None
+        for event in tape.events:
+            if event.phase == phase:
+                found, is_outside = self.unit(event.path), not event.path.endswith("encoder")
+                if found is None and is_outside:
+                    found = self.unit(event.block.path)
+                if found is None and is_outside and event.size_bytes < 0 and not event.path:
+                    yield None, event
+                    continue
+                unit = unit if found is None else found
+                yield unit, event
+
+    def _shifts(self, unit: int | None, before: int) -> range:
+        """By how many units a stretch is moved, each time that it comes: backward they come from the last."""
+        if unit is None or unit < _MIDDLE:
+            return range(1)
+        if unit > _MIDDLE:
+            return range(self.more, self.more + 1)
+        return range(self.more, -1, -1) if before > unit else range(self.more + 1)
+
+    def _shifted(self, event: Event, units: int) -> Event:
+        """The event, and the block that it is about, so many units further."""
+        if not units:
+            return event
+        block = event.block._replace(path=self.moved(event.block.path, units))
+        return event._replace(block=block, path=self.moved(event.path, units))

@@ -1,0 +1,165 @@
+"""One step of a model, phase by phase: what `estimate` dispatches on fake tensors and `profile` really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertscope.analyses.params.count import freeze
+from bertscope.analyses.tracing.bert_inputs import example_inputs, loss_of
+from bertscope.analyses.tracing.operator_costs import tensors
+from bertscope.errors import SelectionError
+from bertscope.model import BertPreTrainedModel, build
+from bertscope.run_config import RunSpec
+from bertscope.sources.presets import Source
+from bertscope.torch_access import nn, torch
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor"}
+# torch's own words for how a step goes over the parameters.
+_WAYS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+Phase = Callable[[str], AbstractContextManager[Any]]
+Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
+
+
+def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """What a step goes back from, by default: the output's loss, or the sum of its first tensor."""
+    return loss_of(model(**inputs))[0]
+
+
+@dataclass
+class Step:
+    """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    spec: RunSpec
+    optimizer: torch.optim.Optimizer | None = None
+    kind: str = "cpu"  # the device whose autocast acts
+    loss: Loss = call_with_keywords
+
+    def run(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Forward and, by the mode, backward and the optimizer's step. The output is dropped before backward.
+
+        Gradients that an earlier step has left are freed first, as every step of a steady course begins without.
+        """
+        self.model.zero_grad(set_to_none=True)
+        with phase(FORWARD):
+            loss = self._forward()
+        if self.spec.mode == "training":
+            if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+                raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
+            with phase(BACKWARD):
+                loss.backward()
+                del loss
+        if self.optimizer is not None:
+            with phase(OPTIMIZER):
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+
+    def _forward(self) -> torch.Tensor:
+        with torch.set_grad_enabled(self.spec.mode != "inference"), self._autocast():
+            return self.loss(self.model, self.inputs)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.spec.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.kind, dtype=TORCH_DTYPES[self.spec.autocast])
+
+    def make_optimizer_state(self) -> None:
+        """Take one step of the optimizer over zero gradients, so that its state is there; gradients are freed."""
+        if self.optimizer is None:
+            return
+        for param in self.trainable():
+            param.grad = torch.zeros_like(param)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that take gradients."""
+        return [param for param in self.model.parameters() if param.requires_grad]
+
+    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Part, path and tensor of all that lives between steps."""
+        for path, parameter in self.model.named_parameters():
+            yield "parameters", path, parameter
+        for path, buffer in self.model.named_buffers():
+            yield "buffers", path, buffer
+        for name, value in self.inputs.items():
+            for tensor in tensors(value):
+                yield "inputs", name, tensor
+        paths = {id(param): path for path, param in self.model.named_parameters()}
+        for param, state in self.optimizer.state.items() if self.optimizer is not None else ():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield "optimizer_state", f"{paths.get(id(param), '')}.{name}", value
+
+
+def bert_model(source: Source, spec: RunSpec, device: str, layers: int | None = None) -> BertPreTrainedModel:
+    """The model of `source` as `spec` runs it, with its own number of layers or `layers`.
+
+    Raises SelectionError or ConfigError where the model cannot run so.
+    """
+    config = source.config
+    if not spec.dropout:
+        config = replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
+    config = replace(config, num_hidden_layers=layers or config.num_hidden_layers)
+    model = build(config, source.architecture, add_pooling_layer=source.add_pooling_layer, device=device)
+    model.gradient_checkpointing_enable({"use_reentrant": spec.reentrant}, strategy=spec.checkpointing)
+    freeze(model, spec.freeze)
+    return model.to(TORCH_DTYPES[spec.dtype]).train(spec.mode != "inference")
+
+
+def make_step(
+    model: nn.Module, inputs: dict[str, Any], spec: RunSpec, kind: str = "cpu", loss: Loss = call_with_keywords
+) -> Step:
+    """The model and its inputs with the optimizer that `spec` asks for."""
+    return Step(model, inputs, spec, make_optimizer(model.parameters(), spec), kind, loss)
+
+
+def make_optimizer(params: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim.Optimizer | None:
+    """torch's own optimizer over what is trainable; None where the run has no such step, or nothing to train."""
+    trainable = [param for param in params if param.requires_grad]
+    if not spec.steps_optimizer or not trainable:
+        return None
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[spec.optimizer])
+    # A rate of nothing leaves the weights as they are; memory and work are the same.
+    return optimizer(trainable, lr=0.0, **_WAYS[spec.implementation])
+
+
+def bert_inputs(model: BertPreTrainedModel, spec: RunSpec, device: str) -> dict[str, torch.Tensor]:
+    """Random ids, labels where a loss is computed, and a mask where there is padding."""
+    shapes = example_inputs(model, spec.batch, spec.seq, labels=spec.mode != "inference")
+    dtype = TORCH_DTYPES[spec.dtype]
+    inputs = {name: _filled(tensor, _below(model, spec, name), dtype, device) for name, tensor in shapes.items()}
+    if spec.padding:
+        mask = torch.ones(shapes["input_ids"].shape, dtype=torch.long, device=device)
+        mask[..., spec.seq - min(round(spec.padding * spec.seq), spec.seq - 1) :] = 0
+        inputs["attention_mask"] = mask
+    return inputs
+
+
+def _filled(like: torch.Tensor, below: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    if like.is_floating_point():
+        return torch.rand(like.shape, dtype=dtype, device=device)
+    return torch.randint(0, below, like.shape, device=device)
+
+
+def _below(model: BertPreTrainedModel, spec: RunSpec, name: str) -> int:
+    """The first id that is too high for this input."""
+    config, architecture = model.config, type(model).__name__
+    if name in ("start_positions", "end_positions"):
+        return spec.seq
+    by_token = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")
+    if name == "input_ids" or (name == "labels" and architecture in by_token):
+        return config.vocab_size
+    of_two = ("BertForNextSentencePrediction", "BertForMultipleChoice")
+    return 2 if name == "next_sentence_label" or architecture in of_two else max(config.num_labels, 1)

@@ -1,0 +1,234 @@
+"""Any torch module -> a plain tree of what it holds, and the folding of equal neighbours.
+
+Counting rules, the same for every module:
+- A module met again under a second address is the same layer: it counts where it was met first.
+- A tensor counts at every layer that uses it; a container counts only what no layer below it holds.
+- `tied_to` of a tensor is the first address at which it counts. On meta there is no storage to compare,
+  so the identity of the Parameter decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bertscope.reports.base import Shape
+from bertscope.torch_access import nn, torch
+
+_UNKNOWN = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One parameter or buffer at one address; `counts` says whether it enters the sum over layers."""
+
+    path: str
+    shape: Shape
+    numel: int
+    itemsize: int
+    is_parameter: bool
+    trainable: bool
+    counts: bool
+    tied_to: str | None
+
+    @property
+    def layer_numel(self) -> int:
+        """What it adds to the sum over layers."""
+        return self.numel if self.counts else 0
+
+    @property
+    def distinct_numel(self) -> int:
+        """What it adds to the sum of distinct tensors."""
+        return 0 if self.tied_to else self.numel
+
+    def likeness(self, base: str) -> tuple[object, ...]:
+        """Everything but the address, ties seen from `base`: to a tensor below it they are alike."""
+        return (self.path.rsplit(".", 1)[-1], self.shape, self.itemsize, self.is_parameter, self.trainable,
+                self.counts, _seen_from(base, self.tied_to))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One module. A folded node stands for `copies` equal neighbours and shows the first of them."""
+
+    name: str
+    path: str
+    type: str
+    held: tuple[Held, ...] = ()
+    children: tuple[Node, ...] = ()
+    copies: int = 1
+    is_list: bool = False
+    same_as: str | None = None
+    note: object = None  # what an analysis knows of the module itself; equal for modules that fold
+
+    @cached_property
+    def likeness(self) -> tuple[object, ...]:
+        """Equal for modules that differ in their address alone."""
+        return self._likeness(self.path)
+
+    def _likeness(self, base: str) -> tuple[object, ...]:
+        children = tuple((child.name, child.copies, child._likeness(base)) for child in self.children)
+        held = tuple(held.likeness(base) for held in self.held)
+        return (self.type, held, _seen_from(base, self.same_as), self.note, children)
+
+    def all_held(self) -> Iterator[Held]:
+        """Every tensor at and below one copy, copies below repeated."""
+        yield from self.held
+        for child in self.children:
+            for _ in range(child.copies):
+                yield from child.all_held()
+
+    @cached_property
+    def params(self) -> tuple[Held, ...]:
+        """The parameters at and below one copy."""
+        return tuple(held for held in self.all_held() if held.is_parameter)
+
+    def descend(self, path: str) -> Node | None:
+        """The node at `path` below this one, or None."""
+        node: Node | None = self
+        for name in path.split("."):
+            node = next((child for child in node.children if child.name == name), None) if node else None
+        return node
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def read(model: nn.Module) -> Node:
+    """The tree of any module, lazy, tied, shared and frozen parts included; runs nothing."""
+    return _Reader(model).node(model, "", "")
+
+
+class _Reader:
+    """One pass over a model; knows the modules already met and where each tensor counts first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.met: dict[int, str] = {}
+        self.homes = _homes(model)
+
+    def node(self, module: nn.Module, name: str, path: str) -> Node:
+        """The module and all below it."""
+        kind = type(module).__name__
+        if id(module) in self.met:
+            return Node(name=name, path=path, type=kind, same_as=self.met[id(module)])
+        self.met[id(module)] = path
+        children = tuple(
+            self.node(child, child_name, _join(path, child_name))
+            for child_name, child in module._modules.items()
+            if child is not None
+        )
+        held = tuple(self._held(module, path))
+        return Node(
+            name=name, path=path, type=kind, held=held, children=children, is_list=isinstance(module, nn.ModuleList)
+        )
+
+    def _held(self, module: nn.Module, path: str) -> Iterator[Held]:
+        below = _held_below(module)
+        for is_parameter, tensors in ((True, module._parameters), (False, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                address = _join(path, name)
+                is_home = self.homes[id(tensor)] == address
+                unknown = isinstance(tensor, _UNKNOWN)
+                yield Held(
+                    path=address,
+                    shape=None if unknown else tuple(tensor.shape),
+                    numel=0 if unknown else tensor.numel(),
+                    itemsize=tensor.dtype.itemsize,
+                    is_parameter=is_parameter,
+                    trainable=is_parameter and tensor.requires_grad,
+                    counts=is_home or (id(tensor) not in below and not self._twice_here(module, tensor, name)),
+                    tied_to=None if is_home else self.homes[id(tensor)],
+                )
+
+    @staticmethod
+    def _twice_here(module: nn.Module, tensor: torch.Tensor, name: str) -> bool:
+        """Whether the same layer holds the tensor under an earlier name as well."""
+        for other, held in (*module._parameters.items(), *module._buffers.items()):
+            if other == name:
+                return False
+            if held is tensor:
+                return True
+        return False
+
+
+def _homes(model: nn.Module) -> dict[int, str]:
+    """For every tensor the first address at which it counts."""
+    homes: dict[int, str] = {}
+    for path, module in model.named_modules():
+        below = _held_below(module)
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and id(tensor) not in below:
+                homes.setdefault(id(tensor), _join(path, name))
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        homes.setdefault(id(tensor), path)  # held all around a cycle of modules
+    return homes
+
+
+def _held_below(module: nn.Module) -> frozenset[int]:
+    """Identities of the tensors held by modules below this one; only asked where a container holds some."""
+    if not module._modules or not (module._parameters or module._buffers):
+        return frozenset()
+    below = {inner for child in module._modules.values() if child is not None for inner in child.modules()}
+    return frozenset(
+        id(tensor)
+        for inner in below - {module}  # a child may hold its parent
+        for tensor in (*inner._parameters.values(), *inner._buffers.values())
+        if tensor is not None
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def fold(node: Node) -> Node:
+    """The same tree with runs of equal, consecutively numbered neighbours as one node: `0-11`, 12 copies."""
+    folded: list[Node] = []
+    for child in map(fold, node.children):
+        last = folded[-1] if folded else None
+        if last and _continues(last, child):
+            folded[-1] = replace(last, copies=last.copies + 1)
+        else:
+            folded.append(child)
+    return replace(node, children=tuple(_named(child) for child in folded))
+
+
+def _continues(last: Node, child: Node) -> bool:
+    numbered = child.name.isdecimal() and last.name.isdecimal() and child.same_as is None
+    return numbered and int(child.name) == int(last.name) + last.copies and last.likeness == child.likeness
+
+
+def _named(node: Node) -> Node:
+    """A run of copies shows its numbers, in its own path and in those below."""
+    if node.copies == 1:
+        return node
+    first, numbers = node.path, f"{node.name}-{int(node.name) + node.copies - 1}"
+    shown = first[: len(first) - len(node.name)] + numbers
+    return replace(_moved(node, first, shown), name=numbers)
+
+
+def _moved(node: Node, old: str, new: str) -> Node:
+    return replace(
+        node,
+        path=new + node.path[len(old) :],
+        held=tuple(
+            replace(held, path=new + held.path[len(old) :], tied_to=_renamed(held.tied_to, old, new))
+            for held in node.held
+        ),
+        same_as=_renamed(node.same_as, old, new),
+        children=tuple(_moved(child, old, new) for child in node.children),
+    )
+
+
+def _renamed(path: str | None, old: str, new: str) -> str | None:
+    return new + path[len(old) :] if path is not None and path.startswith(f"{old}.") else path
+
+
+def _seen_from(base: str, path: str | None) -> str | None:
+    return path[len(base) :] if path is not None and base and path.startswith(f"{base}.") else path

@@ -1,0 +1,80 @@
+"""The sums under each convention, and the ties, of any module's tree."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bertscope import __version__
+from bertscope.analyses.modules.module_tree import Held, Node
+from bertscope.config import BertConfig
+from bertscope.reports.base import Subject, Tie, Totals
+from bertscope.torch_access import torch
+from bertscope.units import DTYPE_BYTES
+
+
+def held_bytes(held: Held, dtype: str | None) -> int:
+    """Bytes of one distinct tensor, as stored or in `dtype`."""
+    return held.distinct_numel * (DTYPE_BYTES[dtype] if dtype else held.itemsize)
+
+
+def totals(root: Node, dtype: str | None) -> Totals:
+    """All sums over an unfolded tree."""
+    params = root.params
+    buffers = [held for held in root.all_held() if not held.is_parameter]
+    distinct = sum(held.distinct_numel for held in params)
+    layers = sum(held.layer_numel for held in params)
+    trainable = sum(held.distinct_numel for held in params if held.trainable)
+    trainable_layers = sum(held.layer_numel for held in params if held.trainable)
+    return Totals(
+        distinct_params=distinct,
+        layer_params=layers,
+        trainable_params=trainable,
+        frozen_params=distinct - trainable,
+        trainable_layer_params=trainable_layers,
+        frozen_layer_params=layers - trainable_layers,
+        buffer_params=sum(held.distinct_numel for held in buffers),
+        buffer_bytes=sum(held_bytes(held, None) for held in buffers),
+        param_bytes=sum(held_bytes(held, dtype) for held in params),
+        fp32_bytes=distinct * DTYPE_BYTES["fp32"],
+        bf16_bytes=distinct * DTYPE_BYTES["bf16"],
+        unknown_tensors=len(unknown(root)),
+    )
+
+
+def ties(root: Node) -> tuple[Tie, ...]:
+    """Every second address of a tensor, and of a module used again."""
+    found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to]
+    params_at = {node.path: sum(held.layer_numel for held in node.params) for node in root.walk()}
+    for node in root.walk():
+        if node.same_as is not None:
+            found.append(Tie(path=node.path, is_path=node.same_as, params=params_at[node.same_as]))
+    return tuple(found)
+
+
+def unknown(root: Node) -> tuple[str, ...]:
+    """Addresses of tensors whose shape torch does not know yet."""
+    return tuple(held.path for held in root.all_held() if held.shape is None)
+
+
+def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
+    """What a report on `model` is about, with its configuration where it has one."""
+    config = getattr(model, "config", None)
+    own = config if isinstance(config, BertConfig) else None
+    architecture = type(model).__name__
+    return Subject(
+        name=name or architecture,
+        architecture=architecture,
+        dtype=dtype or "stored",
+        attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
+        config=own.to_dict() if own else _plain(config),
+        ignored_fields=own.ignored if own else (),
+        torch_version=str(torch.__version__),
+        bertscope_version=__version__,
+    )
+
+
+def _plain(config: object) -> dict[str, Any] | None:
+    """A configuration of transformers as JSON has it."""
+    to_dict = getattr(config, "to_dict", None)
+    return json.loads(json.dumps(to_dict(), default=str)) if callable(to_dict) else None

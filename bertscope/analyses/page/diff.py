@@ -1,0 +1,106 @@
+"""`diff`: two models, parameter by parameter, with equal changes of neighbouring layers folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bertscope.analyses.flops.other import forward_flops
+from bertscope.analyses.modules.build import build_any
+from bertscope.analyses.modules.layer_ranges import runs
+from bertscope.analyses.params.count import count
+from bertscope.config import RULES
+from bertscope.reports.base import CountReport, DiffReport, DiffRow, FieldChange, Shape
+from bertscope.sources.find import AnyModel
+from bertscope.sources.other_models import ForeignSource
+
+# Recorded by the file, of no effect on the model.
+_RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
+
+
+def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffReport:
+    """What tells model `a` from model `b`: settings, parameters, totals, and forward FLOPs at one size.
+
+    Paths are compared without `bert.` in front (or what another family has there), so that a body and the same body
+    under a head agree.
+    """
+    one, other = _side(a), _side(b)
+    flops = [forward_flops(source, batch, seq) for source in (a, b)]
+    return DiffReport(
+        a=one.report.subject,
+        b=other.report.subject,
+        fields=tuple(_fields(one, other)),
+        rows=tuple(_rows(one.tensors(), other.tensors())),
+        totals_a=one.report.totals,
+        totals_b=other.report.totals,
+        batch=batch,
+        seq=seq,
+        forward_flops_a=flops[0],
+        forward_flops_b=flops[1],
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the two: what it is, what it holds, and what its paths begin with."""
+
+    source: AnyModel
+    report: CountReport
+    prefix: str
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that shape or switch it."""
+        if isinstance(self.source, ForeignSource):
+            return {"architecture": self.report.subject.architecture} | (self.report.subject.config or {})
+        own = {"architecture": self.source.architecture}
+        if self.source.architecture == "BertModel":
+            own["add_pooling_layer"] = str(self.source.add_pooling_layer).lower()
+        return own | self.source.config.to_dict()
+
+    def fields(self) -> tuple[str, ...]:
+        """The settings of another family that its file names."""
+        return tuple(self.source.config) if isinstance(self.source, ForeignSource) else ()
+
+    def tensors(self) -> dict[str, tuple[Shape, int]]:
+        """Path -> shape and count, each tensor under the address at which it counts as distinct."""
+        rows = [row for row in self.report.rows if row.tied_to is None]
+        return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
+
+
+def _side(source: AnyModel) -> _Side:
+    model = build_any(source)
+    return _Side(
+        source, count(model, by="parameter", name=source.name), f"{getattr(model, 'base_model_prefix', 'bert')}."
+    )
+
+
+def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
+    settings = [a.settings(), b.settings()]
+    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.fields(), *b.fields())):
+        one, other = (setting.get(field) for setting in settings)
+        if one != other and field not in _RECORDED and not field.startswith("_"):
+            yield FieldChange(field=field, a=one, b=other)
+
+
+def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
+    changed = []
+    for path in sorted({*a, *b}, key=_in_order):
+        (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
+        if shape_a != shape_b:
+            changed.append((path, (shape_a, shape_b), (params_a, params_b)))
+    for path, (shape_a, shape_b), params in runs(changed):
+        yield DiffRow(
+            path=path,
+            status="added" if shape_a is None else "removed" if shape_b is None else "changed",
+            copies=len(params),
+            shape_a=shape_a,
+            shape_b=shape_b,
+            params_a=sum(count[0] for count in params),
+            params_b=sum(count[1] for count in params),
+        )
+
+
+def _in_order(path: str) -> list[tuple[int, str]]:
+    """Numbers by their size, and the same order from either side."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]

@@ -1,0 +1,147 @@
+"""`explore`: parameters, FLOPs, shapes and what is kept for backward, joined by module path.
+
+Each source folds equal layers in its own way, so all are brought to the paths of single modules (`layer.3`)
+and summed again over those that a row of the tree stands for (`layer.0-11`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory.estimate import Tapes
+from bertscope.analyses.memory.events import Tape
+from bertscope.analyses.memory.summary import kept_rows
+from bertscope.analyses.modules.module_tree import Held, fold, read
+from bertscope.analyses.params.count import freeze
+from bertscope.analyses.params.tree import tree
+from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.analyses.tracing.shapes import InOut, shapes
+from bertscope.model import BertPreTrainedModel, build
+from bertscope.reports.explore import ExploreReport, ExploreRow, HeldTensor, StepWork
+from bertscope.reports.flops import FlopsReport, Work
+from bertscope.reports.memory import KeptRow
+from bertscope.run_config import Checkpointing, RunSpec
+from bertscope.sources.presets import Source
+
+AWAITED = ("FLOPs and shapes", "memory")
+
+
+def explore(source: Source, spec: RunSpec, *, folded: bool = True) -> Iterator[ExploreReport]:
+    """Parameters at once; then with FLOPs and shapes; then with what is kept for backward: one tree, ever fuller.
+
+    FLOPs and memory are those of a training step as `spec` runs it. Raises SelectionError or ConfigError,
+    before the first report, for sizes or a strategy that the model cannot run.
+    """
+    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    freeze(model, spec.freeze)
+    example_inputs(model, spec.batch, spec.seq)
+    strategy = Checkpointing.parse(spec.checkpointing, use_reentrant=spec.reentrant)
+    if strategy is not None:
+        strategy.check_layers(source.config.num_hidden_layers)
+    report = of_parameters(model, source.name, spec, folded=folded)
+    yield report
+    run = FlopsRun(source=source, mode="training", checkpointing=spec.checkpointing, freeze=spec.freeze)
+    report = with_work(report, run.at(spec.batch, spec.seq), shapes(model.eval(), spec.batch, spec.seq))
+    yield report
+    yield with_memory(report, Tapes(source).tape(replace(spec, mode="training", optimizer="none"))[0])
+
+
+def of_parameters(model: BertPreTrainedModel, name: str, spec: RunSpec, *, folded: bool = True) -> ExploreReport:
+    """The tree and the tensors of each module; nothing is run."""
+    found, root = tree(model, name=name, folded=folded), read(model)
+    nodes = (fold(root) if folded else root).walk()
+    return ExploreReport(
+        subject=found.subject,
+        run=spec.to_dict(),
+        totals=found.totals,
+        ties=found.ties,
+        rows=tuple(
+            ExploreRow(module=row, tensors=tuple(map(_tensor, node.held)))
+            for row, node in zip(found.rows, nodes, strict=True)
+        ),
+        awaited=AWAITED,
+    )
+
+
+def _tensor(held: Held) -> HeldTensor:
+    return HeldTensor(
+        path=held.path,
+        shape=held.shape,
+        numel=held.numel,
+        is_parameter=held.is_parameter,
+        trainable=held.trainable,
+        tied_to=held.tied_to,
+    )
+
+
+def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InOut]) -> ExploreReport:
+    """The report with the work of each module, and what goes in and comes out of it."""
+    each = {
+        path: (row.forward // row.copies, row.backward // row.copies, row.recompute // row.copies)
+        for row in flops.rows
+        for path in single_paths(row.path)
+    }
+
+    def filled(row: ExploreRow) -> ExploreRow:
+        """The row with the sums over the modules that it stands for."""
+        paths = single_paths(row.module.path)
+        forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
+        inputs, outputs = found.get(paths[0], ((), ()))
+        return replace(
+            row,
+            module=replace(row.module, inputs=inputs, outputs=outputs),
+            work=StepWork(forward=forward, backward=backward, recompute=recompute),
+        )
+
+    return replace(report, rows=tuple(map(filled, report.rows)), awaited=AWAITED[1:])
+
+
+def with_memory(report: ExploreReport, tape: Tape) -> ExploreReport:
+    """The report with what the forward pass of each module keeps for backward."""
+    kept: dict[str, list[KeptRow]] = defaultdict(list)
+    sums: Counter[str] = Counter()
+    for found in kept_rows(tape, key=str):
+        kept[found.path].append(found)
+        for path in _at_and_above(found.path):
+            sums[path] += found.kept_bytes
+
+    def filled(row: ExploreRow) -> ExploreRow:
+        """The row with the sums over the modules that it stands for."""
+        paths = single_paths(row.module.path)
+        own = [found for path in paths for found in kept.get(path, ())]
+        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_together(own, row.module.path))
+
+    return replace(report, rows=tuple(map(filled, report.rows)), awaited=())
+
+
+def _together(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
+    """The same tensor of several copies as one row."""
+    found: dict[tuple[object, ...], KeptRow] = {}
+    for row in rows:
+        key = (row.operator, row.what, row.shape, row.dtype)
+        before = found.get(key, replace(row, tensors=0, kept_bytes=0))
+        found[key] = replace(
+            row, path=path, tensors=before.tensors + row.tensors, kept_bytes=before.kept_bytes + row.kept_bytes
+        )
+    return tuple(sorted(found.values(), key=lambda row: -row.kept_bytes))
+
+
+def _at_and_above(path: str) -> Iterator[str]:
+    names = path.split(".") if path else []
+    yield from (".".join(names[:length]) for length in range(len(names) + 1))
+
+
+def single_paths(path: str) -> list[str]:
+    """`layer.0-2.output` -> `layer.0.output`, `layer.1.output`, `layer.2.output`."""
+    parts = [_numbers(name) for name in path.split(".")]
+    return [".".join(names) for names in itertools.product(*parts)]
+
+
+def _numbers(name: str) -> list[str]:
+    found = re.fullmatch(r"(\d+)-(\d+)", name)
+    return [str(number) for number in range(int(found[1]), int(found[2]) + 1)] if found else [name]

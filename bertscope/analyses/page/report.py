@@ -1,0 +1,90 @@
+"""`report`: every question asked of one model, or of two side by side; the answers as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.memory.estimate import estimate_report
+from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.page.diff import diff
+from bertscope.analyses.params.count import count
+from bertscope.analyses.params.tree import tree
+from bertscope.model import BertPreTrainedModel, build
+from bertscope.reports.diagram import GraphReport
+from bertscope.reports.fit import FitReport
+from bertscope.reports.memory import MemoryReport
+from bertscope.reports.page import ModelPart, PageReport
+from bertscope.run_config import RunSpec
+from bertscope.sources.presets import Source
+
+Progress = Callable[[str], None]
+LENGTHS = (64, 128, 256, 384, 512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageRun:
+    """What the page is asked: the sizes, and the budget of its `fit` table (None: no table)."""
+
+    batch: int = 8
+    seq: int = 128
+    budget_bytes: int | None = 16 * 2**30
+    strategies: tuple[str, ...] = ("none", "full")
+
+
+def page_report(sources: Sequence[Source], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
+    """The page of one source, or of two with their differences."""
+    models = tuple(_model(source, run, progress) for source in sources)
+    differences = diff(sources[0], sources[1], batch=run.batch, seq=run.seq) if len(sources) == 2 else None
+    return PageReport(models=models, diff=differences)
+
+
+def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
+    progress(f"{source.name}: parameters")
+    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    tensors = count(model, by="parameter", name=source.name, dtype="fp32")
+    modules = tree(model, name=source.name)
+    progress(f"{source.name}: FLOPs")
+    lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
+    sizes = tuple(dict.fromkeys((run.seq, *lengths)))
+    return ModelPart(
+        batch=run.batch,
+        seq=run.seq,
+        tensors=tensors,
+        tree=modules,
+        flops=flops_model(FlopsRun(source=source), (run.batch,), sizes),
+        training=flops_model(FlopsRun(source=source, mode="training"), (run.batch,), (run.seq,)),
+        memory=_memory(source, run, progress),
+        fit=_fit(source, run, lengths, progress),
+        forward=forward_diagram(model.eval(), "", name=source.name, given=_given(run)),
+        layer=_layer(model, source, run),
+    )
+
+
+def _specs(run: PageRun) -> list[RunSpec]:
+    return [RunSpec(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
+
+
+def _memory(source: Source, run: PageRun, progress: Progress) -> MemoryReport:
+    return estimate_report(source, _specs(run), lambda text: progress(f"{source.name}: {text}"))
+
+
+def _fit(source: Source, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
+    if run.budget_bytes is None:
+        return None
+    ways = [*_specs(run), *(replace(spec, autocast="bf16") for spec in _specs(run))]
+    ends = tuple(dict.fromkeys((min(128, lengths[-1] if lengths else run.seq), lengths[-1] if lengths else run.seq)))
+    return fit_report(
+        source, ways, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")
+    )
+
+
+def _given(run: PageRun) -> Given:
+    return Given(batch=run.batch, seq=run.seq)
+
+
+def _layer(model: BertPreTrainedModel, source: Source, run: PageRun) -> GraphReport | None:
+    path = next((path for path, _ in model.named_modules() if path.endswith("encoder.layer.0")), None)
+    return None if path is None else forward_diagram(model, path, name=source.name, given=_given(run))

@@ -1,0 +1,268 @@
+"""`count`: parameters by group, layer, module or parameter, of any torch module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from bertscope.analyses.modules.module_tree import Held, Node, fold, read
+from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
+from bertscope.analyses.tracing.shapes import InOut, in_out, noted
+from bertscope.errors import SelectionError
+from bertscope.reports.base import CountReport, CountRow
+from bertscope.torch_access import nn
+from bertscope.units import DTYPE_BYTES
+
+BY = ("group", "layer", "module", "parameter")
+SORTS = ("model", "params", "path")
+
+# The parts of one transformer layer, and the modules below it that each is made of. They cross the
+# modules: attention's output layer belongs to the attention, its LayerNorm stands alone, as in the paper.
+LAYER_PARTS = {
+    "self_attention": ("attention.self", "attention.output.dense"),
+    "attention_LayerNorm": ("attention.output.LayerNorm",),
+    "cross_attention": ("crossattention.self", "crossattention.output.dense"),
+    "cross_attention_LayerNorm": ("crossattention.output.LayerNorm",),
+    "feed_forward": ("intermediate.dense", "output.dense"),
+    "LayerNorm": ("output.LayerNorm",),
+}
+# Short names of the rows outside the layers, by the end of their path.
+ROW_NAMES = {
+    "embeddings.word_embeddings": "token",
+    "embeddings.position_embeddings": "position",
+    "embeddings.token_type_embeddings": "token_type",
+    "embeddings.LayerNorm": "LayerNorm",
+    "encoder.layer": "layer",
+    "pooler": "pooler",
+    "cls.predictions.transform": "transform",
+    "cls.predictions.decoder": "decoder",
+    "cls.seq_relationship": "seq_relationship",
+    "classifier": "classifier",
+    "qa_outputs": "qa_outputs",
+}
+WHOLE = ("pooler", "transform")  # rows that take everything below them
+
+
+def count(
+    model: nn.Module,
+    *,
+    by: str = "layer",
+    name: str | None = None,
+    dtype: str | None = None,
+    folded: bool | None = None,
+    sort: str = "model",
+    shapes: Mapping[str, InOut] | None = None,
+) -> CountReport:
+    """The parameters of any torch module; computed from its tensors' shapes, nothing is run.
+
+    `by` is one of group, layer, module, parameter; equal layers are folded unless `by="parameter"`, or as
+    `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
+    `shapes`, as `analyses.shapes` gives them, adds what goes in and comes out.
+    """
+    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*DTYPE_BYTES, None))):
+        if value not in allowed:
+            raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+    root = noted(read(model), shapes or {})
+    shown = fold(root) if (by != "parameter" if folded is None else folded) else root
+    sums = totals(root, dtype)
+    rows = _Rows(sums.layer_params, dtype)
+    made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
+    return CountReport(
+        subject=subject(model, name, dtype),
+        by=by,
+        totals=sums,
+        rows=_sorted(tuple(made[by](shown)), sort),
+        ties=ties(root),
+        unknown=unknown(root),
+    )
+
+
+def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Set `requires_grad` off for the parameters that a pattern names.
+
+    A pattern is a glob over parameter paths (`*.bias`) or a run of whole path components (`embeddings`,
+    `encoder.layer.0`, `LayerNorm`). Raises SelectionError for a pattern that matches nothing.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        chosen = [parameter for path, parameter in named if _matches(path, pattern)]
+        if not chosen:
+            tops = sorted({path.split(".")[0] for path, _ in named})
+            raise SelectionError(
+                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a path "
+                f"('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
+            )
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return any(fnmatchcase(path, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))
+
+
+def _sorted(rows: tuple[CountRow, ...], sort: str) -> tuple[CountRow, ...]:
+    if sort == "params":
+        return tuple(sorted(rows, key=lambda row: -row.params))
+    return tuple(sorted(rows, key=lambda row: row.path)) if sort == "path" else rows
+
+
+class _Rows:
+    """Makes rows that know the whole, for their shares."""
+
+    def __init__(self, layer_params: int, dtype: str | None) -> None:
+        self.layer_params = layer_params
+        self.dtype = dtype
+
+    def row(
+        self,
+        name: str,
+        path: str,
+        kind: str,
+        held: Iterable[Held],
+        copies: int = 1,
+        parts: tuple[CountRow, ...] = (),
+        nodes: Sequence[Node] = (),
+    ) -> CountRow:
+        """One row from what one copy holds."""
+        params = [item for item in held if item.is_parameter]
+        each = sum(item.layer_numel for item in params)
+        own = {item.path for item in params}
+        tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in own]
+        return CountRow(
+            name=name,
+            path=path,
+            type=kind,
+            shapes=tuple(item.shape for item in params),
+            copies=copies,
+            each_params=each,
+            params=each * copies,
+            distinct_params=copies * sum(item.distinct_numel for item in params),
+            trainable_params=copies * sum(item.layer_numel for item in params if item.trainable),
+            bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
+            share=each * copies / self.layer_params if self.layer_params else 0.0,
+            tied_to=", ".join(dict.fromkeys(tied)) or None,
+            inputs=in_out(nodes[0])[0] if nodes else (),
+            outputs=in_out(nodes[-1])[1] if nodes else (),
+            parts=parts,
+        )
+
+    def by_group(self, root: Node) -> Iterator[CountRow]:
+        """Embeddings, encoder, pooler and head: the top modules, those of the body opened."""
+        for node, copies in _groups(root):
+            if node.params:
+                yield self.row(node.name, node.path, node.type, node.params, copies, nodes=[node])
+        if any(held.is_parameter for held in root.held):
+            yield self.row("(own)", "", root.type, root.held)
+
+    def by_layer(self, root: Node) -> Iterator[CountRow]:
+        """The layers; a numbered block of layers is one row with parts."""
+        for node, copies, kind in _layer_nodes(root):
+            if node.params:
+                parts = tuple(self._parts(node, copies)) if kind == "block" else ()
+                held = node.held if kind == "own" else node.params
+                yield self.row(_row_name(node), node.path, node.type, held, copies, parts, [node])
+
+    def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
+        """The named parts of a transformer layer, then whatever they leave over."""
+        claimed: set[str] = set()
+        is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
+        for name, places in LAYER_PARTS.items() if is_transformer else ():
+            nodes = [node for node in map(block.descend, places) if node is not None]
+            if len(nodes) == len(places):
+                held = [item for node in nodes for item in node.params]
+                claimed.update(item.path for item in held)
+                kind = " + ".join(node.type for node in nodes)
+                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies, nodes=nodes)
+        for node, within in _with_copies(block):
+            left = [item for item in node.held if item.is_parameter and item.path not in claimed]
+            if left:
+                times = within // block.copies
+                yield self.row(_below(block, node), node.path, node.type, left * times, copies, nodes=[node])
+
+    def by_module(self, root: Node) -> Iterator[CountRow]:
+        """Every module that holds parameters itself."""
+        for node, copies in _with_copies(root):
+            if any(held.is_parameter and held.counts for held in node.held):
+                yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
+
+    def by_parameter(self, root: Node) -> Iterator[CountRow]:
+        """Every parameter under every address, with its own count even where a layer below counts it."""
+        for node, copies in _with_copies(root):
+            for held in (item for item in node.held if item.is_parameter):
+                share = held.numel * copies / self.layer_params if self.layer_params else 0.0
+                yield CountRow(
+                    name=held.path,
+                    path=held.path,
+                    type="Parameter",
+                    shapes=(held.shape,),
+                    copies=copies,
+                    each_params=held.numel,
+                    params=held.numel * copies,
+                    distinct_params=held.distinct_numel * copies,
+                    trainable_params=held.numel * copies if held.trainable else 0,
+                    bytes=held_bytes(held, self.dtype) * copies,
+                    share=share,
+                    in_layer_sum=held.counts,
+                    tied_to=held.tied_to,
+                )
+
+
+def _groups(root: Node) -> Iterator[tuple[Node, int]]:
+    for child in root.children:
+        names = {grandchild.name for grandchild in child.children}
+        if {"embeddings", "encoder"} <= names:
+            yield from ((grandchild, child.copies * grandchild.copies) for grandchild in child.children)
+            if any(held.is_parameter for held in child.held):
+                yield replace(child, children=()), child.copies
+        else:
+            yield child, child.copies
+
+
+def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, str]]:
+    """The nodes that get a row, with their copies: blocks, whole subtrees, and what a container holds itself."""
+    for child in node.children:
+        times = copies * child.copies
+        if node.is_list and child.children:
+            yield child, times, "block"
+        elif not child.children or _row_name(child) in WHOLE:
+            yield child, times, "whole"
+        else:
+            if _holds_own(child):
+                yield child, times, "own"
+            yield from _layer_nodes(child, times)
+    if not node.path and _holds_own(node):
+        yield node, 1, "own"
+
+
+def _holds_own(node: Node) -> bool:
+    return any(held.is_parameter and held.counts for held in node.held)
+
+
+def _with_copies(node: Node, copies: int = 1) -> Iterator[tuple[Node, int]]:
+    yield node, copies * node.copies
+    for child in node.children:
+        yield from _with_copies(child, copies * node.copies)
+
+
+def _below(block: Node, node: Node) -> str:
+    return node.path[len(block.path) + 1 :] or "(own)"
+
+
+def _row_name(node: Node) -> str:
+    path = node.path
+    parent = path.rpartition(".")[0]
+    for end, name in ROW_NAMES.items():
+        place = parent if node.name[:1].isdigit() else path  # a numbered layer is named for its list
+        if place == end or place.endswith(f".{end}"):
+            return name
+    return path or "(own)"
+
+
+def _together(places: tuple[str, ...]) -> str:
+    """`attention.{self,output.dense}` for paths with a common beginning."""
+    if len(places) == 1:
+        return places[0]
+    first = places[0].split(".")[0]
+    common = f"{first}." if all(place.startswith(f"{first}.") for place in places) else ""
+    return common + "{" + ",".join(place[len(common) :] for place in places) + "}"

@@ -1,0 +1,89 @@
+"""Example inputs on meta for a module from elsewhere: token ids, as its forward and its configuration take them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from bertscope.analyses.tracing.bert_inputs import MAX_SIZE, example_inputs
+from bertscope.errors import SelectionError
+from bertscope.model import BertPreTrainedModel
+from bertscope.torch_access import nn, torch
+
+_TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False) -> Any:
+    """What a run of any module takes: a dictionary of keywords, or what its own `example_inputs(batch, seq)` gives.
+
+    A module that takes `input_ids` gets them, with a mask and a decoder's ids where its forward has them. Raises
+    SelectionError for sizes that the model cannot run, and for a module that says neither.
+    """
+    if isinstance(module, BertPreTrainedModel):
+        return example_inputs(module, batch, seq, labels=labels)
+    if callable(getattr(module, "example_inputs", None)):
+        return module.example_inputs(batch, seq)  # type: ignore[operator]
+    _check_sizes(module, batch, seq)
+    takes = inspect.signature(module.forward).parameters
+    if "input_ids" not in takes:
+        raise SelectionError(
+            f"{type(module).__name__}.forward takes {', '.join(takes) or 'nothing'} and no input_ids; give the module "
+            "a method example_inputs(batch, seq) that returns what a run takes"
+        )
+    shape = (batch, 2, seq) if type(module).__name__.endswith("ForMultipleChoice") else (batch, seq)
+    names = ["input_ids", "attention_mask"] + (["decoder_input_ids"] if _is_encoder_decoder(module) else [])
+    inputs = {name: _ids(*shape) for name in names if name in takes}
+    return inputs | (_labels(module, batch, seq) if labels and "labels" in takes else {})
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, a sequence of them, or a dictionary of keywords."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+def _check_sizes(module: nn.Module, batch: int, seq: int) -> None:
+    most = min(_positions(module), MAX_SIZE - 1)
+    if not 1 <= batch < MAX_SIZE:
+        raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
+    if not 1 <= seq <= most:
+        raise SelectionError(f"seq must be at least 1 and at most the model's {most:,} positions; got {seq}")
+
+
+def _positions(module: nn.Module) -> int:
+    """How long a sequence may be; RoBERTa's family begins to count after its padding."""
+    config = getattr(module, "config", None)
+    for name in _POSITIONS:
+        found = getattr(config, name, None)
+        if isinstance(found, int) and found > 0:
+            return found - _reserved(module)
+    return MAX_SIZE
+
+
+def _reserved(module: nn.Module) -> int:
+    for inner in module.modules():
+        place = getattr(inner, "position_embeddings", None)
+        if isinstance(place, nn.Embedding):
+            return 0 if place.padding_idx is None else place.padding_idx + 1
+    return 0
+
+
+def _is_encoder_decoder(module: nn.Module) -> bool:
+    return bool(getattr(getattr(module, "config", None), "is_encoder_decoder", False))
+
+
+def _labels(module: nn.Module, batch: int, seq: int) -> dict[str, torch.Tensor]:
+    """Labels where the class says by its name what they are; without them the step goes back from the output."""
+    name, config = type(module).__name__, getattr(module, "config", None)
+    if name.endswith(_TOKEN_LABELS):
+        return {"labels": _ids(batch, seq)}
+    if name.endswith("ForSequenceClassification") and getattr(config, "num_labels", 1) > 1:
+        return {} if getattr(config, "problem_type", None) else {"labels": _ids(batch)}
+    return {}
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.long, device="meta")

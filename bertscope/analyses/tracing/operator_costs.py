@@ -1,0 +1,132 @@
+"""What an operator costs: matrix products by torch's own formulas, elementwise work by a table.
+
+Elementwise constants are those of ELECTRA's flops_computation.py (google-research/electra), which counts
+the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kernel counts as twice its
+forward. An operator that stands in no table is reported as seen and not counted.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from bertscope.torch_access import torch
+
+_ONE = (
+    "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "rsub", "pow", "sqrt", "rsqrt", "exp",
+    "log", "tanh", "sigmoid", "relu", "relu_", "erf", "abs", "clamp", "clamp_min", "maximum", "minimum",
+    "where", "lt", "gt", "le", "ge", "eq", "ne", "logical_not", "logical_and", "bitwise_and", "bitwise_not",
+    "cos", "sin", "reciprocal", "silu", "leaky_relu", "hardtanh", "tril", "triu", "threshold_backward",
+    "tanh_backward", "sigmoid_backward", "addcmul", "mse_loss", "binary_cross_entropy_with_logits",
+    "floor_divide", "remainder", "square", "ceil", "floor", "round", "sign", "scatter_add",
+)  # fmt: skip
+_PER_ELEMENT = {
+    **dict.fromkeys(_ONE, 1),
+    "gelu": 8,
+    "gelu_backward": 16,
+    "mish": 4,
+    "mish_backward": 8,
+    "silu_backward": 4,
+    "_softmax": 5,
+    "_safe_softmax": 5,
+    "_log_softmax": 5,
+    "_softmax_backward_data": 10,
+    "_log_softmax_backward_data": 10,
+    "native_layer_norm": 5,
+    "native_layer_norm_backward": 10,
+    "native_batch_norm": 5,
+    "_native_batch_norm_legit": 5,
+    "_native_batch_norm_legit_no_training": 5,
+    "native_batch_norm_backward": 10,
+    "native_dropout": 2,
+    "native_dropout_backward": 1,
+    "bernoulli_": 1,
+}
+# One operation for each element that goes in, not for each that comes out.
+_PER_INPUT = {
+    "sum",
+    "mean",
+    "embedding_dense_backward",
+    "nll_loss_forward",
+    "max",
+    "amax",
+    "cumsum",
+    "norm",
+    "var_mean",
+}
+_MOVEMENT = {
+    "arange", "empty", "empty_like", "new_empty", "new_zeros", "new_ones", "zeros", "zeros_like", "ones",
+    "ones_like", "full", "full_like", "fill_", "zero_", "clone", "copy_", "_to_copy", "cat", "stack",
+    "embedding", "index", "index_put", "index_put_", "gather", "scatter", "select_backward", "slice_backward",
+    "nll_loss_backward", "constant_pad_nd", "lift_fresh", "lift_fresh_copy", "scalar_tensor", "index_select",
+    "repeat", "masked_fill", "masked_fill_", "contiguous", "_unsafe_view", "_reshape_copy", "roll", "flip",
+    "detach_", "unfold_backward", "rand", "randn", "empty_strided", "new_empty_strided",
+    "_local_scalar_dense", "set_", "resize_", "any", "all", "argmax", "sort", "topk",
+}  # fmt: skip
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+}
+
+
+def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
+    """Role, matmul FLOPs and elementwise FLOPs of one call."""
+    from torch.utils.flop_counter import flop_registry
+
+    packet = operator._overloadpacket
+    name = packet.__name__
+    if name in _ATTENTION:
+        return "matmul", _attention_flops(*args[:3]), 0
+    if name.removesuffix("_backward") in _ATTENTION:
+        # The kernels also compute the scores again; that is their choice, so eager and fused count the same.
+        return "matmul", 2 * _attention_flops(*args[1:4]), 0
+    if packet in flop_registry:
+        return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
+    if is_view(operator) or name in _MOVEMENT:
+        return "movement", 0, 0
+    if name in _PER_INPUT:
+        return "elementwise", 0, numel(args[0])
+    if name in _PER_ELEMENT:
+        return "elementwise", 0, _PER_ELEMENT[name] * numel(_first(out))
+    return "unknown", 0, 0
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """Scores (B, N, S, D) @ (B, N, D, T) and context (B, N, S, T) @ (B, N, T, E), a multiply-add as 2."""
+    *outer, queries, width = query.shape
+    keys, value_width = value.shape[-2:]
+    return 2 * prod(outer) * queries * keys * (width + value_width)
+
+
+def is_view(operator: Any) -> bool:
+    """Whether the operator only looks at its input in another way, by its schema."""
+    returns = operator._schema.returns
+    alias = returns[0].alias_info if returns else None
+    return alias is not None and not alias.is_write
+
+
+def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Bytes that one call reads and writes, its tensors each once; a view moves nothing."""
+    if is_view(operator):
+        return 0
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors((args, kwargs, out)))
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors anywhere in nested containers, or in an output object that can be a tuple."""
+    from torch.utils._pytree import tree_leaves
+
+    plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
+
+
+def numel(value: Any) -> int:
+    """Elements of a tensor, 0 for anything else."""
+    return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def _first(out: Any) -> Any:
+    return out[0] if isinstance(out, (tuple, list)) and out else out

@@ -1,0 +1,40 @@
+"""Shapes of what goes into every module and comes out of it, from one forward pass on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertscope.analyses.modules.module_tree import Node
+from bertscope.analyses.tracing.inputs import arguments, inputs_for
+from bertscope.analyses.tracing.trace import trace
+from bertscope.reports.base import TensorShape
+from bertscope.torch_access import nn
+
+InOut = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
+
+
+def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
+    """Path -> shapes and dtypes of inputs and outputs, at one batch and sequence length; nothing is computed.
+
+    A module that the run does not enter is absent. Raises SelectionError for sizes that the model cannot run.
+    """
+    return shapes_of(model, inputs_for(model, batch, seq))
+
+
+def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
+    """The same for inputs that are there already."""
+    args, kwargs = arguments(inputs)
+    recorded = trace(model, lambda: model(*args, **kwargs))
+    return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
+
+
+def noted(node: Node, found: Mapping[str, InOut]) -> Node:
+    """The tree with the shapes of each module as its note, so that modules with equal shapes fold."""
+    return replace(node, note=found.get(node.path), children=tuple(noted(child, found) for child in node.children))
+
+
+def in_out(node: Node) -> InOut:
+    """The shapes noted on a node; empty where there are none."""
+    return node.note if isinstance(node.note, tuple) else ((), ())

@@ -1,0 +1,105 @@
+"""Diagrams as DOT, Graphviz's language. Classes in the text let a style sheet colour the drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertscope.render.diagram.texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramGroup, DiagramNode, GraphReport
+from bertscope.texts import visible
+
+# Colours of the light mode, for viewers that know no style sheet.
+_FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
+_HEAD = (
+    'bgcolor="transparent"; fontname="Helvetica"; fontsize=12; nodesep=0.3; ranksep=0.45;',
+    'node [fontname="Helvetica", fontsize=12, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
+    'edge [fontname="Helvetica", fontsize=10, color="#57606a", arrowsize=0.7];',
+)
+
+
+def text(report: ClassReport | GraphReport) -> str:
+    """The diagram as one digraph."""
+    body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
+    lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*_HEAD, *body)), "}"]
+    return "\n".join(lines) + "\n"
+
+
+# ---- classes ----
+
+
+def _classes(report: ClassReport) -> Iterator[str]:
+    yield "rankdir=BT;"
+    for box in report.classes:
+        label = _record(box, report.package)
+        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label={label}];'
+    for box in report.classes:
+        for base in box.bases:
+            yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
+    for link in report.links:
+        label = f"{link.attribute} ({link.count} x)" if link.count != 1 else link.attribute
+        kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
+        ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
+        tail, head = map(_quoted, ends)
+        yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
+
+
+def _record(box: ClassBox, package: str) -> str:
+    """A box of three parts: the address, the attributes, and under what settings some of them are there."""
+    parts = [[class_label(box, package)], [f"+{attribute_text(item)}" for item in box.attributes], [*conditions(box)]]
+    shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts[1:] if part]
+    return '"{' + "|".join([_in_record(parts[0][0]), *shown]) + '}"'
+
+
+def _in_record(written: str) -> str:
+    return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
+
+
+# ---- graphs ----
+
+
+def _graph(report: GraphReport) -> Iterator[str]:
+    nodes = {node.id: node for node in report.nodes}
+    yield f"rankdir={report.direction};"
+    yield from _group("", report)
+    for edge in report.edges:
+        lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
+        label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
+        yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
+
+
+def _group(path: str, report: GraphReport) -> Iterator[str]:
+    for node in report.nodes:
+        if node.group == path:
+            yield _box(node)
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f"subgraph cluster_{number} {{"
+            yield f'  label={_lines([_group_label(group)])}; style="rounded"; color="#57606a";'
+            yield from (f"  {line}" for line in _group(group.path, report))
+            yield "}"
+
+
+def _group_label(group: DiagramGroup) -> str:
+    copies = f" ({group.copies} x)" if group.copies > 1 else ""
+    return f"{group.name}{copies}: {group.type}"
+
+
+def _box(node: DiagramNode) -> str:
+    kind = "value" if node.is_value else node.role
+    rounded = ', style="filled,rounded"' if node.is_value else ""
+    label = _lines(node_lines(node))
+    return f'{_quoted(node.id)} [class="{kind}", fillcolor="{_FILLS[kind]}"{rounded}, label={label}];'
+
+
+def _lines(lines: list[str]) -> str:
+    """A label of several lines, centred."""
+    return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
+
+
+def _as_text(written: str) -> str:
+    """A label's text: Graphviz takes `&amp;` in it for the character."""
+    return visible(written).replace("&", "&amp;")
+
+
+def _quoted(written: str) -> str:
+    return '"' + visible(written).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,132 @@
+"""Diagrams as Mermaid text, within what Mermaid parses and draws."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from bertscope.errors import SelectionError
+from bertscope.render.diagram.texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
+from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramGroup, DiagramNode, GraphReport
+from bertscope.texts import visible
+
+MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
+MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
+_RESERVED = {"end", "class", "classDef", "click", "default", "direction", "flowchart", "graph", "href", "linkStyle",
+             "style", "subgraph"}  # fmt: skip
+_ESCAPES = {'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"}
+_SHAPES = {"input": '(["', "output": '(["', "tensor": '("', "scalar": '("', "parameter": '[("'}
+_CLOSING = {'(["': '"])', '("': '")', '[("': '")]', '["': '"]'}
+
+
+def text(report: ClassReport | GraphReport) -> str:
+    """The diagram; raises SelectionError for one that Mermaid would refuse."""
+    written = source(report)
+    edges = len(report.edges) if isinstance(report, GraphReport) else 0
+    remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
+    if edges > MAX_EDGES:
+        raise SelectionError(f"the diagram has {edges:,} arrows and Mermaid takes at most {MAX_EDGES}; {remedy}")
+    if len(written) > MAX_CHARACTERS:
+        size = f"{len(written):,} characters and Mermaid draws at most {MAX_CHARACTERS:,}"
+        raise SelectionError(f"the diagram has {size}; {remedy}")
+    return written
+
+
+def source(report: ClassReport | GraphReport) -> str:
+    """The text, however long."""
+    head = ["---", f'title: "{_in_yaml(title(report))}"', "---"]
+    body = _classes(report) if isinstance(report, ClassReport) else _flowchart(report)
+    return "\n".join([*head, *body]) + "\n"
+
+
+# ---- classDiagram ----
+
+
+def _classes(report: ClassReport) -> Iterator[str]:
+    yield "classDiagram"
+    for box in report.classes:
+        yield from _class(box, report.package)
+    for box in report.classes:
+        for base in box.bases:
+            yield f"  {base} <|-- {box.name}"
+    for link in report.links:
+        yield f"  {_link(link)}"
+    for box in report.classes:
+        lines = "<br/>".join(_escaped(line) for line in conditions(box))
+        if lines:
+            yield f'  note for {box.name} "{lines}"'
+
+
+def _class(box: ClassBox, package: str) -> Iterator[str]:
+    head = f'  class {box.name}["{_escaped(class_label(box, package))}"]'
+    if not box.attributes:
+        yield head
+        return
+    yield f"{head} {{"
+    for attribute in box.attributes:
+        yield f"    +{_member(attribute_text(attribute))}"
+    yield "  }"
+
+
+def _member(written: str) -> str:
+    """A member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
+    written = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", written)
+    return written.replace("{", "#123;").replace("}", "#125;")
+
+
+def _link(link: ClassLink) -> str:
+    arrow, many = ("*--", f'"1" *-- "{link.count}"') if link.is_part else ("-->", '"1" --> "1"')
+    middle = many if link.count != 1 else arrow
+    return f"{link.owner} {middle} {link.part} : {link.attribute}"
+
+
+# ---- flowchart ----
+
+
+def _flowchart(report: GraphReport) -> Iterator[str]:
+    nodes = {node.id: node for node in report.nodes}
+    yield f"flowchart {report.direction}"
+    yield from _group("", report, 1)
+    for edge in report.edges:
+        lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
+        label = f'|"{_joined(lines)}"|' if lines else ""
+        yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
+
+
+def _group(path: str, report: GraphReport, level: int) -> Iterator[str]:
+    """What stands in one open module, then what is open in it."""
+    indent = "  " * level
+    for node in report.nodes:
+        if node.group == path:
+            yield f"{indent}{_box(node)}"
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f'{indent}subgraph group_{number}["{_joined(_group_lines(group))}"]'
+            yield from _group(group.path, report, level + 1)
+            yield f"{indent}end"
+
+
+def _group_lines(group: DiagramGroup) -> list[str]:
+    copies = f" ({group.copies} x)" if group.copies > 1 else ""
+    return [f"{group.name}{copies}: {group.type}"]
+
+
+def _box(node: DiagramNode) -> str:
+    opening = _SHAPES.get(node.role, '["')
+    return f"{_id(node.id)}{opening}{_joined(node_lines(node))}{_CLOSING[opening]}"
+
+
+def _id(ident: str) -> str:
+    return f"{ident}_" if ident in _RESERVED else ident
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "<br/>".join(map(_escaped, lines))
+
+
+def _escaped(written: str) -> str:
+    return "".join(_ESCAPES.get(character, character) for character in visible(written))
+
+
+def _in_yaml(written: str) -> str:
+    return visible(written).replace("\\", "\\\\").replace('"', '\\"')

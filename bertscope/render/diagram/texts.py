@@ -1,0 +1,75 @@
+"""The words in a diagram, the same in every format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertscope.errors import one_line
+from bertscope.reports.diagram import ClassAttribute, ClassBox, ClassReport, DiagramEdge, DiagramNode, GraphReport
+from bertscope.units import count_text, shape_text
+
+
+def title(report: ClassReport | GraphReport) -> str:
+    """`bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
+    subject = report.subject
+    parts = [subject.architecture, *([f"{subject.attention} attention"] if subject.attention else [])]
+    if isinstance(report, ClassReport):
+        parts.append(f"classes of {report.package} {report.package_version}")
+        parts += [f"around {report.around}"] if report.around else []
+    else:
+        parts += [report.path] if report.path else []
+        parts += (
+            [f"forward at batch {report.batch}, seq {report.seq}"]
+            if report.diagram == "forward"
+            else ["modules with their parameters in all copies"]
+        )
+        parts += [f"{report.cache} cached"] if report.cache else []
+    head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
+    return head + ", ".join(parts)
+
+
+def node_lines(node: DiagramNode) -> list[str]:
+    """The lines in a box: its name, its type or arguments, its shape or parameters."""
+    name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
+    if node.role == "function":
+        return [f"{name} {node.detail}".rstrip()]
+    if node.role == "scalar":
+        return [f"{name} {node.detail}".rstrip()]
+    lines = [name, *([node.detail] if node.detail and node.detail != node.name else [])]
+    if node.shape is not None:
+        lines.append(_shape(node.shape))
+    if node.params is not None:
+        lines.append(f"{count_text(node.params)} params" if node.params else "no params")
+    return lines
+
+
+def edge_lines(edge: DiagramEdge, source: DiagramNode, target: DiagramNode) -> list[str]:
+    """The lines at an arrow: how the tensor was looked at, and its shape unless the box at an end tells it."""
+    told = edge.shape in (source.shape, target.shape)
+    return [
+        *([", ".join(edge.views)] if edge.views else []),
+        *([_shape(edge.shape)] if edge.shape and not told else []),
+    ]
+
+
+def _shape(shape: object) -> str:
+    dtype = getattr(shape, "dtype", "float32")
+    return shape_text(getattr(shape, "shape", None)) + ("" if dtype == "float32" else f" {dtype}")
+
+
+def class_label(box: ClassBox, package: str) -> str:
+    """The address, in short for the model's own package: `.model.BertLayer`."""
+    return box.address.removeprefix(package)
+
+
+def attribute_text(attribute: ClassAttribute) -> str:
+    """`int vocab_size = 30522`."""
+    default = "" if attribute.default is None else f" = {attribute.default}"
+    return f"{attribute.type} {attribute.name}{default}"
+
+
+def conditions(box: ClassBox) -> Iterator[str]:
+    """`crossattention: with add_cross_attention = true`, for attributes that this model has not."""
+    for attribute in box.attributes:
+        if attribute.when:
+            yield f"{attribute.name}: with {attribute.when}"

@@ -1,0 +1,219 @@
+"""`explore` in the terminal: the app around the tree. The reports come in one after another, each fuller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from textwrap import fill
+from threading import Thread
+from typing import ClassVar
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.message import Message
+from textual.widgets import Input, Static
+
+from bertscope.render.explore.text import details, matches, status, title
+from bertscope.render.explore.tree import ModuleTree
+from bertscope.reports.explore import ExploreReport
+
+_WIDE = 120  # columns from which on the details stand beside the tree
+
+
+class _Arrived(Message):
+    def __init__(self, report: ExploreReport) -> None:
+        super().__init__()
+        self.report = report
+
+
+class _Failed(Message):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _keys(bindings: Iterable[BindingType], width: int) -> str:
+    """The keys that are shown, in lines of that width, each key with its word."""
+    named = "  ".join(
+        f"{item.key_display or item.key}\u00a0{item.description}"
+        for item in bindings
+        if isinstance(item, Binding) and item.show
+    )
+    return fill(named, width).replace("\u00a0", " ")
+
+
+class Explorer(App[None]):
+    """The tree, the module under the cursor, and a line to search in."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #title, #header, #status { height: 1; }
+    #keys { height: auto; max-height: 2; }
+    #title, #header, #keys { text-style: bold; }
+    #keys { background: $panel; }
+    #status { color: $text-muted; }
+    #search { display: none; height: 1; }
+    #main { height: 1fr; layout: vertical; }
+    ModuleTree { height: 3fr; scrollbar-size-horizontal: 0; }
+    #details { height: 2fr; border-top: solid $primary; padding: 0 1; }
+    #main.wide { layout: horizontal; }
+    #main.wide ModuleTree { height: 1fr; width: auto; min-width: 76; }
+    #main.wide #details { height: 1fr; width: 1fr; border-top: none; border-left: solid $primary; }
+    ModuleTree:nocolor > .tree--cursor { text-style: reverse; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("slash", "search", "search", key_display="/"),
+        Binding("n", "next(1)", "next"),
+        Binding("N", "next(-1)", "previous", show=False),
+        Binding("o", "sort('order')", "order"),
+        Binding("p", "sort('params')", "params"),
+        Binding("f", "sort('flops')", "FLOPs"),
+        Binding("m", "sort('memory')", "memory"),
+        Binding("x", "all", "all"),
+        Binding("tab", "app.focus_next", "details", show=False),
+        Binding("escape", "leave_search", "back", show=False),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+    ]
+
+    def __init__(self, report: ExploreReport, later: Iterable[ExploreReport] = ()) -> None:
+        is_colourless = bool(os.environ.get("NO_COLOR"))
+        if not is_colourless:
+            os.environ.pop("NO_COLOR", None)  # an empty one means nothing; Textual would take it
+        super().__init__(ansi_color=is_colourless)  # without colours of its own Textual leaves them all out
+        self.report, self.later = report, later
+        self.failure: BaseException | None = None
+        self.words, self.origin = "", 0
+        self.width, self.told = 0, 0  # of the terminal; the module that the details tell of
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        self.modules = ModuleTree(self.report.rows)
+        self.body = Static(markup=False)
+        yield Static(title(self.report), id="title", markup=False)
+        yield Static(id="header", markup=False)
+        with Container(id="main"):
+            yield self.modules
+            with VerticalScroll(id="details"):
+                yield self.body
+        yield Static(status(self.report), id="status", markup=False)
+        yield Input(id="search", compact=True, placeholder="part of a path, a type or a tensor's name")
+        # Textual's own Footer is made anew with every change of focus, for 50 ms.
+        yield Static(id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Begin to load what is not there yet, once the first picture is there."""
+        self.modules.focus()
+        # A daemon, so that quitting need not wait for it.
+        self.call_after_refresh(Thread(target=self._load, daemon=True).start)
+
+    def _load(self) -> None:
+        try:
+            for report in self.later:
+                self.post_message(_Arrived(report))
+        except BaseException as error:  # it must reach the person, whatever it is
+            self.post_message(_Failed(error))
+
+    def on__arrived(self, message: _Arrived) -> None:
+        """The same rows, with more in them."""
+        self.report = message.report
+        self.modules.rows = self.report.rows
+        self._say(status(self.report))
+        self._redraw()
+
+    def on__failed(self, message: _Failed) -> None:
+        """Leave; the command says why."""
+        self.failure = message.error
+        self.exit()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Details beside the tree or below it, and as many columns as fit."""
+        self.width = event.size.width  # the app's own size is still the one before
+        self.query_one("#main").set_class(self.width >= _WIDE, "wide")
+        self.query_one("#keys", Static).update(_keys(self.BINDINGS, self.width))
+        self._redraw()
+
+    def _redraw(self) -> None:
+        self.modules.show_measures(self.width if self.width < _WIDE else 76)
+        self.query_one("#header", Static).update(self.modules.header())
+        self._show_details()
+
+    def _show_details(self) -> None:
+        place = self.modules.place
+        self.body.update(details(self.report, place))
+        if place != self.told:
+            self.query_one("#details").scroll_home(animate=False)
+        self.told = place
+
+    def _say(self, text: str) -> None:
+        self.query_one("#status", Static).update(text)
+
+    def on_tree_node_highlighted(self) -> None:
+        """Tell of the module under the cursor."""
+        self._show_details()
+
+    def action_sort(self, by: str) -> None:
+        """Neighbours by that measure, largest first; `order` is the model's own."""
+        self.modules.by = by
+        self._redraw()
+
+    def action_all(self) -> None:
+        """Open everything, or close everything but the root."""
+        self.modules.toggle_all()
+
+    def action_search(self) -> None:
+        """Open the line to search in."""
+        self.origin = self.modules.place
+        search = self.query_one("#search", Input)
+        search.value = ""
+        search.display = True
+        search.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Go to the first match from where the search began, as one types."""
+        if self.query_one("#search").display:
+            self.words = event.value
+            self._find(self.origin, 0)
+
+    def on_input_submitted(self) -> None:
+        """Stay at the match."""
+        self._close_search()
+
+    def action_leave_search(self) -> None:
+        """Back to where the search began."""
+        if self.query_one("#search").display:
+            self._close_search()
+            self.modules.go_to(self.origin)
+            self._say(status(self.report))
+
+    def _close_search(self) -> None:
+        self.query_one("#search").display = False
+        self.modules.focus()
+
+    def action_next(self, step: int) -> None:
+        """The next match, or the one before."""
+        self._find(self.modules.place, step)
+
+    def _find(self, start: int, step: int) -> None:
+        order = self.modules.order()
+        found = [place for place in order if self.words.strip() and matches(self.report.rows[place], self.words)]
+        if not found:
+            self.modules.go_to(start)
+            self._say(f"nothing matches {self.words!r}" if self.words.strip() else "type / to search")
+            return
+        here = order.index(start)
+        ahead = [place for place in found if order.index(place) >= here + max(step, 0)]
+        before = [place for place in found if order.index(place) < here]
+        target = (before or found)[-1] if step < 0 else (ahead or found)[0]
+        self.modules.go_to(target)
+        self._say(f"{found.index(target) + 1} of {len(found)} that match {self.words!r}; n is the next")
+
+
+def run(report: ExploreReport, later: Iterable[ExploreReport]) -> None:
+    """Show it until the person leaves; raises what loading raised."""
+    app = Explorer(report, later)
+    app.run()
+    if app.failure is not None:
+        raise app.failure

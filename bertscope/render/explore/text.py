@@ -1,0 +1,184 @@
+"""What `explore` shows, as text and order: labels, columns, details of a module, search. Knows no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bertscope.reports.explore import ExploreReport, ExploreRow, HeldTensor
+from bertscope.reports.memory import KeptRow
+from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
+
+INDENT = 2  # columns for each level of the tree, and for the mark before a name
+MORE = 12  # tensors listed for a module that holds many
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the tree, which it can be sorted by; `value` is None until it is computed."""
+
+    key: str
+    title: str
+    width: int
+    value: Callable[[ExploreRow], int | None]
+    text: Callable[[int], str]
+
+    def cell(self, row: ExploreRow) -> str:
+        """What stands in the row: nothing for 0, an ellipsis for what is awaited."""
+        value = self.value(row)
+        return "..." if value is None else self.text(value) if value else "--"
+
+
+MEASURES = (
+    Measure("params", "params", 13, lambda row: row.module.params, count_text),
+    Measure("flops", "FLOPs", 9, lambda row: row.work.total.matmul_flops if row.work else None, short_count_text),
+    Measure("memory", "kept", 11, lambda row: row.kept_bytes, bytes_text),
+)
+
+
+def label(row: ExploreRow) -> str:
+    """The name of a module, with its copies where it stands for several: `0-11 (12 x)`."""
+    name, copies = row.module.name, row.module.copies
+    several = "-" in name and name.replace("-", "").isdecimal()
+    return (name or row.module.type) + (f" ({copies} x)" if several else "")
+
+
+def name_width(rows: Sequence[ExploreRow]) -> int:
+    """The columns that the tree's branches and names take."""
+    return max(INDENT * (row.module.depth + 1) + len(label(row)) for row in rows)
+
+
+def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
+    """The columns that fit beside the names; the one that is sorted by goes last."""
+    room, found = width - names, []
+    for measure in sorted(MEASURES, key=lambda measure: measure.key != by):
+        room -= measure.width
+        if room >= 0:
+            found.append(measure)
+    return tuple(measure for measure in MEASURES if measure in found)
+
+
+def children(rows: Sequence[ExploreRow]) -> list[list[int]]:
+    """For every row the rows directly below it."""
+    below: list[list[int]] = [[] for _ in rows]
+    above: list[int] = []
+    for place, row in enumerate(rows):
+        del above[row.module.depth :]
+        if above:
+            below[above[-1]].append(place)
+        above.append(place)
+    return below
+
+
+def sorted_by(rows: Sequence[ExploreRow], places: Sequence[int], by: str) -> list[int]:
+    """Neighbours, largest first; in the model's order where `by` is no measure."""
+    measure = next((measure for measure in MEASURES if measure.key == by), None)
+    return list(places) if measure is None else sorted(places, key=lambda place: -(measure.value(rows[place]) or 0))
+
+
+def matches(row: ExploreRow, words: str) -> bool:
+    """Whether every word stands in the path, the type or the name of a tensor of the module itself."""
+    text = " ".join((row.module.path, row.module.type, *(tensor.path for tensor in row.tensors))).lower()
+    return all(word in text for word in words.lower().split())
+
+
+def title(report: ExploreReport) -> str:
+    """What is looked at."""
+    run, about = report.run, report.subject
+    precision = f"{run['autocast']} autocast" if run["autocast"] else run["dtype"]
+    recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
+    return (
+        f"{about.name}: {about.architecture}, {about.attention}; "
+        f"step at {run['batch']} x {run['seq']}, {precision}{recomputed}"
+    )
+
+
+def status(report: ExploreReport) -> str:
+    """What is still computed, or the sums."""
+    if report.awaited:
+        return f"computing {' and then '.join(report.awaited)} ..."
+    root = report.rows[0]
+    flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
+    return (
+        f"{count_text(report.totals.distinct_params)} distinct parameters, {flops} FLOPs, "
+        f"{bytes_text(root.kept_bytes or 0)} kept for backward"
+    )
+
+
+def details(report: ExploreReport, place: int) -> str:
+    """All that is known of one module."""
+    row = report.rows[place]
+    below = list(_at_and_below(report.rows, place))
+    return "\n".join((*_about(row), *_tensors(row, below), *_run(row), *_kept(row, below)))
+
+
+def _at_and_below(rows: Sequence[ExploreRow], place: int) -> Iterator[ExploreRow]:
+    yield rows[place]
+    for row in rows[place + 1 :]:
+        if row.module.depth <= rows[place].module.depth:
+            return
+        yield row
+
+
+def _about(row: ExploreRow) -> Iterator[str]:
+    module = row.module
+    yield f"{module.path or '(the whole model)'}"
+    yield f"type        {module.type}" + (f", {module.copies} copies" if module.copies > 1 else "")
+    if module.same_as is not None:
+        yield f"same as     {module.same_as}"
+    each = f" = {module.copies} x {count_text(module.each_params)}" if module.copies > 1 and module.params else ""
+    yield f"parameters  {count_text(module.params)}{each}, {share_text(module.share)}"
+    if module.distinct_params != module.params:
+        yield f"  distinct  {count_text(module.distinct_params)}"
+    if module.trainable_params != module.params:
+        yield f"  trainable {count_text(module.trainable_params)}"
+
+
+def _tensors(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
+    held = [tensor for found in below for tensor in found.tensors]
+    for tensor in held[:MORE]:
+        yield f"  {_inside(tensor.path, row.module.path)} {shape_text(tensor.shape)} {_words(tensor)}".rstrip()
+    if len(held) > MORE:
+        yield f"  and {len(held) - MORE} more tensors below"
+
+
+def _words(tensor: HeldTensor) -> str:
+    kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
+    frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
+    return f"{kind}{frozen}" + (f", tied to {tensor.tied_to}" if tensor.tied_to else "")
+
+
+def _inside(path: str, above: str) -> str:
+    return path.removeprefix(f"{above}.") if above else path
+
+
+def _run(row: ExploreRow) -> Iterator[str]:
+    if row.work is None:
+        yield "FLOPs       being computed"
+        return
+    if row.module.inputs or row.module.outputs:
+        yield f"in          {tensors_text(row.module.inputs) or 'no tensor'}"
+        yield f"out         {tensors_text(row.module.outputs) or 'no tensor'}"
+    for name in ("forward", "backward", "recompute"):
+        work = getattr(row.work, name)
+        if work.bytes_moved or name != "recompute":
+            elementwise = f", {count_text(work.elementwise_flops)} elementwise" if work.elementwise_flops else ""
+            yield f"{name:<11} {count_text(work.matmul_flops)} FLOPs{elementwise}"
+
+
+def _kept(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
+    if row.kept_bytes is None:
+        yield "kept        being computed"
+        return
+    yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
+    kept = sorted((found for each in below for found in each.kept), key=lambda found: -found.kept_bytes)
+    for found in kept[:MORE]:
+        yield f"  {bytes_text(found.kept_bytes)}: {_kept_words(found, row.module.path)}"
+    if len(kept) > MORE:
+        yield f"  and {len(kept) - MORE} more"
+
+
+def _kept_words(found: KeptRow, above: str) -> str:
+    place = "" if found.path == above else f" of {_inside(found.path, above)}"
+    times = f"{found.tensors} x " if found.tensors > 1 else ""
+    return f"{found.what or found.operator}{place}, {times}{shape_text(found.shape)} {found.dtype}"

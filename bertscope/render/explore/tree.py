@@ -1,0 +1,131 @@
+"""The tree of `explore` as a widget: Textual's own, with columns beside the names and an order of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.widgets import Tree
+from textual.widgets.tree import TreeNode
+
+from bertscope.render.explore.text import INDENT, Measure, children, label, name_width, shown, sorted_by
+from bertscope.reports.explore import ExploreRow
+
+
+class ModuleTree(Tree[int]):
+    """The modules; the data of a node is the place of its row."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right", "open", "Open", show=False),
+        Binding("left", "close", "Close", show=False),
+    ]
+
+    def __init__(self, rows: Sequence[ExploreRow]) -> None:
+        self.rows, self.by = rows, "order"
+        self.below = children(rows)
+        self.names = name_width(rows)
+        self.measures: tuple[Measure, ...] = ()
+        self.nodes: dict[int, TreeNode[int]] = {}
+        # Layers are closed: there are many of them, or one that stands for all.
+        self.open = {place for place, row in enumerate(rows) if not row.module.name[:1].isdecimal()}
+        super().__init__(label(rows[0]), data=0)
+        self.guide_depth = INDENT
+
+    def on_mount(self) -> None:
+        """Fill it."""
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """All nodes anew, in the order asked for, with the cursor and what is open as they were."""
+        if self.nodes:
+            self.open = {place for place, node in self.nodes.items() if node.is_expanded}
+        self._fill(self.place)
+
+    def toggle_all(self) -> None:
+        """Open everything; where all is open, close everything but the root."""
+        parents = {place for place, below in enumerate(self.below) if below}
+        all_open = all(self.nodes[place].is_expanded for place in parents)
+        self.open = {0} if all_open else parents
+        self._fill(0 if all_open else self.place)
+
+    def _fill(self, place: int) -> None:
+        self.clear()
+        self.nodes = {0: self.root}
+        self._add(0)
+        self.root.expand() if 0 in self.open else self.root.collapse()
+        self.go_to(place)
+
+    def _add(self, place: int) -> None:
+        for child in sorted_by(self.rows, self.below[place], self.by):
+            self.nodes[child] = self.nodes[place].add(
+                label(self.rows[child]), data=child, expand=child in self.open, allow_expand=bool(self.below[child])
+            )
+            self._add(child)
+
+    @property
+    def place(self) -> int:
+        """The row under the cursor."""
+        node = self.cursor_node
+        return node.data if node is not None and node.data is not None else 0
+
+    def order(self) -> list[int]:
+        """All rows from top to bottom, the closed ones too."""
+        return [*self._from(0)]
+
+    def _from(self, place: int) -> list[int]:
+        found = [place]
+        for child in sorted_by(self.rows, self.below[place], self.by):
+            found += self._from(child)
+        return found
+
+    def go_to(self, place: int) -> None:
+        """The cursor on that row, with all above it open."""
+        node = self.nodes[place]
+        above = node.parent
+        while above is not None:
+            above.expand()
+            above = above.parent
+        _ = self.last_line  # reading it numbers the lines, which the cursor needs
+        self.move_cursor(node)
+        self.scroll_to_line(node.line, animate=False)
+
+    def show_measures(self, width: int) -> None:
+        """Choose the columns for a width, and draw all anew."""
+        self.measures = shown(width, self.names, self.by)
+        self.rebuild()
+
+    def header(self) -> str:
+        """The titles over the columns, an arrow at the one that is sorted by."""
+        titles = (f"{'v ' if item.key == self.by else ''}{item.title}".rjust(item.width) for item in self.measures)
+        return f"{'module':<{self.names}}" + "".join(titles)
+
+    def render_label(self, node: TreeNode[int], base_style: Style, style: Style) -> Text:
+        """Name and columns, aligned whatever the depth."""
+        if node.data is None:
+            return super().render_label(node, base_style, style)
+        row = self.rows[node.data]
+        mark = ("- " if node.is_expanded else "+ ") if node.allow_expand else "  "
+        room = self.names - INDENT * row.module.depth
+        text = f"{mark}{label(row)}".ljust(room) + "".join(item.cell(row).rjust(item.width) for item in self.measures)
+        return Text(text, style=style)
+
+    def action_open(self) -> None:
+        """Open the module, or go to the first below it."""
+        node = self.cursor_node
+        if node is None or not node.allow_expand:
+            return
+        if node.is_expanded:
+            self.move_cursor(node.children[0])
+        else:
+            node.expand()
+
+    def action_close(self) -> None:
+        """Close the module, or go to the one above it."""
+        node = self.cursor_node
+        if node is not None and node.allow_expand and node.is_expanded:
+            node.collapse()
+        elif node is not None and node.parent is not None:
+            self.move_cursor(node.parent)

@@ -1,0 +1,154 @@
+"""What every picture of a timeline shows: one panel for each variant, with its areas, phases and peak, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.units import binary_unit, bytes_text
+
+X_LABEL = "in the order of allocations (not time)"
+NOTE = (
+    "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
+    "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never lost. "
+    "1 GiB = 2**30 B, 1 MiB = 2**20 B."
+)
+# From the ground up: what is there all the time, then what comes and goes. The colours are those of
+# Okabe and Ito 2008, which people with any of the common colour blindnesses can tell apart.
+COLORS = {
+    "parameters": "#0072B2",
+    "buffers": "#999999",
+    "optimizer_state": "#56B4E9",
+    "inputs": "#F0E442",
+    "gradients": "#E69F00",
+    "activations": "#009E73",
+    "temporaries": "#CC79A7",
+}
+_NARROW = 0.16  # of the width of a panel: less has no room for the name of a phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMark:
+    """Where a phase stands: samples `start` to `end`, and how its name is set (`row` 0 is the highest)."""
+
+    phase: str
+    peak_text: str
+    start: int
+    end: int
+    row: int
+    at_end: bool  # the name ends at `end` instead of beginning at `start`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One variant; empty, with a `failure`, where there is nothing to draw."""
+
+    name: str
+    obtained: str
+    failure: str
+    samples: tuple[Sample, ...]
+    marks: tuple[PhaseMark, ...]
+    peak_index: int
+    peak_text: str
+
+    @property
+    def peak_near_end(self) -> bool:
+        """Whether the peak's words stand to its left, for want of room."""
+        return self.peak_index > 0.6 * (len(self.samples) - 1)
+
+    @property
+    def title(self) -> str:
+        """`checkpointing: full (estimated)`."""
+        return f"checkpointing: {self.name}" + (f" ({self.obtained})" if self.obtained else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictured:
+    """All panels, the parts that any of them has, and the one unit of them all."""
+
+    panels: tuple[Panel, ...]
+    parts: tuple[str, ...]
+    unit: str
+    unit_bytes: int
+    top: float  # of the vertical axis, in units, with room for the names above the highest peak
+
+    def heights(self, panel: Panel, part: str) -> list[float]:
+        """One part over the samples, in units."""
+        return [getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples]
+
+    def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
+        """Each part with the upper edge of its area, the lowest area first."""
+        edges = [0.0] * len(panel.samples)
+        stacked = []
+        for part in self.parts:
+            edges = [edge + height for edge, height in zip(edges, self.heights(panel, part), strict=True)]
+            stacked.append((part, edges))
+        return stacked
+
+
+def pictured(report: MemoryReport) -> Pictured:
+    """The report as panels."""
+    panels = tuple(_panel(variant) for variant in report.variants)
+    samples = [sample for panel in panels for sample in panel.samples]
+    highest = max((sample.parts.total for sample in samples), default=0)
+    unit_bytes, unit = binary_unit(highest)
+    return Pictured(
+        panels=panels,
+        parts=tuple(part for part in COLORS if any(getattr(sample.parts, part) for sample in samples)),
+        unit=unit,
+        unit_bytes=unit_bytes,
+        top=1.3 * highest / unit_bytes or 1.0,
+    )
+
+
+def _panel(variant: Variant) -> Panel:
+    memory = variant.memory
+    samples = memory.timeline if memory else ()
+    return Panel(
+        name=variant_name(variant),
+        obtained=memory.obtained if memory else "",
+        failure="" if samples else variant.failure or "no samples",
+        samples=samples,
+        marks=tuple(_marks(memory)) if memory else (),
+        peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
+        peak_text=f"peak {bytes_text(memory.peak.peak_bytes)}" if memory and samples else "",
+    )
+
+
+def _marks(memory: Memory) -> list[PhaseMark]:
+    peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
+    last = len(memory.timeline) - 1
+    marks: list[PhaseMark] = []
+    start = row = 0
+    for phase, group in groupby(memory.timeline, key=lambda sample: sample.phase):
+        end = start + len(list(group)) - 1
+        marks.append(
+            PhaseMark(phase=phase, peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
+                      at_end=start > (1 - _NARROW) * last > 0)
+        )  # fmt: skip
+        row = row + 1 if end - start < _NARROW * last else 0
+        start = end + 1
+    return marks
+
+
+def variant_name(variant: Variant) -> str:
+    """`full`, or `full reentrant`."""
+    return variant.checkpointing + (" reentrant" if variant.reentrant else "")
+
+
+def part_name(part: str) -> str:
+    """A part in words."""
+    return part.replace("_", " ")
+
+
+def run_text(run: dict[str, Any]) -> str:
+    """`training, batch 8, sequence 512, fp32, adamw, cpu`."""
+    sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
+    words = [run.get("mode"), *sizes, run.get("dtype")]
+    if run.get("autocast"):
+        words.append(f"{run['autocast']} autocast")
+    if run.get("mode") == "training":
+        words.append(f"optimizer {run.get('optimizer')}")
+    return ", ".join(str(word) for word in (*words, run.get("device")) if word)

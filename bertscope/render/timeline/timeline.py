@@ -1,0 +1,96 @@
+"""Live bytes over a step, as a picture (HTML, SVG, PNG) or as data (CSV, JSON); nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from importlib.util import find_spec
+from typing import Any
+
+from bertscope.errors import SelectionError
+from bertscope.render.table import csv_text
+from bertscope.render.timeline.panels import variant_name
+from bertscope.reports.base import SCHEMA
+from bertscope.reports.memory import Memory, MemoryReport, Parts, Variant
+from bertscope.texts import json_text
+
+LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
+_PARTS = tuple(field.name for field in fields(Parts))
+
+
+def timeline(report: MemoryReport, suffix: str) -> bytes:
+    """The file behind `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
+    suffix = check_suffix(suffix)
+    if suffix == "html":
+        from bertscope.render.timeline.html import html
+
+        return html(report).encode()
+    if suffix in ("svg", "png"):
+        from bertscope.render.timeline.image import image
+
+        return image(report, suffix)
+    return (csv(report) if suffix == "csv" else json_report(report)).encode()
+
+
+def check_suffix(suffix: str) -> str:
+    """The format that `html` or `.HTML` names, for a command to ask before it measures for minutes.
+
+    Raises SelectionError for a format that there is not, or whose drawing library is not installed.
+    """
+    name = suffix.lower().removeprefix(".")
+    if name not in LIBRARIES:
+        raise SelectionError(f"a timeline is written as {', '.join(LIBRARIES)}; got {name[:40]!r}: name such a file")
+    library = LIBRARIES[name]
+    if library and find_spec(library) is None:
+        raise SelectionError(
+            f"a timeline as {name} needs {library}, which is not installed: "
+            "pip install 'bertscope[plot]', or name a .csv or .json file"
+        )
+    return name
+
+
+def csv(report: MemoryReport) -> str:
+    """One record for each sample of each variant, in bytes."""
+    titles = ["variant", "obtained", "index", "phase", *(f"{part}_bytes" for part in _PARTS), "total_bytes"]
+    return csv_text(titles, list(_records(report)))
+
+
+def _records(report: MemoryReport) -> Iterator[list[Any]]:
+    for variant in report.variants:
+        memory = variant.memory
+        for index, sample in enumerate(memory.timeline if memory else ()):
+            sizes = [getattr(sample.parts, part) for part in _PARTS]
+            head = [variant_name(variant), memory.obtained if memory else "", index, sample.phase]
+            yield [*head, *sizes, sample.parts.total]
+
+
+def json_report(report: MemoryReport) -> str:
+    """What the picture shows: of each variant the samples, the peaks of the phases and the highest of them."""
+    data = {
+        "schema": SCHEMA,
+        "kind": "timeline",
+        "subject": asdict(report.subject),
+        "run": report.run,
+        "machine": report.machine,
+        "variants": [_variant_data(variant) for variant in report.variants],
+    }
+    return json_text(data)
+
+
+def _variant_data(variant: Variant) -> dict[str, Any]:
+    head = {
+        "variant": variant_name(variant),
+        "checkpointing": variant.checkpointing,
+        "reentrant": variant.reentrant,
+        "failure": variant.failure,
+    }
+    return head | (_memory_data(variant.memory) if variant.memory else {"obtained": None, "phases": [], "timeline": []})
+
+
+def _memory_data(memory: Memory) -> dict[str, Any]:
+    return {
+        "obtained": memory.obtained,
+        "peak": asdict(memory.peak),
+        "phases": [asdict(phase) for phase in memory.phases],
+        "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in memory.timeline],
+    }

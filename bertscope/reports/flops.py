@@ -1,0 +1,137 @@
+"""The reports on work: what a forward and a training step cost. As in `reports`, plain data in base units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bertscope.reports.base import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a piece of computation costs. A multiply-add is 2 FLOPs; `macs` counts it as one."""
+
+    matmul_flops: int = 0
+    elementwise_flops: int = 0
+    bytes_moved: int = 0  # read and written by operators, each by itself; views move nothing
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            matmul_flops=self.matmul_flops + other.matmul_flops,
+            elementwise_flops=self.elementwise_flops + other.elementwise_flops,
+            bytes_moved=self.bytes_moved + other.bytes_moved,
+        )
+
+    def __mul__(self, times: int) -> Work:
+        return Work(
+            matmul_flops=self.matmul_flops * times,
+            elementwise_flops=self.elementwise_flops * times,
+            bytes_moved=self.bytes_moved * times,
+        )
+
+    def __floordiv__(self, parts: int) -> Work:
+        return Work(
+            matmul_flops=self.matmul_flops // parts,
+            elementwise_flops=self.elementwise_flops // parts,
+            bytes_moved=self.bytes_moved // parts,
+        )
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the matrix products."""
+        return self.matmul_flops // 2
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte moved."""
+        flops = self.matmul_flops + self.elementwise_flops
+        return flops / self.bytes_moved if self.bytes_moved else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorRow:
+    """One operator in one phase: how often it ran and what it cost; `role` says how it is counted."""
+
+    operator: str
+    phase: str
+    calls: int
+    role: str  # matmul, elementwise, movement, or unknown: seen and not counted
+    elements: int  # of its output, over all calls
+    work: Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsRow:
+    """One module: the work at and below it in each phase, over all copies."""
+
+    name: str
+    path: str
+    type: str
+    depth: int
+    copies: int
+    is_last: bool
+    forward: Work
+    backward: Work
+    recompute: Work
+    total: Work
+    macs: int
+    intensity: float
+    share: float  # of the matmul FLOPs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """Matmul FLOPs at one batch and sequence."""
+
+    batch: int
+    seq: int
+    forward_flops: int
+    backward_flops: int
+    recompute_flops: int
+    total_flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial:
+    """total matmul FLOPs = batch * (constant + linear * seq + quadratic * seq**2), verified at a further point."""
+
+    constant: int
+    linear: int
+    quadratic: int
+    verified_at: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """The same computation under another convention: how its source counts, and the number."""
+
+    name: str
+    value: int
+    unit: str
+    how: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsReport:
+    """Work per module. `matmul_flops` of the root row is what torch's FlopCounterMode counts."""
+
+    kind: ClassVar[str] = "flops"
+    subject: Subject
+    mode: str
+    checkpointing: str
+    batch: int | None
+    seq: int | None
+    rows: tuple[FlopsRow, ...]
+    operators: tuple[OperatorRow, ...]
+    sweep: tuple[SweepPoint, ...] = ()
+    polynomial: Polynomial | None = None
+    conventions: tuple[Convention, ...] = ()
+    loss: str = ""
+    traced_layers: int | None = None  # layers really run; the others were found equal and multiplied
+
+    @property
+    def unknown_operators(self) -> tuple[str, ...]:
+        """Operators seen and not counted."""
+        return tuple(dict.fromkeys(row.operator for row in self.operators if row.role == "unknown"))

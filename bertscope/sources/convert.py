@@ -1,0 +1,169 @@
+"""Preset YAML <-> config.json, without loss either way.
+
+A config.json has no place for what only a preset says (description, hub_names, add_pooling_layer, expected):
+it stands there under "bertscope". A preset has no place in `config` for members that shape no BERT: they stand
+under `extra`. Members that decide a field of the configuration (id2label, torchscript) stand there too, and the
+field that they decide in `config`; in `extra`, model_type null means that the config.json did not say it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bertscope.config import RULES, BertConfig
+from bertscope.errors import ConfigError, SelectionError, SourceError
+from bertscope.sources.find import load
+from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, Source, is_own_member, preset_of
+from bertscope.text_files import SCALARS, TAG, read_mapping, read_yaml
+from bertscope.texts import json_text
+
+
+def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that other members of a config.json decide."""
+    fields = ("num_labels",) if members.get("id2label") is not None else ()
+    return (*fields, "tie_word_embeddings", "return_dict") if members.get("torchscript") is True else fields
+
+
+# ---- config.json -> preset ----------------------------------------------------------------------
+
+
+def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a config.json as the keys of a preset."""
+    raw, own = dict(members), members.get(MEMBER)
+    preset = dict(own) if is_own_member(own) else {}
+    if preset:
+        del raw[MEMBER]
+    names, decided = raw.get("architectures"), _decided(raw)
+    preset["architecture"] = names[0] if names else "BertModel"
+    fields = {name: value for name, value in raw.items() if name in RULES and name not in decided}
+    extra = {name: value for name, value in raw.items() if name not in fields}
+    if "architectures" not in raw:
+        fields["architectures"] = []  # an empty list: the config.json names none
+    elif not names:
+        extra["architectures"] = fields.pop("architectures")
+    elif len(names) == 1:
+        del fields["architectures"]
+    if fields.pop("model_type", None) is None:
+        extra["model_type"] = None
+    config = BertConfig.from_dict(raw)
+    preset["config"] = fields | {name: getattr(config, name) for name in decided}
+    preset |= {"extra": extra} if extra else {}
+    return {key: preset[key] for key in KEYS if key in preset}
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's writer with the scalar rules that `reading` reads by beside its own: a text stays a text for both."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Lists stand inside their key."""
+        super().increase_indent(flow, False)
+
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        """Escape all but ASCII where something has to be escaped: PyYAML leaves overrides of direction as they are."""
+        self.allow_unicode, kept = text.isprintable(), self.allow_unicode
+        super().write_double_quoted(text, split)
+        self.allow_unicode = kept
+
+
+for _name, _pattern in SCALARS:
+    _Dumper.add_implicit_resolver(TAG + _name, re.compile(f"(?:{_pattern.pattern})$"), None)
+_Dumper.add_representer(str, lambda dumper, value: dumper.represent_scalar(f"{TAG}str", value, _quotes(value)))
+_Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar(f"{TAG}float", _float_text(value)))
+_Dumper.add_representer(
+    list, lambda dumper, value: dumper.represent_sequence(f"{TAG}seq", value, flow_style=_is_flat(value))
+)
+
+
+def _quotes(text: str) -> str | None:
+    """Double quotes, in which it is escaped, for what a reader might fold or drop; else as PyYAML likes."""
+    return None if text.isprintable() else '"'
+
+
+def _float_text(value: float) -> str:
+    return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
+
+
+def _is_flat(items: list[Any]) -> bool:
+    return not any(isinstance(item, (list, dict)) for item in items)
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """A preset's keys as YAML."""
+    text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6,
+                          default_flow_style=False)  # fmt: skip
+    return text
+
+
+# ---- preset -> config.json ----------------------------------------------------------------------
+
+
+def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a preset as the members of a config.json, sorted as transformers writes them."""
+    config, extra = dict(preset["config"] or {}), dict(preset.get("extra") or {})
+    names = config.pop("architectures", [preset["architecture"]])
+    if names and names[0] != preset["architecture"]:
+        raise ConfigError(
+            f"architecture is {preset['architecture']} and config.architectures begins with {names[0]}; change one"
+        )
+    members: dict[str, Any] = {"architectures": names} if names else {}
+    decided = _decided(extra)
+    members |= {"model_type": "bert"} | {name: value for name, value in config.items() if name not in decided}
+    members |= extra
+    if members["model_type"] is None:
+        del members["model_type"]
+    own = {key: preset[key] for key in PRESET_ONLY if key in preset}
+    members |= {MEMBER: own} if own else {}
+    return dict(sorted(members.items()))
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def convert(model: str, to: str | None = None) -> str:
+    """A preset as a config.json, or a config.json as a preset; raises ConfigError where it contradicts itself."""
+    source = load(model)
+    return converted(source, direction(source, to))
+
+
+def direction(source: Source, to: str | None = None) -> str:
+    """`json` or `yaml`: the other one, which `to` may say; raises SelectionError where it is that already."""
+    given = "json" if source_path(source).suffix == ".json" else "yaml"
+    wanted = to or ("json" if given == "yaml" else "yaml")
+    if wanted == given or wanted not in ("json", "yaml"):
+        raise SelectionError(f"{source.path} is {given}; to takes the other of json and yaml")
+    return wanted
+
+
+def converted(source: Source, to: str) -> str:
+    """The text of a source as `json` or as `yaml`."""
+    path = source_path(source)
+    data = read_mapping(path).plain()
+    if to == "json":
+        members = config_members(data)
+        compare(source.config, BertConfig.from_dict(members), path)
+        return json_text(members)
+    text = yaml_text(preset_data(data))
+    compare(source.config, preset_of(read_yaml(text, path), path).config, path)
+    return text
+
+
+def source_path(source: Source) -> Path:
+    """The file of a source; raises SourceError where it has none that can be converted."""
+    if source.path is None or source.path.suffix not in (".json", ".yaml", ".yml"):
+        raise SourceError(f"{source.name} is no file to convert; give a preset (.yaml) or a config.json")
+    return source.path
+
+
+def compare(one: BertConfig, other: BertConfig, path: Path) -> None:
+    """Both files must mean the same; the class's name stands in `architecture` of a preset."""
+    one, other = (replace(config, architectures=None) for config in (one, other))
+    for name in RULES:
+        if getattr(one, name) != getattr(other, name):
+            said, by_extra = getattr(one, name), getattr(other, name)
+            raise ConfigError(f"{path} says {name} {said!r} in config and {by_extra!r} by 'extra'; change one")

@@ -1,0 +1,221 @@
+"""A name or a path -> the model that it stands for: a BERT's configuration, or a module from elsewhere.
+
+MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
+(of a BERT, or of another family for transformers to build), a folder or a checkpoint with one, a model in the local
+Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or runs that code, and
+the network is touched when asked for alone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from bertscope.checkpoints import is_weights, weights_in
+from bertscope.config import ARCHITECTURES, BertConfig
+from bertscope.errors import ConfigError, MissingExtraError, SourceError, one_line, suggestion
+from bertscope.sources.other_models import ForeignSource, factory, from_config, is_factory
+from bertscope.sources.presets import MEMBER, Source, member_of, preset_paths, read_preset, unknown_architecture
+from bertscope.text_files import read_mapping, readable
+
+AnyModel = Source | ForeignSource
+DEFAULT_MODEL = "bert-base-cased"
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    architecture: str | None = None,
+    attention: str | None = None,
+    add_pooling_layer: bool | None = None,
+    download: bool = False,
+) -> Source:
+    """The BERT that `model` names, with what the caller overrides; the network only with `download`.
+
+    Raises SourceError when nothing has that name or it is no BERT, ConfigError for a wrong value in the file.
+    """
+    found = _find(os.fspath(model), download)
+    if isinstance(found, ForeignSource):
+        raise SourceError(
+            f"{found.name} is {found.family}, and this answers for BERTs alone; "
+            "count, tree, flops, estimate, print, diff and verify take any model",
+            where=f"{found.path}:{found.line}" if found.path else "",
+        )
+    return _changed(found, architecture, attention, add_pooling_layer)
+
+
+def find(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    architecture: str | None = None,
+    attention: str | None = None,
+    add_pooling_layer: bool | None = None,
+    download: bool = False,
+) -> AnyModel:
+    """What `model` names, a BERT or a module from elsewhere, with what the caller overrides.
+
+    Raises as `load`, and MissingExtraError where another family's configuration needs transformers.
+    """
+    found = _find(os.fspath(model), download)
+    if isinstance(found, ForeignSource):
+        if found.origin == "transformers" and find_spec("transformers") is None:
+            what = f"{found.path}: the model type {found.model_type!r}, which is not built here,"
+            raise MissingExtraError(what, "transformers")
+        return _overridden(found, architecture, attention, add_pooling_layer)
+    return _changed(found, architecture, attention, add_pooling_layer)
+
+
+def _changed(found: Source, architecture: str | None, attention: str | None, add_pooling_layer: bool | None) -> Source:
+    """The BERT with what the caller overrides."""
+    changes: dict[str, object] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
+    if attention is not None:
+        changes["config"] = replace(found.config, attn_implementation=attention)
+    source = replace(found, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    if source.architecture not in ARCHITECTURES:
+        line = source.config_lines.get("architectures")
+        raise unknown_architecture(source.architecture).at(f"{source.path}:{line}" if architecture is None else "")
+    if add_pooling_layer is not None and source.architecture != "BertModel":
+        raise ConfigError(f"only BertModel comes with and without a pooler; {source.architecture} decides by itself")
+    return source
+
+
+def _overridden(
+    found: ForeignSource, architecture: str | None, attention: str | None, add_pooling_layer: bool | None
+) -> ForeignSource:
+    if add_pooling_layer is not None:
+        raise ConfigError(f"only a BertModel comes with and without a pooler; {found.name} is {found.family}")
+    if found.origin == "factory" and (architecture or attention):
+        raise ConfigError(
+            f"{found.name} decides its class and attention by itself; leave --architecture and --attention"
+        )
+    return replace(found, architecture=architecture or found.architecture, attention=attention)
+
+
+def _find(name: str, download: bool) -> AnyModel:
+    presets = preset_paths()
+    if name in presets:
+        return read_preset(presets[name])
+    with readable(one_line(name, limit=100)):
+        path = Path(name).expanduser()
+    is_there = _exists(path)
+    if not is_there and is_factory(name):
+        return factory(name)
+    if is_there or path.suffix in _SUFFIXES or is_weights(path) or name.startswith((".", "~", os.sep)):
+        return read_source(path)
+    for preset in presets.values():
+        source = read_preset(preset)
+        if name in source.hub_names:
+            return source
+    folder = _hub_folder(name, download)
+    if folder is None:
+        raise _unknown(name, presets)
+    return replace(read_source(folder), name=name)
+
+
+def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
+    from bertscope.sources import hub
+
+    return hub.download(name, weights=weights) if download else hub.cached_folder(name)
+
+
+def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
+    """The error for a name that nothing has; it says where was looked."""
+    from bertscope.sources import hub
+
+    where = "preset or file"
+    hint = "a .yaml preset or a config.json works too"
+    if hub.is_hub_name(name):
+        if hub.is_installed():
+            hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
+        else:
+            hint += "; the Hugging Face cache is looked into with the extra 'hub'"
+    return SourceError(
+        f"no {where} named {name[:100]!r}; {_near(name, presets)} ('bertscope presets' lists them; {hint})"
+    )
+
+
+def weights_path(model: str, *, download: bool = False) -> Path:
+    """The file, index or folder of the checkpoint that a path or a hub name means; raises SourceError for none."""
+    with readable(one_line(model, limit=100)):
+        path = Path(model).expanduser()
+    if _exists(path) or is_weights(path):
+        return path
+    folder = _hub_folder(model, download, weights=True)
+    if folder is None:
+        raise SourceError(
+            f"no checkpoint {model[:100]!r}; name a .safetensors or .bin file, an index, a folder with one, "
+            "or a model in the Hugging Face cache"
+        )
+    return folder
+
+
+def stored_alone(model: str) -> Path | None:
+    """The path of a checkpoint that comes as MODEL without a configuration: a file of weights, a folder of them."""
+    if model in preset_paths():
+        return None
+    with readable(one_line(model, limit=100)):
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path if not (path / "config.json").exists() and weights_in(path) else None
+    return path if is_weights(path) else None
+
+
+def _near(name: str, presets: dict[str, Path]) -> str:
+    return suggestion(name.rsplit("/", 1)[-1], presets)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError, RuntimeError):  # no path at all: too long, or with a NUL, or a loop of links
+        return False
+
+
+def read_source(path: Path) -> AnyModel:
+    """The source in a preset file, a `config.json`, or beside a checkpoint."""
+    with readable(path):
+        is_folder = path.is_dir()
+        has_config = is_folder and (path / "config.json").exists()
+        is_checkpoint = bool(weights_in(path)) if is_folder else is_weights(path)
+    absolute = Path(os.path.abspath(path))
+    if has_config:
+        return _read_config_json(path / "config.json", absolute.name)
+    if is_checkpoint:
+        return _beside(path, absolute)
+    if path.suffix == ".json":
+        return _read_config_json(path, absolute.parent.name if path.name == "config.json" else path.stem)
+    return read_preset(path)
+
+
+def _beside(path: Path, absolute: Path) -> AnyModel:
+    """The source in the `config.json` beside a file of weights."""
+    config = path.parent / "config.json"
+    if path.is_dir() or not _exists(config):
+        raise SourceError(
+            f"{path} holds tensors and no configuration; put its config.json beside it, "
+            "or ask 'bertscope count' what it stores"
+        )
+    return _read_config_json(config, absolute.parent.name)
+
+
+def _read_config_json(path: Path, name: str) -> AnyModel:
+    entries = read_mapping(path)
+    if "model_type" in entries and entries["model_type"].value != "bert":
+        return from_config(entries, path, name)
+    lines = {key: entry.line for key, entry in entries.items()}
+    own, members = member_of(entries, path), entries.plain()
+    if own:
+        del members[MEMBER]
+    try:
+        config = BertConfig.from_dict(members)
+    except ConfigError as error:
+        raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
+    architecture = config.architectures[0] if config.architectures else "BertModel"
+    dtype = members.get("torch_dtype", members.get("dtype"))  # as transformers calls it since 4.56
+    return Source(
+        name=name, path=path, config=config, architecture=architecture, config_lines=lines,
+        stored_dtype=dtype if isinstance(dtype, str) else None, **own,
+    )  # fmt: skip

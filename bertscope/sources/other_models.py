@@ -1,0 +1,139 @@
+"""Models from elsewhere: what a `config.json` of another family, or `module:attribute`, names.
+
+Nothing is imported or run here; `analyses.foreign` builds them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertscope.errors import ConfigError
+from bertscope.text_files import Mapping
+
+MAX_SIZE = 2**31
+MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
+MAX_LABELS = 100_000
+MAX_TEXT = 10_000
+# Fields that say how many modules there are, over all families.
+_MODULES = re.compile(
+    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+)
+# Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
+_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+_IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
+_FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignSource:
+    """A module that is not built here: by `transformers` from a configuration, or by a factory of the user's own."""
+
+    name: str
+    origin: str  # "transformers" or "factory"
+    architecture: str | None = None  # the class to build; None: the one without a head, or what the factory gives
+    model_type: str = ""
+    attention: str | None = None
+    path: Path | None = None  # of the config.json
+    line: int = 1  # of its model_type
+    config: dict[str, Any] = field(default_factory=dict)  # as its file says, for transformers
+    address: str = ""  # `package.module:attribute`, for a factory
+    stored_dtype: str | None = None
+
+    @property
+    def family(self) -> str:
+        """What it is, in a word or two."""
+        return f"a {self.model_type} of transformers" if self.origin == "transformers" else "a factory's module"
+
+
+def is_factory(name: str) -> bool:
+    """Whether a name is of the form `package.module:attribute`."""
+    return _FACTORY.fullmatch(name) is not None
+
+
+def factory(name: str) -> ForeignSource:
+    """The source that `package.module:attribute` names."""
+    return ForeignSource(name=name, origin="factory", address=name)
+
+
+def from_config(entries: Mapping, path: Path, name: str) -> ForeignSource:
+    """The source in a `config.json` that is no BERT's.
+
+    Raises ConfigError for sizes that no model has.
+    """
+    model_type = entries["model_type"].value
+    where = f"{path}:{entries['model_type'].line}"
+    if not isinstance(model_type, str) or not re.fullmatch(r"[\w.-]{1,60}", model_type):
+        raise ConfigError("model_type must be the name of a model family, such as bert or roberta", where=where)
+    for key, entry in entries.items():
+        _check(key, entry.value, f"{path}:{entry.line}")
+    config = entries.plain()
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    return ForeignSource(
+        name=name,
+        origin="transformers",
+        architecture=_architecture(config.get("architectures")),
+        model_type=model_type,
+        path=path,
+        line=entries["model_type"].line,
+        config=config,
+        stored_dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+def _architecture(names: Any) -> str | None:
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def without_code(value: Any) -> Any:
+    """Return a copy of a configuration without `auto_map`, which names code in the model's repository."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if key != "auto_map"}
+    return [without_code(item) for item in value] if isinstance(value, list) else value
+
+
+def _check(key: str, value: Any, where: str) -> None:
+    """Refuse what would take minutes or gigabytes to build, and what leads to code, files or the network."""
+    if reason := _refusal(key, value):
+        raise ConfigError(f"{key[:60]} {reason}", where=where, field=key)
+    if isinstance(value, dict):
+        for inner, item in value.items():
+            _check(str(inner), item, where)
+    elif isinstance(value, list):
+        for item in value:
+            _check(key, item, where)
+    elif isinstance(value, int):
+        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else MAX_SIZE
+        if abs(value) > most:
+            shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
+            raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def _refusal(key: str, value: Any) -> str:
+    """Return why a setting is refused: it would have transformers or timm look for a model, weights or code."""
+    if not value:
+        return ""
+    if kind := _IMPLEMENTATION.search(key):
+        allowed = _KERNELS[kind[1]]
+        unknown = [name for name in _strings(value) if name not in allowed]
+        return f"may be {' or '.join(allowed)} here; got {unknown[0][:60]!r}; remove it" if unknown else ""
+    if "backbone" in key and isinstance(value, str):
+        return f"names another model ({value[:60]!r}), which is not loaded; describe it in backbone_config instead"
+    if key == "backbone_kwargs" or re.fullmatch(r"use_\w+_backbone", key):
+        return "is for a backbone that is loaded by its name; remove it, and describe the backbone in backbone_config"
+    if key == "architecture" and isinstance(value, str) and re.search(r"[:/]", value):
+        return f"names a place ({value[:60]!r}), from which nothing is loaded; name an architecture of timm"
+    if key == "checkpoint_path":
+        return "names a file of weights, which are not loaded; remove it"
+    if key in ("trust_remote_code", "attribute_map"):
+        return "is refused, since a configuration is data and no code of its model is run; remove it"
+    return ""
+
+
+def _strings(value: Any) -> list[str]:
+    """Return every string in a value, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [name for item in (value.values() if isinstance(value, dict) else value) for name in _strings(item)]
+    return [value] if isinstance(value, str) else []
