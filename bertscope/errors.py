@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from bertscope.texts import visible
+from bertscope.units import visible
 
 
 def one_line(text: str, limit: int = 600) -> str:

@@ -7,7 +7,7 @@ up to 1 GiB more. Drivers differ: `--budget` says it for yours.
 from __future__ import annotations
 
 from bertscope.errors import SelectionError, suggestion
-from bertscope.reports.fit import Card
+from bertscope.reports.memory import Card
 
 _GIB, _MIB = 2**30, 2**20
 _ISSUE = "torch's total capacity, GitHub issue "

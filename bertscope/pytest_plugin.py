@@ -16,7 +16,7 @@ from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check.check import Witness
-    from bertscope.reports.base import Finding
+    from bertscope.reports.check import Finding
     from bertscope.sources.expectations import Expectation
     from bertscope.sources.presets import Source
 

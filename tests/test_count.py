@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.params.count import BY, freeze
+from bertscope.analyses.modules.freeze import freeze
+from bertscope.analyses.params.count import BY
 from bertscope.errors import SelectionError
 
 

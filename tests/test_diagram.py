@@ -13,7 +13,7 @@ import torch
 import bertscope
 from bertscope.analyses.diagram.dataflow import dataflow
 from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.shapes import shapes
 from bertscope.analyses.tracing.trace import trace
 from bertscope.errors import SelectionError

@@ -102,7 +102,7 @@ def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, caps
     import json
     from types import SimpleNamespace
 
-    from bertscope.analyses.check.devices import tell
+    from bertscope.analyses.check.doctor import tell
 
     card = SimpleNamespace(name="Some Card", major=9, minor=0, total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -19,8 +19,8 @@ from bertscope.render import fit as fit_renderer
 from bertscope.render import memory as renderer
 from bertscope.render.console import Target
 from bertscope.reports.base import Subject
-from bertscope.reports.fit import FitReport
 from bertscope.reports.memory import (
+    FitReport,
     KeptRow,
     Memory,
     MemoryReport,

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.errors import SourceError
-from bertscope.reports.base import PresetRow, PresetsReport, to_json_data
+from bertscope.reports.base import to_json_data
 from bertscope.reports.json import report_classes
 from bertscope.reports.reader import typed
+from bertscope.reports.tool import PresetRow, PresetsReport
 
 CLASSES = [item for classes in report_classes().values() for item in classes]
 PLAIN = st.recursive(

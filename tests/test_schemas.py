@@ -11,9 +11,8 @@ from jsonschema import Draft202012Validator
 import bertscope
 from bertscope.commands import output
 from bertscope.reports.base import Subject, to_json_data
-from bertscope.reports.fit import Card, FitReport, FitRow
 from bertscope.reports.json import report_classes, schema
-from bertscope.reports.memory import MemoryReport, ProcessMemory, Timing, Variant
+from bertscope.reports.memory import Card, FitReport, FitRow, MemoryReport, ProcessMemory, Timing, Variant
 from bertscope.run_config import RunSpec
 
 OUTPUTS = {

@@ -51,8 +51,7 @@ def convert(
     What only a preset says stands in the config.json under "bertscope"; members of a config.json that shape
     no BERT stand in the preset under 'extra'.
     """  # fmt: skip
-    from bertscope.sources.convert import converted, direction
-    from bertscope.sources.convert_update import updated
+    from bertscope.sources.convert import converted, direction, updated
 
     source = load(model, download=download)
     wanted = direction(source, to)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model, traced_shapes
+from bertscope.commands.options import build_model, traced_shapes
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer

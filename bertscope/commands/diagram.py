@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model
+from bertscope.commands.options import build_model
 from bertscope.commands.output import note, show
 from bertscope.errors import SelectionError
 from bertscope.sources.other_models import ForeignSource

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import found_model
+from bertscope.commands.options import found_model
 from bertscope.commands.output import show
 
 EPILOG = """\b

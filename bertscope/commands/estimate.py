@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options, running
-from bertscope.commands.building import found_model
+from bertscope.commands.options import found_model
 from bertscope.commands.output import write_bytes
 from bertscope.errors import SelectionError
 from bertscope.sources.other_models import ForeignSource

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands import options, running
-from bertscope.commands.building import note_ignored
+from bertscope.commands.options import note_ignored
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.sources.find import load
 

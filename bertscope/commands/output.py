@@ -15,7 +15,7 @@ from typing import Any
 from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
-from bertscope.texts import visible_lines
+from bertscope.units import visible_lines
 
 _MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model
+from bertscope.commands.options import build_model
 from bertscope.commands.output import show
 from bertscope.render import print_model as renderer
 from bertscope.reports.tool import PrintReport

@@ -10,7 +10,7 @@ from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.errors import SelectionError
 from bertscope.render import schemas as renderer
-from bertscope.texts import json_text
+from bertscope.units import json_text
 
 EPILOG = """\b
 examples:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands import options
-from bertscope.commands.building import build_model, traced_shapes
+from bertscope.commands.options import build_model, traced_shapes
 from bertscope.commands.output import show
 
 EPILOG = """\b

@@ -5,9 +5,8 @@ from __future__ import annotations
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
-from bertscope.reports.base import CheckReport, Finding
-from bertscope.texts import html_text
-from bertscope.units import count_text, signed_text
+from bertscope.reports.check import CheckReport, Finding
+from bertscope.units import count_text, html_text, signed_text
 
 
 def text(report: CheckReport) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
-from bertscope.reports.base import DiffReport, Shape
+from bertscope.reports.base import Shape
+from bertscope.reports.page import DiffReport
 from bertscope.units import count_text, shape_text, signed_text
 
 _FIELDS = (

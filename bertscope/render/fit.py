@@ -9,7 +9,7 @@ from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
-from bertscope.reports.fit import FitReport, FitRow
+from bertscope.reports.memory import FitReport, FitRow
 from bertscope.units import bytes_text, count_text
 
 

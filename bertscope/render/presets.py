@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
-from bertscope.reports.base import PresetsReport
+from bertscope.reports.tool import PresetsReport
 from bertscope.units import count_text
 
 _NOTE = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bertscope.render.console import Target, draw, natural_width
-from bertscope.texts import visible
+from bertscope.units import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bertscope.texts import json_text
+from bertscope.units import json_text
 
 SCHEMA = 1
 Shape = tuple[int, ...] | None  # None: torch does not know it yet (a lazy parameter)
@@ -140,110 +140,6 @@ class TreeReport:
     rows: tuple[TreeRow, ...]
     ties: tuple[Tie, ...]
     unknown: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldChange:
-    """One setting that two models do not share."""
-
-    field: str
-    a: Any
-    b: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiffRow:
-    """One parameter that came (`added`), went (`removed`) or changed its shape, over equal neighbours."""
-
-    path: str
-    status: str
-    copies: int
-    shape_a: Shape
-    shape_b: Shape
-    params_a: int  # over all copies
-    params_b: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiffReport:
-    """What tells two models apart; empty for a model and itself."""
-
-    kind: ClassVar[str] = "diff"
-    a: Subject
-    b: Subject
-    fields: tuple[FieldChange, ...]
-    rows: tuple[DiffRow, ...]
-    totals_a: Totals
-    totals_b: Totals
-    batch: int
-    seq: int
-    forward_flops_a: int
-    forward_flops_b: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing differs that shapes or switches the model."""
-        return not self.fields and not self.rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One expectation and what became of it; `got` is None where the model has no such row.
-
-    Counts, FLOPs and bytes are numbers, a tie is the address of the tensor; under `ties` stands how many there are.
-    """
-
-    model: str
-    key: str
-    expected: int | str | None
-    got: int | str | None
-    path: str
-    line: int
-    status: str  # "passed", "failed" or "error"
-    message: str = ""
-    tolerance: float = 0.0  # a share of `expected`, either way
-
-    @property
-    def difference(self) -> int | None:
-        """got - expected, where both are numbers."""
-        both = isinstance(self.got, int) and isinstance(self.expected, int)
-        return self.got - self.expected if both else None  # type: ignore[operator]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckReport:
-    """Every expectation of every file; passes when no finding failed."""
-
-    kind: ClassVar[str] = "check"
-    findings: tuple[Finding, ...]
-    files: int
-    torch_version: str
-    bertscope_version: str
-
-    def having(self, status: str) -> tuple[Finding, ...]:
-        """The findings with that status."""
-        return tuple(finding for finding in self.findings if finding.status == status)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PresetRow:
-    """One preset, with the counts that its file records (and `check` verifies)."""
-
-    name: str
-    architecture: str
-    distinct_params: int | None
-    layer_params: int | None
-    description: str
-    hub_names: tuple[str, ...]
-    path: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PresetsReport:
-    """All presets."""
-
-    kind: ClassVar[str] = "presets"
-    rows: tuple[PresetRow, ...]
 
 
 def to_json_data(report: Any) -> dict[str, Any]:

@@ -71,3 +71,24 @@ class DoctorReport:
     packages: tuple[PackageRow, ...]
     devices: tuple[DeviceRow, ...]
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetRow:
+    """One preset, with the counts that its file records (and `check` verifies)."""
+
+    name: str
+    architecture: str
+    distinct_params: int | None
+    layer_params: int | None
+    description: str
+    hub_names: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetsReport:
+    """All presets."""
+
+    kind: ClassVar[str] = "presets"
+    rows: tuple[PresetRow, ...]

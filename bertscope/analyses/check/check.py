@@ -12,7 +12,8 @@ from bertscope import __version__
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.model import build
-from bertscope.reports.base import CheckReport, CountReport, Finding
+from bertscope.reports.base import CountReport
+from bertscope.reports.check import CheckReport, Finding
 from bertscope.run_config import RunSpec
 from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation

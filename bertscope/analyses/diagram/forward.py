@@ -18,7 +18,7 @@ from bertscope.analyses.diagram.dataflow import Flow, dataflow
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport

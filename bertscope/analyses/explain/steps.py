@@ -16,7 +16,7 @@ from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, sentence
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
-from bertscope.analyses.tracing.bert_inputs import CHOICES
+from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, build
 from bertscope.reports.base import CountReport

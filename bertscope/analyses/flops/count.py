@@ -8,8 +8,7 @@ from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.bert_inputs import example_inputs, loss_of
-from bertscope.analyses.tracing.inputs import arguments
+from bertscope.analyses.tracing.inputs import arguments, example_inputs, loss_of
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError

@@ -12,7 +12,7 @@ from bertscope.analyses.flops.conventions import conventions
 from bertscope.analyses.flops.count import on_meta, report, run_as_it_is
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model, sweep_point
 from bertscope.analyses.modules.build import build_any, quiet, told
-from bertscope.analyses.params.count import freeze
+from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.shapes import InOut, shapes, shapes_of

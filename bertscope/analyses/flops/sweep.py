@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from bertscope.analyses.flops.conventions import conventions
 from bertscope.analyses.flops.count import report, run_example
+from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params.count import count, freeze
+from bertscope.analyses.params.count import count
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
 from bertscope.sources.presets import Source

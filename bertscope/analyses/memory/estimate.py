@@ -20,8 +20,8 @@ from bertscope.analyses.memory.repeat_events import same_course, unrolled
 from bertscope.analyses.memory.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.bert_inputs import loss_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Outlook, Variant
 from bertscope.run_config import Checkpointing, RunSpec

@@ -8,7 +8,7 @@ from bertscope.analyses.flops.other import checkpoint
 from bertscope.analyses.memory.estimate import estimate_report, memory_report, module_memory
 from bertscope.analyses.memory.step import TORCH_DTYPES
 from bertscope.analyses.modules.build import build_any, quiet, told
-from bertscope.analyses.params.count import freeze
+from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import MemoryReport, Variant

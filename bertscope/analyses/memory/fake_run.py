@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope.analyses.memory.events import Allocation, Block, Tape, Writer
 from bertscope.analyses.memory.step import FORWARD, OPTIMIZER, Step
-from bertscope.analyses.tracing.answers import Answers
+from bertscope.analyses.tracing.fake_tensors import Answers
 from bertscope.analyses.tracing.module_tracker import Whereabouts
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import torch

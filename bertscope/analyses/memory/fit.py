@@ -18,8 +18,7 @@ from bertscope.analyses.memory.events import Event, Tape
 from bertscope.analyses.memory.step import bert_model
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import is_hopper, sdpa_kernel
-from bertscope.reports.fit import Card, FitReport, FitRow
-from bertscope.reports.memory import Outlook, OutlookPoint
+from bertscope.reports.memory import Card, FitReport, FitRow, Outlook, OutlookPoint
 from bertscope.run_config import RunSpec
 from bertscope.sources.presets import Source
 

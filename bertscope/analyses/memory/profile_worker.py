@@ -143,7 +143,7 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     warmup = time.perf_counter() - started
     terms = process = None
     if job.spec.device == "cuda":
-        from bertscope.analyses.memory.cuda_run import device_terms
+        from bertscope.analyses.memory.profiler_run import device_terms
 
         terms = device_terms(step)
     else:

@@ -17,7 +17,7 @@ from bertscope.analyses.memory.events import Allocation, Block, Tape, Writer
 from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import MemoryReport, Timing, Variant
+from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.torch_access import nn, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
@@ -239,3 +239,20 @@ def _is_made_of_others(operator: str) -> bool:
     names = [operator if name == "default" else f"{operator}.{name}" for name in packet.overloads()] if packet else []
     known = (name for name in names if torch._C._dispatch_has_kernel(name))  # some are TorchScript's alone
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in known)
+
+
+def device_terms(step: Step) -> DeviceTerms:
+    """Run one step and read the allocator's own statistics; the step's optimizer state must be there."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step.run()
+    torch.cuda.synchronize()
+    free, whole = torch.cuda.mem_get_info()
+    context = max(whole - free - torch.cuda.memory_reserved(), 0)  # with other processes' memory, if there are any
+    return DeviceTerms(
+        allocated_bytes=torch.cuda.max_memory_allocated(),
+        workspace_bytes=0,  # in what is allocated already
+        reserved_bytes=torch.cuda.max_memory_reserved(),
+        context_low_bytes=context,
+        context_high_bytes=context,
+    )

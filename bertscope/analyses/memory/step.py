@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertscope.analyses.params.count import freeze
-from bertscope.analyses.tracing.bert_inputs import example_inputs, loss_of
+from bertscope.analyses.modules.freeze import freeze
+from bertscope.analyses.tracing.inputs import example_inputs, loss_of
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, build

@@ -11,7 +11,8 @@ from bertscope.analyses.modules.build import build_any
 from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
-from bertscope.reports.base import CountReport, DiffReport, DiffRow, FieldChange, Shape
+from bertscope.reports.base import CountReport, Shape
+from bertscope.reports.page import DiffReport, DiffRow, FieldChange
 from bertscope.sources.find import AnyModel
 from bertscope.sources.other_models import ForeignSource
 

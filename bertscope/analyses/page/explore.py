@@ -16,15 +16,15 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import Tapes
 from bertscope.analyses.memory.events import Tape
 from bertscope.analyses.memory.summary import kept_rows
+from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Held, fold, read
-from bertscope.analyses.params.count import freeze
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.bert_inputs import example_inputs
+from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.shapes import InOut, shapes
 from bertscope.model import BertPreTrainedModel, build
-from bertscope.reports.explore import ExploreReport, ExploreRow, HeldTensor, StepWork
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import KeptRow
+from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
 from bertscope.run_config import Checkpointing, RunSpec
 from bertscope.sources.presets import Source
 

@@ -14,8 +14,7 @@ from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.diagram import GraphReport
-from bertscope.reports.fit import FitReport
-from bertscope.reports.memory import MemoryReport
+from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ModelPart, PageReport
 from bertscope.run_config import RunSpec
 from bertscope.sources.presets import Source

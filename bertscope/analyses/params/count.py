@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from bertscope.analyses.modules.module_tree import Held, Node, fold, read
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
@@ -76,29 +75,6 @@ def count(
         ties=ties(root),
         unknown=unknown(root),
     )
-
-
-def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Set `requires_grad` off for the parameters that a pattern names.
-
-    A pattern is a glob over parameter paths (`*.bias`) or a run of whole path components (`embeddings`,
-    `encoder.layer.0`, `LayerNorm`). Raises SelectionError for a pattern that matches nothing.
-    """
-    named = list(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
-        chosen = [parameter for path, parameter in named if _matches(path, pattern)]
-        if not chosen:
-            tops = sorted({path.split(".")[0] for path, _ in named})
-            raise SelectionError(
-                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a path "
-                f"('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
-            )
-        for parameter in chosen:
-            parameter.requires_grad_(False)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return any(fnmatchcase(path, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))
 
 
 def _sorted(rows: tuple[CountRow, ...], sort: str) -> tuple[CountRow, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bertscope.render.diagram import dot as diagram_dot
 from bertscope.render.diagram import mermaid as diagram_mermaid
-from bertscope.render.diagram.drawing import drawn
+from bertscope.render.diagram.dot import drawn
 from bertscope.render.diagram.texts import title
 from bertscope.reports.diagram import ClassReport, GraphReport
-from bertscope.texts import html_text
+from bertscope.units import html_text
 
 Report = ClassReport | GraphReport
 

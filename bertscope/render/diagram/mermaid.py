@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from bertscope.errors import SelectionError
 from bertscope.render.diagram.texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
 from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramGroup, DiagramNode, GraphReport
-from bertscope.texts import visible
+from bertscope.units import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
 MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn

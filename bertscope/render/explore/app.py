@@ -17,7 +17,7 @@ from textual.widgets import Input, Static
 
 from bertscope.render.explore.text import details, matches, status, title
 from bertscope.render.explore.tree import ModuleTree
-from bertscope.reports.explore import ExploreReport
+from bertscope.reports.page import ExploreReport
 
 _WIDE = 120  # columns from which on the details stand beside the tree
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bertscope.reports.explore import ExploreReport, ExploreRow, HeldTensor
 from bertscope.reports.memory import KeptRow
+from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
 
 INDENT = 2  # columns for each level of the tree, and for the mark before a name

@@ -12,7 +12,7 @@ from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
 from bertscope.render.explore.text import INDENT, Measure, children, label, name_width, shown, sorted_by
-from bertscope.reports.explore import ExploreRow
+from bertscope.reports.page import ExploreRow
 
 
 class ModuleTree(Tree[int]):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bertscope.texts import html_text
-from bertscope.units import unit_value
+from bertscope.units import html_text, unit_value
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _CONFIG = {"displayModeBar": False, "responsive": True}  # the bar of buttons would cover the names of phases

@@ -21,11 +21,9 @@ from bertscope.render.page.parameter_map import parameter_map, roles
 from bertscope.render.table import Column
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
-from bertscope.reports.base import DiffReport
 from bertscope.reports.diagram import GraphReport
-from bertscope.reports.page import ModelPart, PageReport
-from bertscope.texts import html_text
-from bertscope.units import bytes_text, count_text, parse_bytes
+from bertscope.reports.page import DiffReport, ModelPart, PageReport
+from bertscope.units import bytes_text, count_text, html_text, parse_bytes
 
 _SECTIONS = ("overview", "parameters", "FLOPs", "memory", "fit", "forward", "configuration")
 

@@ -19,8 +19,7 @@ from bertscope.render.timeline.panels import (
     variant_name,
 )
 from bertscope.reports.memory import MemoryReport, PhasePeak
-from bertscope.texts import html_text
-from bertscope.units import bytes_text
+from bertscope.units import bytes_text, html_text
 
 
 def html(report: MemoryReport) -> str:

@@ -12,7 +12,7 @@ from bertscope.render.table import csv_text
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport, Parts, Variant
-from bertscope.texts import json_text
+from bertscope.units import json_text
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
 _PARTS = tuple(field.name for field in fields(Parts))

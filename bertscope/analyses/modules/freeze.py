@@ -1,0 +1,32 @@
+"""Freezing: parameters, chosen by patterns, that take no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from bertscope.errors import SelectionError
+from bertscope.torch_access import nn
+
+
+def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Set `requires_grad` off for the parameters that a pattern names.
+
+    A pattern is a glob over parameter paths (`*.bias`) or a run of whole path components (`embeddings`,
+    `encoder.layer.0`, `LayerNorm`). Raises SelectionError for a pattern that matches nothing.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        chosen = [parameter for path, parameter in named if _matches(path, pattern)]
+        if not chosen:
+            tops = sorted({path.split(".")[0] for path, _ in named})
+            raise SelectionError(
+                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a path "
+                f"('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
+            )
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return any(fnmatchcase(path, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))

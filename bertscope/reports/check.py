@@ -1,0 +1,45 @@
+"""Reports of check: every expectation and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One expectation and what became of it; `got` is None where the model has no such row.
+
+    Counts, FLOPs and bytes are numbers, a tie is the address of the tensor; under `ties` stands how many there are.
+    """
+
+    model: str
+    key: str
+    expected: int | str | None
+    got: int | str | None
+    path: str
+    line: int
+    status: str  # "passed", "failed" or "error"
+    message: str = ""
+    tolerance: float = 0.0  # a share of `expected`, either way
+
+    @property
+    def difference(self) -> int | None:
+        """got - expected, where both are numbers."""
+        both = isinstance(self.got, int) and isinstance(self.expected, int)
+        return self.got - self.expected if both else None  # type: ignore[operator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Every expectation of every file; passes when no finding failed."""
+
+    kind: ClassVar[str] = "check"
+    findings: tuple[Finding, ...]
+    files: int
+    torch_version: str
+    bertscope_version: str
+
+    def having(self, status: str) -> tuple[Finding, ...]:
+        """The findings with that status."""
+        return tuple(finding for finding in self.findings if finding.status == status)
