@@ -90,20 +90,20 @@ def summary(text: str) -> Iterator[str]:
 
 def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     """The phases of one configuration: name, measured peak, estimated peak."""
-    from bertscope.analyses.memory.estimate import Tapes
+    from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
-    from bertscope.run_config import RunSpec
+    from bertscope.run_config import RunConfig
     from bertscope.sources.find import load
 
     batch, _, seq = asked["size"].partition("x")
     checkpointing, reentrant = STRATEGIES[asked["strategy"]]
-    spec = RunSpec(batch=int(batch), seq=int(seq), mode=asked["mode"], autocast=asked["autocast"],
+    run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"], autocast=asked["autocast"],
                    checkpointing=checkpointing, reentrant=reentrant)  # fmt: skip
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
-    estimated, _ = Tapes(source).tape(spec)
-    model = bert_model(source, spec, "cpu")
-    step = make_step(model, bert_inputs(model, spec, "cpu"), spec)
+    estimated, _ = MemoryTraces(source).trace(run_config)
+    model = bert_model(source, run_config, "cpu")
+    step = make_step(model, bert_inputs(model, run_config, "cpu"), run_config)
     step.make_optimizer_state()
     pairs = zip(measured(step).peaks(), estimated.peaks(), strict=True)
     return [(real.phase, real.live_bytes, guess.live_bytes) for real, guess in pairs]

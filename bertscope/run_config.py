@@ -87,7 +87,7 @@ MAX_SIZE = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec:
+class RunConfig:
     """How a model is run: what `estimate`, `profile` and `fit` are asked.
 
     inference: eval, nothing kept. forward: train, what backward needs is kept. training: forward, backward

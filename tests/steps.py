@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.memory.estimate import Tapes
-from bertscope.analyses.memory.events import Tape
+from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.presets import Source
 
 SMALL = {
@@ -26,25 +26,25 @@ def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fiel
     return replace(source, config=replace(source.config, **{**SMALL, **fields}))
 
 
-def estimated_tape(source: Source, spec: RunSpec) -> Tape:
-    """The tape from fake tensors."""
-    return Tapes(source).tape(spec)[0]
+def estimated_trace(source: Source, run_config: RunConfig) -> MemoryTrace:
+    """The trace from fake tensors."""
+    return MemoryTraces(source).trace(run_config)[0]
 
 
-def real_tape(source: Source, spec: RunSpec) -> Tape:
-    """The allocator's own tape of the same step, really run."""
-    model = bert_model(source, spec, "cpu")
-    step = make_step(model, bert_inputs(model, spec, "cpu"), spec)
+def real_trace(source: Source, run_config: RunConfig) -> MemoryTrace:
+    """The allocator's own trace of the same step, really run."""
+    model = bert_model(source, run_config, "cpu")
+    step = make_step(model, bert_inputs(model, run_config, "cpu"), run_config)
     step.make_optimizer_state()
     return measured(step)
 
 
-def without_scratch(tape: Tape) -> Tape:
-    """The tape without what a matrix product takes and gives back before anything else happens.
+def without_scratch(trace: MemoryTrace) -> MemoryTrace:
+    """The trace without what a matrix product takes and gives back before anything else happens.
 
     oneDNN lays 16-bit operands out anew for its own use; no dispatcher sees that.
     """
-    events, kept = list(tape.events), []
+    events, kept = list(trace.events), []
     place = 0
     while place < len(events):
         here, following = events[place], events[place + 1] if place + 1 < len(events) else None
@@ -54,4 +54,4 @@ def without_scratch(tape: Tape) -> Tape:
             continue
         kept.append(here)
         place += 1
-    return replace(tape, events=tuple(kept))
+    return replace(trace, events=tuple(kept))

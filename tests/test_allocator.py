@@ -13,13 +13,13 @@ from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, replayed
 from bertscope.analyses.memory.cuda_attention import kernel_for
 from bertscope.analyses.memory.cuda_kernels import cuda_semantics, workspace_bytes
-from bertscope.analyses.memory.estimate import Tapes, device_terms, estimate_memory
-from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.estimate import MemoryTraces, device_terms, estimate_memory
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.fit import overhead_bytes
 from bertscope.errors import SelectionError
-from bertscope.gpus import card
-from bertscope.run_config import RunSpec
-from tests.steps import estimated_tape, small
+from bertscope.gpus import find_gpu
+from bertscope.run_config import RunConfig
+from tests.steps import estimated_trace, small
 
 MIB, GIB = 2**20, 2**30
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 64 * MIB))
@@ -92,23 +92,23 @@ def test_where_memory_runs_out_free_segments_go_back_first():
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_a_replayed_step_reserves_at_least_its_peak_and_leaves_only_its_state(checkpointing):
-    spec = RunSpec(batch=4, seq=32, device="cuda", checkpointing=checkpointing)
-    tape = estimated_tape(small(), spec)
-    allocator = replayed(tape)
-    assert allocator.peak_reserved_bytes >= tape.peak_bytes
+    run_config = RunConfig(batch=4, seq=32, device="cuda", checkpointing=checkpointing)
+    trace = estimated_trace(small(), run_config)
+    allocator = replayed(trace)
+    assert allocator.peak_reserved_bytes >= trace.peak_bytes
     free = sum(size for pool in allocator.free_pieces.values() for size, _, _ in pool)
-    assert allocator.reserved_bytes - free == tape.state_bytes
-    assert replayed(tape, limit_bytes=allocator.peak_reserved_bytes).missing_bytes == 0
-    assert replayed(tape, limit_bytes=tape.state_bytes).missing_bytes > 0
-    terms = device_terms(tape, spec)
-    assert terms.allocated_bytes == tape.peak_bytes + terms.workspace_bytes <= terms.reserved_bytes
+    assert allocator.reserved_bytes - free == trace.state_bytes
+    assert replayed(trace, limit_bytes=allocator.peak_reserved_bytes).missing_bytes == 0
+    assert replayed(trace, limit_bytes=trace.state_bytes).missing_bytes > 0
+    terms = device_terms(trace, run_config)
+    assert terms.allocated_bytes == trace.peak_bytes + terms.workspace_bytes <= terms.reserved_bytes
 
 
 def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
     block = Block("temporaries", "", "add")
     sizes = (30 * MIB, 30 * MIB, -30 * MIB, 20 * MIB, -20 * MIB, -30 * MIB)
-    tape = Tape((), tuple(Event(size, block, "forward", "", "add") for size in sizes), 512)
-    assert replayed(tape, steps=1).peak_reserved_bytes == 60 * MIB
+    trace = MemoryTrace((), tuple(MemoryEvent(size, block, "forward", "", "add") for size in sizes), 512)
+    assert replayed(trace, steps=1).peak_reserved_bytes == 60 * MIB
 
 
 # What an independent program on fake tensors found for BERT-large, batch 32 x 512, AdamW, GiB; none of it on a card.
@@ -124,8 +124,8 @@ PROTOTYPE = [
 @pytest.mark.parametrize(("attention", "autocast", "checkpointing", "gib"), PROTOTYPE)
 def test_the_figures_of_an_independent_program_come_out(attention, autocast, checkpointing, gib):
     source = load("bert-large-uncased", architecture="BertForMaskedLM", attention=attention)
-    spec = RunSpec(batch=32, seq=512, autocast=autocast, checkpointing=checkpointing, device="cuda")
-    found = estimate_memory(source, spec)
+    run_config = RunConfig(batch=32, seq=512, autocast=autocast, checkpointing=checkpointing, device="cuda")
+    found = estimate_memory(source, run_config)
     assert found.peak.peak_bytes / GIB == pytest.approx(gib, rel=0.01)
     assert found.phases[-1].peak_bytes / GIB == pytest.approx(6.24, abs=0.03)
     assert found.device.reserved_bytes >= found.device.allocated_bytes > found.peak.peak_bytes
@@ -140,16 +140,18 @@ def test_the_kernel_of_fused_attention_follows_dtype_and_mask():
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])
 def test_only_the_math_kernel_keeps_the_scores(kernel):
-    spec = RunSpec(batch=8, seq=32, mode="forward", device="cuda", autocast="bf16", sdpa_kernel=kernel)
-    rows = [row for row in estimate_memory(small(), spec).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4]
+    run_config = RunConfig(batch=8, seq=32, mode="forward", device="cuda", autocast="bf16", sdpa_kernel=kernel)
+    rows = [
+        row for row in estimate_memory(small(), run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
+    ]
     assert bool(rows) == (kernel == "math")
 
 
 def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
     masks = {}
     for device in ("cpu", "cuda"):
-        spec = RunSpec(batch=16, seq=32, mode="forward", device=device)
-        rows = estimate_memory(small(attention="eager"), spec).kept
+        run_config = RunConfig(batch=16, seq=32, mode="forward", device=device)
+        rows = estimate_memory(small(attention="eager"), run_config).kept
         masks[device] = {(row.dtype, row.kept_bytes // row.tensors) for row in rows if "mask" in row.what}
     assert ("bool", 16 * 2 * 32 * 32) in masks["cuda"]
     assert ("float32", 4 * 16 * 2 * 32 * 32) in masks["cpu"]
@@ -158,25 +160,25 @@ def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
 def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     functional = torch.nn.functional
     before = dict(vars(functional))
-    with cuda_semantics(RunSpec(device="cuda")):
+    with cuda_semantics(RunConfig(device="cuda")):
         assert functional.dropout is not before["dropout"]
     with pytest.raises(SelectionError):
-        estimate_memory(small(), RunSpec(seq=4096, device="cuda"))
+        estimate_memory(small(), RunConfig(seq=4096, device="cuda"))
     assert dict(vars(functional)) == before
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("inference", 1), ("forward", 1), ("training", 2)])
 def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads, monkeypatch):
-    spec = RunSpec(mode=mode, device="cuda")
-    assert workspace_bytes(spec, is_hopper=False) == threads * (2 * 4096 + 8 * 16) * 1024  # :4096:2:16:8, in KiB
-    assert workspace_bytes(spec, is_hopper=True) == threads * 32 * MIB
+    run_config = RunConfig(mode=mode, device="cuda")
+    assert workspace_bytes(run_config, is_hopper=False) == threads * (2 * 4096 + 8 * 16) * 1024  # :4096:2:16:8, in KiB
+    assert workspace_bytes(run_config, is_hopper=True) == threads * 32 * MIB
     for capability in ((9, 0), (8, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
-        assert workspace_bytes(spec) == workspace_bytes(spec, is_hopper=capability == (9, 0))
-    assert overhead_bytes(spec, 0, card("h200")) - overhead_bytes(spec, 0, card("a100-80gb")) == threads * (
-        32 * MIB - 8_519_680
-    )
+        assert workspace_bytes(run_config) == workspace_bytes(run_config, is_hopper=capability == (9, 0))
+    assert overhead_bytes(run_config, 0, find_gpu("h200")) - overhead_bytes(
+        run_config, 0, find_gpu("a100-80gb")
+    ) == threads * (32 * MIB - 8_519_680)
 
 
 # Published one-sided: what is known to run must not be estimated as out of memory.
@@ -190,9 +192,9 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     source = load(f"bert-{model}-uncased", architecture="BertForSequenceClassification", attention="eager")
-    spec = RunSpec(batch=batch, seq=seq, optimizer="adam", device="cuda")
-    tape, _ = Tapes(source).tape(spec)
-    terms = device_terms(tape, spec)
+    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
+    trace, _ = MemoryTraces(source).trace(run_config)
+    terms = device_terms(trace, run_config)
     assert terms.allocated_bytes + terms.context_high_bytes <= 12e9
     assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
 
@@ -209,9 +211,9 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
     source = load("bert-large-uncased", architecture=architecture, attention="eager")
-    spec = RunSpec(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
-    tape, _ = Tapes(source).tape(spec)
-    terms = device_terms(tape, spec)
+    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
+    trace, _ = MemoryTraces(source).trace(run_config)
+    terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
 
 
@@ -235,7 +237,7 @@ BEFORE_MIB = 1343
 def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
     """What nvidia-smi shows holds whatever the allocator has cached: hence a lower bound of 70 % alone."""
     source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
-    found = estimate_memory(source, RunSpec(seq=512, device="cuda", implementation="loop", **fields))
+    found = estimate_memory(source, RunConfig(seq=512, device="cuda", implementation="loop", **fields))
     shown = (shown_mib - BEFORE_MIB) * MIB
     assert 0.7 * shown <= found.device.allocated_bytes <= shown
 
@@ -249,9 +251,9 @@ def test_the_reformer_posts_slope_is_what_a_layer_keeps():
     published = {4: 4103, 8: 5759, 12: 7415}
     assert {published[8] - published[4], published[12] - published[8]} == {4 * 414}
     source = load("bert-base-uncased", architecture="BertForMaskedLM", attention="eager")
-    spec = RunSpec(batch=8, seq=512, optimizer="none", device="cuda")
+    run_config = RunConfig(batch=8, seq=512, optimizer="none", device="cuda")
     four, eight = (
-        estimate_memory(replace(source, config=replace(source.config, num_hidden_layers=layers)), spec)
+        estimate_memory(replace(source, config=replace(source.config, num_hidden_layers=layers)), run_config)
         for layers in (4, 8)
     )
     assert (eight.kept_bytes - four.kept_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)

@@ -18,11 +18,11 @@ NAMED_BY_MACHINE = {"measured"}  # what an allocator does differs with the proce
 
 
 def _peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    run_config = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
+    assert run_config
+    assert run_config.loader
+    module = importlib.util.module_from_spec(run_config)
+    run_config.loader.exec_module(module)
     return module
 
 

@@ -12,7 +12,7 @@ from bertscope.analyses.memory import cuda_kernels as cuda
 from bertscope.analyses.memory.cuda_attention import kernel_for
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from tests.steps import small
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -63,7 +63,7 @@ def test_cudas_autocast_computes_in_fp32_what_the_hosts_does_not(lower):
             }
 
     before = dtypes()
-    with FakeTensorMode(), cuda.cuda_semantics(RunSpec(device="cuda")):
+    with FakeTensorMode(), cuda.cuda_semantics(RunConfig(device="cuda")):
         inside = dtypes()
     assert inside == dict.fromkeys(inside, FP32) | {"linear": lower, "add": lower}
     assert dtypes() == before == dict.fromkeys(before, lower)
@@ -103,7 +103,7 @@ def test_the_kernel_follows_the_width_of_a_head_too(dtype, has_mask, more, kerne
 )
 def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
     with pytest.raises(SelectionError, match="--sdpa-kernel auto"):
-        estimate_memory(small(), RunSpec(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
+        estimate_memory(small(), RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
 
 
 @pytest.mark.parametrize("autocast", [None, "bf16", "fp16"])

@@ -109,9 +109,9 @@ def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention
 
 
 def _make_cli():
-    spec = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    run_config = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
+    module = importlib.util.module_from_spec(run_config)
+    run_config.loader.exec_module(module)
     return module
 
 

@@ -104,12 +104,12 @@ def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, caps
 
     from bertscope.analyses.check.doctor import tell
 
-    card = SimpleNamespace(name="Some Card", major=9, minor=0, total_memory=2**37)
+    card = SimpleNamespace(name="Some Gpu", major=9, minor=0, total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     tell()
     (found,) = json.loads(capsys.readouterr().out)["cards"]
-    assert found == {"name": "cuda:0", "description": "Some Card, compute capability 9.0", "memory_bytes": 2**37}
+    assert found == {"name": "cuda:0", "description": "Some Gpu, compute capability 9.0", "memory_bytes": 2**37}
 
     def fail() -> int:
         raise RuntimeError("driver too old")

@@ -14,45 +14,47 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import fake_run as live
-from bertscope.analyses.memory.estimate import Tapes, _run, estimate_memory
-from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.estimate import MemoryTraces, _run, estimate_memory
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.fit import growth
-from bertscope.analyses.memory.repeat_events import same_course
+from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import bert_inputs, bert_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
-from bertscope.run_config import Checkpointing, RunSpec, parse_strategies
-from tests.steps import estimated_tape, real_tape, small, without_scratch
+from bertscope.run_config import Checkpointing, RunConfig, parse_strategies
+from tests.steps import estimated_trace, real_trace, small, without_scratch
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
 # Scalars that only real kernels make: a loss's weight, an optimizer's constant.
 CONSTANT_BYTES = 64
 
 
-def assert_alike(estimated: Tape, real: Tape, tolerance_bytes: int) -> None:
+def assert_alike(estimated: MemoryTrace, real: MemoryTrace, tolerance_bytes: int) -> None:
     """The same phases, each with the same peak."""
     pairs = list(zip(estimated.peaks(), without_scratch(real).peaks(), strict=True))
     for guess, truth in pairs:
         assert abs(guess.live_bytes - truth.live_bytes) <= tolerance_bytes, (guess, truth)
 
 
-def check(spec: RunSpec, **model) -> None:
+def check(run_config: RunConfig, **model) -> None:
     source = small(**model)
-    assert_alike(estimated_tape(source, spec), real_tape(source, spec), CONSTANT_BYTES)
+    assert_alike(estimated_trace(source, run_config), real_trace(source, run_config), CONSTANT_BYTES)
 
 
 @pytest.mark.parametrize(("strategy", "reentrant"), STRATEGIES)
 @pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_training_step_is_estimated_to_the_byte(attention, autocast, strategy, reentrant):
-    check(RunSpec(batch=3, seq=24, autocast=autocast, checkpointing=strategy, reentrant=reentrant), attention=attention)
+    check(
+        RunConfig(batch=3, seq=24, autocast=autocast, checkpointing=strategy, reentrant=reentrant), attention=attention
+    )
 
 
 @pytest.mark.parametrize(("strategy", "reentrant"), STRATEGIES)
 def test_the_peak_of_each_phase_stands_where_it_really_does(strategy, reentrant):
-    source, spec = small(), RunSpec(batch=3, seq=24, checkpointing=strategy, reentrant=reentrant)
-    guesses, truths = (make(source, spec).peaks() for make in (estimated_tape, real_tape))
+    source, run_config = small(), RunConfig(batch=3, seq=24, checkpointing=strategy, reentrant=reentrant)
+    guesses, truths = (make(source, run_config).peaks() for make in (estimated_trace, real_trace))
     for guess, truth in zip(guesses[:2], truths[:2], strict=True):
         assert (guess.path, guess.operator) == (truth.path, truth.operator)
     # Of the optimizer's step the profiler tells the operator alone.
@@ -63,7 +65,7 @@ def test_the_peak_of_each_phase_stands_where_it_really_does(strategy, reentrant)
 @pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_forward_pass_is_estimated_to_the_byte(attention, autocast, mode):
-    check(RunSpec(batch=3, seq=24, autocast=autocast, mode=mode), attention=attention)
+    check(RunConfig(batch=3, seq=24, autocast=autocast, mode=mode), attention=attention)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_forward_pass_is_estimated_to_the_byte(attention, autocast, mode):
      if (name, way) != ("adafactor", "fused")] + [("none", "default")],
 )  # fmt: skip
 def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
-    check(RunSpec(batch=3, seq=24, optimizer=optimizer, implementation=implementation))
+    check(RunConfig(batch=3, seq=24, optimizer=optimizer, implementation=implementation))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
 )  # fmt: skip
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_other_choice_is_estimated_to_the_byte(attention, fields):
-    check(RunSpec(batch=3, seq=24, **fields), attention=attention)
+    check(RunConfig(batch=3, seq=24, **fields), attention=attention)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_every_other_choice_is_estimated_to_the_byte(attention, fields):
      "BertForMultipleChoice", "BertForTokenClassification", "BertForNextSentencePrediction", "BertLMHeadModel"],
 )  # fmt: skip
 def test_every_class_is_estimated_to_the_byte(architecture):
-    check(RunSpec(batch=3, seq=24), architecture=architecture)
+    check(RunConfig(batch=3, seq=24), architecture=architecture)
 
 
 def test_what_the_host_copies_to_add_two_dtypes_is_counted():
@@ -143,8 +145,8 @@ def test_the_copies_of_what_does_not_lie_in_order_are_counted(name):
 
 @pytest.mark.parametrize("position_embedding_type", ["relative_key", "relative_key_query"])
 def test_the_copy_that_puts_an_embeddings_gradient_in_order_is_counted(position_embedding_type):
-    spec = RunSpec(batch=1, seq=32, autocast="bf16", dropout=False)
-    check(spec, attention="eager", position_embedding_type=position_embedding_type, num_attention_heads=1)
+    run_config = RunConfig(batch=1, seq=32, autocast="bf16", dropout=False)
+    check(run_config, attention="eager", position_embedding_type=position_embedding_type, num_attention_heads=1)
 
 
 class _Thrice(nn.Module):
@@ -269,21 +271,21 @@ def test_what_hangs_on_chance_or_a_number_is_told_to_be_measured(number):
 # Laws.
 
 
-def reports(spec: RunSpec, **model):
+def reports(run_config: RunConfig, **model):
     source = small(**model)
-    yield estimate_memory(source, spec)
-    if spec.device == "cpu":
-        yield memory(real_tape(source, spec), "measured")
+    yield estimate_memory(source, run_config)
+    if run_config.device == "cpu":
+        yield memory(real_trace(source, run_config), "measured")
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [RunSpec(batch=2, seq=8), RunSpec(batch=2, seq=8, autocast="bf16", checkpointing="full"),
-     RunSpec(batch=2, seq=8, mode="inference"), RunSpec(batch=2, seq=8, device="cuda", checkpointing="selective")],
+    "run_config",
+    [RunConfig(batch=2, seq=8), RunConfig(batch=2, seq=8, autocast="bf16", checkpointing="full"),
+     RunConfig(batch=2, seq=8, mode="inference"), RunConfig(batch=2, seq=8, device="cuda", checkpointing="selective")],
     ids=str,
 )  # fmt: skip
-def test_the_parts_add_up_to_every_peak(spec):
-    for found in reports(spec):
+def test_the_parts_add_up_to_every_peak(run_config):
+    for found in reports(run_config):
         for phase in found.phases:
             assert phase.parts.total == phase.peak_bytes
             assert all(value >= 0 for value in vars(phase.parts).values())
@@ -292,9 +294,9 @@ def test_the_parts_add_up_to_every_peak(spec):
 
 
 def test_the_state_is_the_model_its_inputs_and_two_moments():
-    source, spec = small(), RunSpec(batch=2, seq=8)
-    model = bert_model(source, spec, "meta")
-    parts = estimate_memory(source, spec).phases[-1].parts
+    source, run_config = small(), RunConfig(batch=2, seq=8)
+    model = bert_model(source, run_config, "meta")
+    parts = estimate_memory(source, run_config).phases[-1].parts
     params = sum(param.numel() for param in model.parameters())
     steps = len(list(model.parameters()))
     assert parts.parameters == parts.gradients == 4 * params
@@ -303,8 +305,8 @@ def test_the_state_is_the_model_its_inputs_and_two_moments():
     assert parts.buffers == sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
 
 
-def kept_but_random_states(spec: RunSpec, **model) -> int:
-    rows = estimate_memory(small(**model), spec).kept
+def kept_but_random_states(run_config: RunConfig, **model) -> int:
+    rows = estimate_memory(small(**model), run_config).kept
     return sum(row.kept_bytes for row in rows if row.operator != "get_rng_state")
 
 
@@ -318,7 +320,7 @@ def kept_but_random_states(spec: RunSpec, **model) -> int:
     st.integers(1, 32),
 )
 def test_checkpointing_never_raises_what_is_kept(strategy, attention, autocast, device, batch, seq):
-    plain = RunSpec(batch=batch, seq=seq, mode="forward", autocast=autocast, device=device)
+    plain = RunConfig(batch=batch, seq=seq, mode="forward", autocast=autocast, device=device)
     other = replace(plain, checkpointing=strategy)
     model = {"attention": attention, "num_hidden_layers": 3}
     assert kept_but_random_states(other, **model) <= kept_but_random_states(plain, **model)
@@ -341,9 +343,9 @@ KEPT = {
 @pytest.mark.parametrize(("device", "attention", "autocast"), KEPT, ids=str)
 def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
-    spec = RunSpec(batch=batch, seq=s, mode="forward", autocast=autocast, device=device)
+    run_config = RunConfig(batch=batch, seq=s, mode="forward", autocast=autocast, device=device)
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
-    one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), spec).kept_bytes for layers in (1, 2))
+    one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
     weights = 2 * (4 * h * h + 2 * h * 4 * h) if autocast else 0  # autocast's copies, kept for backward
     seeds = 2 * 512 if (device, attention) == ("cuda", "sdpa") else 0  # of the fused kernel's dropout
     assert two - one == batch * s * KEPT[device, attention, autocast](h, a, s) + weights + seeds
@@ -353,12 +355,12 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dropout", [True, False])
 def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
-    source, spec = (
+    source, run_config = (
         small(attention=attention),
-        RunSpec(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
+        RunConfig(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
     )
-    model = bert_model(source, spec, "cpu")
-    inputs = bert_inputs(model, spec, "cpu")
+    model = bert_model(source, run_config, "cpu")
+    inputs = bert_inputs(model, run_config, "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
     saved = {}
 
@@ -373,23 +375,23 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
         loss = model(**inputs).loss
     assert loss.requires_grad
     truth = sum(size for _, size in saved.values())
-    assert abs(estimate_memory(source, spec).kept_bytes - truth) <= CONSTANT_BYTES
+    assert abs(estimate_memory(source, run_config).kept_bytes - truth) <= CONSTANT_BYTES
 
 
 def test_an_additive_mask_keeps_the_probabilities_in_fp32():
-    spec = RunSpec(batch=4, seq=32, mode="forward", autocast="bf16")
+    run_config = RunConfig(batch=4, seq=32, mode="forward", autocast="bf16")
     masked, plain = (
         [estimate_memory(small(attention="eager", num_hidden_layers=layers), run).kept_bytes for layers in (1, 2)]
-        for run in (replace(spec, padding=0.5), spec)
+        for run in (replace(run_config, padding=0.5), run_config)
     )
     assert masked[1] - masked[0] - (plain[1] - plain[0]) == (10 - 6) * 2 * 32 * 4 * 32
 
 
 def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
     for optimizer, way in (("adamw", "foreach"), ("sgd", "foreach"), ("adafactor", "loop")):
-        spec = RunSpec(batch=1, seq=4, device="cuda", optimizer=optimizer)
-        asked = replace(spec, implementation=way)
-        assert same_course(estimated_tape(small(), spec), estimated_tape(small(), asked))
+        run_config = RunConfig(batch=1, seq=4, device="cuda", optimizer=optimizer)
+        asked = replace(run_config, implementation=way)
+        assert same_events(estimated_trace(small(), run_config), estimated_trace(small(), asked))
 
 
 # Few layers for many.
@@ -413,55 +415,59 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
 )
 def test_few_layers_stand_for_all_exactly(layers, fields):
     attention = fields.get("attention", "sdpa")
-    spec = RunSpec(batch=2, seq=8, **{name: value for name, value in fields.items() if name != "attention"})
+    run_config = RunConfig(batch=2, seq=8, **{name: value for name, value in fields.items() if name != "attention"})
     source = small(attention=attention, num_hidden_layers=layers)
-    short, ran = Tapes(source).tape(spec)
+    short, ran = MemoryTraces(source).trace(run_config)
     assert ran is not None
     assert ran < layers
-    whole = _run(source, spec, layers)
-    assert same_course(short, whole)
+    whole = _run(source, run_config, layers)
+    assert same_events(short, whole)
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in whole.peaks()]
     assert memory(short, "estimated").kept == memory(whole, "estimated").kept
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [RunSpec(seq=4, freeze=("bert.encoder.layer.3",)), RunSpec(seq=4, checkpointing="layers:2"),
-     RunSpec(seq=4, checkpointing="full", reentrant=True)],
+    "run_config",
+    [RunConfig(seq=4, freeze=("bert.encoder.layer.3",)), RunConfig(seq=4, checkpointing="layers:2"),
+     RunConfig(seq=4, checkpointing="full", reentrant=True)],
     ids=str,
 )  # fmt: skip
-def test_layers_that_are_not_alike_all_run(spec):
-    assert Tapes(small(num_hidden_layers=9)).tape(spec)[1] is None
+def test_layers_that_are_not_alike_all_run(run_config):
+    assert MemoryTraces(small(num_hidden_layers=9)).trace(run_config)[1] is None
 
 
 def test_a_tape_that_differs_is_seen_to_differ():
-    tape = estimated_tape(small(), RunSpec(batch=1, seq=4))
-    assert same_course(tape, tape)
-    first = tape.events[0]
-    assert not same_course(
-        tape, replace(tape, events=(first._replace(size_bytes=first.size_bytes + 1), *tape.events[1:]))
+    trace = estimated_trace(small(), RunConfig(batch=1, seq=4))
+    assert same_events(trace, trace)
+    first = trace.events[0]
+    assert not same_events(
+        trace, replace(trace, events=(first._replace(size_bytes=first.size_bytes + 1), *trace.events[1:]))
     )
-    assert not same_course(tape, replace(tape, events=tape.events[:-1]))
+    assert not same_events(trace, replace(trace, events=trace.events[:-1]))
 
 
 LINES = {
-    spec: growth(*(estimated_tape(small(), replace(spec, batch=batch)) for batch in (2, 3)))
-    for spec in (RunSpec(seq=6), RunSpec(seq=6, device="cuda"), RunSpec(seq=6, autocast="bf16", checkpointing="full"))
+    run_config: growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
+    for run_config in (
+        RunConfig(seq=6),
+        RunConfig(seq=6, device="cuda"),
+        RunConfig(seq=6, autocast="bf16", checkpointing="full"),
+    )
 }
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(list(LINES)), st.integers(1, 5000))
-def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(spec, batch):
-    assert LINES[spec].peak_bytes(batch) == estimated_tape(small(), replace(spec, batch=batch)).peak_bytes
+def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(run_config, batch):
+    assert LINES[run_config].peak_bytes(batch) == estimated_trace(small(), replace(run_config, batch=batch)).peak_bytes
 
 
 def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 59 GiB; what counts here is the process."""
     code = (
         "import re; from bertscope import load; from bertscope.analyses.memory.estimate import estimate_memory;"
-        "from bertscope.run_config import RunSpec;"
-        "found = estimate_memory(load('bert-large-zh'), RunSpec(batch=32, seq=512));"
+        "from bertscope.run_config import RunConfig;"
+        "found = estimate_memory(load('bert-large-zh'), RunConfig(batch=32, seq=512));"
         # not getrusage: its mark is inherited from the process that started this one
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"
         "print(found.peak.peak_bytes, 1024 * int(mark))"
@@ -474,10 +480,10 @@ def test_nothing_is_allocated():
 
 def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
     block = Block("temporaries", "", "add")
-    events = tuple(Event(size, block, "forward", "", "add") for size in (1, 513, -513, -1))
-    tape = Tape((), events, granule_bytes=512)
-    assert tape.live_bytes() == [512, 1536, 512, 0]
-    assert tape.peak_bytes == 1536
+    events = tuple(MemoryEvent(size, block, "forward", "", "add") for size in (1, 513, -513, -1))
+    trace = MemoryTrace((), events, granule_bytes=512)
+    assert trace.live_bytes() == [512, 1536, 512, 0]
+    assert trace.peak_bytes == 1536
 
 
 # What is asked.
@@ -498,7 +504,7 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
 )
 def test_a_run_that_means_nothing_is_refused_with_what_is_allowed(fields, words):
     with pytest.raises(SelectionError, match=words):
-        RunSpec(**fields)
+        RunConfig(**fields)
 
 
 def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
@@ -507,20 +513,20 @@ def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
     with pytest.raises(ConfigError, match="allowed: none, full"):
         parse_strategies("none,half")
     with pytest.raises(ConfigError, match="cannot be reentrant"):
-        RunSpec(checkpointing="selective", reentrant=True)
+        RunConfig(checkpointing="selective", reentrant=True)
 
 
 def test_layers_and_lengths_that_the_model_does_not_have_are_refused():
     with pytest.raises(ConfigError, match="the model has 2 layers"):
-        estimate_memory(small(), RunSpec(seq=4, checkpointing="layers:7"))
+        estimate_memory(small(), RunConfig(seq=4, checkpointing="layers:7"))
     with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
-        estimate_memory(small(), RunSpec(seq=33))
+        estimate_memory(small(), RunConfig(seq=33))
 
 
 def test_a_ready_made_model_is_estimated_as_its_preset_is():
-    spec = RunSpec(batch=2, seq=8)
+    run_config = RunConfig(batch=2, seq=8)
     source = small()
     model = build(source.config, source.architecture).train()
-    inputs = bert_inputs(model, spec, "meta")
+    inputs = bert_inputs(model, run_config, "meta")
     found = bertscope.estimate(model, inputs).variants[0].estimated
-    assert found.phases == estimate_memory(source, spec).phases
+    assert found.phases == estimate_memory(source, run_config).phases

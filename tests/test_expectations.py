@@ -76,11 +76,13 @@ def test_flops_are_those_of_the_command(cli, checked):
 )
 def test_memory_is_the_estimate_of_that_run(checked, settings):
     from bertscope.analyses.memory.estimate import estimate_memory
-    from bertscope.run_config import RunSpec
+    from bertscope.run_config import RunConfig
 
     source = load("bert-tiny", architecture="BertForMaskedLM")
-    spec = RunSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
-    peak = estimate_memory(source, spec).peak.peak_bytes
+    run_config = RunConfig(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    )
+    peak = estimate_memory(source, run_config).peak.peak_bytes
     lines = "".join(f"      {key}: {str(value).lower()}\n" for key, value in settings.items()).replace("'", "")
     result, found = checked(TINY_MLM + f"  memory:\n    run:\n{lines}      peak_bytes: {peak}\n")
     assert (result.code, found["memory.run"]["got"]) == (0, peak)

@@ -22,7 +22,7 @@ from bertscope.analyses.page.explore import explore, single_paths
 from bertscope.analyses.tracing.shapes import shapes
 from bertscope.config import BertConfig
 from bertscope.model import build
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.sources.presets import Source
 from bertscope.units import short_count_text
@@ -38,27 +38,27 @@ def source(architecture="BertForMaskedLM", **changes):
 
 
 @cache
-def reports(spec=None, *, folded=True, **changes):
-    return list(explore(source(**changes), spec or RunSpec(batch=2, seq=5), folded=folded))
+def reports(run_config=None, *, folded=True, **changes):
+    return list(explore(source(**changes), run_config or RunConfig(batch=2, seq=5), folded=folded))
 
 
 @pytest.mark.parametrize("run", [{}, {"checkpointing": "every-2"}, {"freeze": ("encoder.layer.1",)}])
 @pytest.mark.parametrize("folded", [True, False])
 def test_the_root_holds_what_count_flops_and_estimate_say(run, folded):
-    spec = RunSpec(batch=2, seq=5, **run)
-    root = reports(spec, folded=folded)[-1].rows[0]
+    run_config = RunConfig(batch=2, seq=5, **run)
+    root = reports(run_config, folded=folded)[-1].rows[0]
     model = build(TINY, "BertForMaskedLM")
     flops = FlopsRun(source=source(), mode="training", **run).at(2, 5).rows[0]
     assert root.module.distinct_params == sum(parameter.numel() for parameter in model.parameters())
     assert (root.work.forward, root.work.backward, root.work.recompute) == (
         flops.forward, flops.backward, flops.recompute
     )  # fmt: skip
-    assert root.kept_bytes == estimate_memory(source(), spec).kept_bytes > 0
+    assert root.kept_bytes == estimate_memory(source(), run_config).kept_bytes > 0
 
 
 @pytest.mark.parametrize("run", [{}, {"checkpointing": "layers:0,3"}])
 def test_a_module_holds_what_is_below_it_and_its_own(run):
-    rows = reports(RunSpec(batch=2, seq=5, **run))[-1].rows
+    rows = reports(RunConfig(batch=2, seq=5, **run))[-1].rows
     for place, row in enumerate(rows):
         below = []
         for other in rows[place + 1 :]:
@@ -72,8 +72,11 @@ def test_a_module_holds_what_is_below_it_and_its_own(run):
 
 
 def test_a_folded_row_is_the_sum_of_the_rows_that_it_stands_for():
-    spec = RunSpec(batch=2, seq=5, checkpointing="every-2")
-    folded, single = reports(spec)[-1], {row.module.path: row for row in reports(spec, folded=False)[-1].rows}
+    run_config = RunConfig(batch=2, seq=5, checkpointing="every-2")
+    folded, single = (
+        reports(run_config)[-1],
+        {row.module.path: row for row in reports(run_config, folded=False)[-1].rows},
+    )
     assert any(len(single_paths(row.module.path)) == 4 for row in folded.rows)
     for row in folded.rows:
         alone = [single[path] for path in single_paths(row.module.path)]
@@ -341,7 +344,7 @@ def test_what_cannot_be_run_is_said_before_the_screen_opens(run, words):
     from bertscope.errors import BertscopeError
 
     with pytest.raises(BertscopeError, match=words):
-        next(explore(source(), RunSpec(**{"seq": 5, **run})))
+        next(explore(source(), RunConfig(**{"seq": 5, **run})))
 
 
 def examples():
@@ -397,5 +400,5 @@ def test_in_a_real_terminal_it_draws_quits_and_restores_the_screen(key):
 
 
 def test_every_preset_can_be_explored():
-    spec = RunSpec(batch=1, seq=16)
-    assert all(next(explore(load(name), spec)).rows for name in ("bert-tiny", "bert-base-cased", "bert-large-zh"))
+    run_config = RunConfig(batch=1, seq=16)
+    assert all(next(explore(load(name), run_config)).rows for name in ("bert-tiny", "bert-base-cased", "bert-large-zh"))

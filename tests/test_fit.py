@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 
 from bertscope.analyses.memory.fit import Fitter, fit_report, overhead_bytes
 from bertscope.errors import SelectionError
-from bertscope.gpus import CARDS, card
+from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
 from bertscope.render import memory as renderer
 from bertscope.render.console import Target
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
+    BreakEven,
+    BreakEvenPoint,
     FitReport,
     KeptRow,
     Memory,
     MemoryReport,
-    Outlook,
-    OutlookPoint,
     Parts,
     PhasePeak,
     ProcessMemory,
     Timing,
     Variant,
 )
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.units import parse_bytes
 from tests.conftest import GOLDEN
-from tests.steps import estimated_tape, small
+from tests.steps import estimated_trace, small
 
 MIB = 2**20
 SMALL_YAML = """architecture: BertForMaskedLM
@@ -58,15 +58,19 @@ def folder(tmp_path, monkeypatch):
     st.integers(200_000, 200 * MIB), st.sampled_from(["none", "full", "selective"]), st.sampled_from(["cpu", "cuda"])
 )
 def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
-    spec = RunSpec(seq=8, checkpointing=checkpointing, device=device)
+    run_config = RunConfig(seq=8, checkpointing=checkpointing, device=device)
     context = 0
-    (row,) = fit_report(small(), [spec], [8], budget, context_bytes=context).rows
-    extra = overhead_bytes(spec, context)
-    one_more = estimated_tape(small(), replace(spec, batch=row.batch + 1)).peak_bytes + extra
+    (row,) = fit_report(small(), [run_config], [8], budget, context_bytes=context).rows
+    extra = overhead_bytes(run_config, context)
+    one_more = estimated_trace(small(), replace(run_config, batch=row.batch + 1)).peak_bytes + extra
     assert row.fits == (row.batch > 0)
     assert one_more > budget
     if row.fits:
-        assert row.peak_bytes == estimated_tape(small(), replace(spec, batch=row.batch)).peak_bytes + extra <= budget
+        assert (
+            row.peak_bytes
+            == estimated_trace(small(), replace(run_config, batch=row.batch)).peak_bytes + extra
+            <= budget
+        )
         assert row.next_bytes == one_more
     else:
         assert row.peak_bytes == one_more
@@ -76,21 +80,21 @@ def test_the_search_does_without_a_line_where_there_is_none(monkeypatch):
     from bertscope.analyses.memory import fit
 
     budget = 5 * MIB
-    (row,) = fit_report(small(), [RunSpec()], [8], budget).rows
+    (row,) = fit_report(small(), [RunConfig()], [8], budget).rows
     monkeypatch.setattr(fit, "growth", lambda one, other: None)
-    (again,) = fit_report(small(), [RunSpec()], [8], budget).rows
+    (again,) = fit_report(small(), [RunConfig()], [8], budget).rows
     assert again == row
 
 
 def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
-    ways = [RunSpec(checkpointing=strategy) for strategy in ("none", "every-2", "full")]
+    ways = [RunConfig(checkpointing=strategy) for strategy in ("none", "every-2", "full")]
     batches = [row.batch for row in fit_report(small(), ways, [32], 50 * MIB).rows]
     assert batches == sorted(batches)
     assert batches[0] < batches[-1]
 
 
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
-    ways = [RunSpec(checkpointing=strategy) for strategy in ("full", "every-2", "none", "selective")]
+    ways = [RunConfig(checkpointing=strategy) for strategy in ("full", "every-2", "none", "selective")]
     fitter = Fitter(small(), ways[0], 0)
     peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(small(), ways, [32], peaks["none"] - 1, batch=64)
@@ -103,7 +107,7 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
 
 
 def test_flops_of_the_step_are_those_of_all_its_sequences():
-    ways = [RunSpec(checkpointing=strategy) for strategy in ("none", "full")]
+    ways = [RunConfig(checkpointing=strategy) for strategy in ("none", "full")]
     none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
     one = fit_report(small(), ways[:1], [8], MIB, batch=1).rows[0]
     assert none.step_flops == 3 * one.step_flops
@@ -112,12 +116,12 @@ def test_flops_of_the_step_are_those_of_all_its_sequences():
 
 
 def test_a_budget_that_only_the_replayed_allocator_exceeds_is_tight():
-    spec = RunSpec(device="cuda", seq=32, batch=64)
-    extra = overhead_bytes(spec, 0)
-    peak = estimated_tape(small(), spec).peak_bytes
-    (row,) = fit_report(small(), [spec], [32], peak + extra, batch=64, context_bytes=0).rows
+    run_config = RunConfig(device="cuda", seq=32, batch=64)
+    extra = overhead_bytes(run_config, 0)
+    peak = estimated_trace(small(), run_config).peak_bytes
+    (row,) = fit_report(small(), [run_config], [32], peak + extra, batch=64, context_bytes=0).rows
     assert (row.fits, row.is_tight) == (True, True)
-    (row,) = fit_report(small(), [spec], [32], 4 * peak + extra, batch=64, context_bytes=0).rows
+    (row,) = fit_report(small(), [run_config], [32], 4 * peak + extra, batch=64, context_bytes=0).rows
     assert (row.fits, row.is_tight) == (True, False)
 
 
@@ -157,14 +161,14 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give either --budget, such as 16GiB, or --device-name"),
-        (("--budget", "1GiB", "--device-name", "t4"), "give either"),
+        ((), "give either --budget, such as 16GiB, or --gpu"),
+        (("--budget", "1GiB", "--gpu", "t4"), "give either"),
         (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
         (("--budget", "1GiB", "--seq", "many"), "--seq takes a number, or several with commas"),
         (("--budget", "1GiB", "--precision", "int8"), "--precision takes fp32, bf16"),
         (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
-        (("--device-name", "a100"), "say which: a100-40gb, a100-80gb"),
-        (("--device-name", "t44"), "did you mean 't4'"),
+        (("--gpu", "a100"), "say which: a100-40gb, a100-80gb"),
+        (("--gpu", "t44"), "did you mean 't4'"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
@@ -176,10 +180,10 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, wo
 
 
 def test_a_card_is_named_with_the_source_of_its_memory(cli, folder):
-    result = cli("fit", "small.yaml", "--device-name", "T4", "--seq", "8", "--batch", "1", "--precision", "fp32",
+    result = cli("fit", "small.yaml", "--gpu", "T4", "--seq", "8", "--batch", "1", "--precision", "fp32",
                  "--checkpointing", "none")  # fmt: skip
     assert result.code == 0
-    assert f"t4: {CARDS['t4'].source}" in result.out
+    assert f"t4: {GPUS['t4'].source}" in result.out
     assert "unchecked on a card" in result.out
 
 
@@ -189,13 +193,13 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
              "autocast-bf16,autocast-fp16")  # fmt: skip
     batches = {}
     for name in ("v100-16gb", "a100-40gb"):
-        rows = json.loads(cli("fit", "small.yaml", "--device-name", name, *asked, "--batch", "64").out)["rows"]
+        rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
         batches[name] = {row["precision"]: row["peak_bytes"] for row in rows}
     old, new = batches["v100-16gb"], batches["a100-40gb"]
     scores = 2 * 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them, of two layers
     assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
     assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
-    table = cli("fit", "small.yaml", "--device-name", "t4", *asked[:6], "--batch", "2").out
+    table = cli("fit", "small.yaml", "--gpu", "t4", *asked[:6], "--batch", "2").out
     assert "bf16: no fused kernel for it on t4" in table
 
 
@@ -209,16 +213,16 @@ def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
 
 @pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
 def test_a_card_is_found_however_it_is_written(written):
-    assert card(written).memory_bytes > 10 * 2**30
+    assert find_gpu(written).memory_bytes > 10 * 2**30
 
 
 def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
-    for known in CARDS.values():
+    for known in GPUS.values():
         assert known.source
         if known.name.endswith("gb"):
             assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
     with pytest.raises(SelectionError, match="or give --budget"):
-        card("abacus")
+        find_gpu("abacus")
 
 
 @pytest.mark.parametrize(
@@ -270,14 +274,16 @@ def profiled() -> MemoryReport:
                    timing=replace(timing, median_seconds=0.75, flops=4 * 10**9 // 3))  # fmt: skip
     dead = Variant(checkpointing="selective", reentrant=False, estimated=made_up(50, "estimated"),
                    failure="the child was killed by SIGKILL while timing step 1 of 3")  # fmt: skip
-    outlook = Outlook(pays_from_batch=4, points=(OutlookPoint(batch=8, first_bytes=300 * MIB, peak_bytes=200 * MIB),))
+    outlook = BreakEven(
+        pays_from_batch=4, points=(BreakEvenPoint(batch=8, first_bytes=300 * MIB, peak_bytes=200 * MIB),)
+    )
     late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), outlook=outlook)
-    run = asdict(RunSpec(batch=8, seq=128))
+    run = asdict(RunConfig(batch=8, seq=128))
     return MemoryReport(subject=SUBJECT, run=run, machine="a machine", variants=(none, full, dead, late))
 
 
 def fitted() -> FitReport:
-    report = fit_report(small(), [RunSpec(), RunSpec(checkpointing="full")], [8, 32], 2 * MIB)
+    report = fit_report(small(), [RunConfig(), RunConfig(checkpointing="full")], [8, 32], 2 * MIB)
     return replace(report, subject=SUBJECT)
 
 

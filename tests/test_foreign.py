@@ -13,7 +13,7 @@ import torch
 import bertscope
 from bertscope.errors import BertscopeError
 from bertscope.sources.find import find
-from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.other_models import OtherSource
 from tests.conftest import ROOT
 
 CODE = """
@@ -179,7 +179,7 @@ def test_a_file_of_that_name_is_no_factory(tmp_path, monkeypatch):
     (tmp_path / "a:b").write_text("x")
     with pytest.raises(BertscopeError, match="a:b"):
         find("a:b")
-    assert isinstance(find("a:c"), ForeignSource)
+    assert isinstance(find("a:c"), OtherSource)
 
 
 def test_load_gives_berts_alone(code):

@@ -26,9 +26,9 @@ from bertscope.analyses.memory.profile import _message, profile_variants
 from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from tests.conftest import ROOT
-from tests.steps import estimated_tape, real_tape, small
+from tests.steps import estimated_trace, real_trace, small
 from tests.test_cli import ENV, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM
@@ -134,8 +134,10 @@ def test_every_phase_is_measured_as_it_was_estimated(measured):
 
 def test_what_selective_checkpointing_keeps_is_measured_in_the_modules_that_made_it():
     """Its own mode hides what is dispatched to a profile, names of modules too."""
-    source, spec = small(), RunSpec(batch=3, seq=24, checkpointing="selective")
-    paths = [{row.path for row in memory(tape(source, spec), "").kept} for tape in (estimated_tape, real_tape)]
+    source, run_config = small(), RunConfig(batch=3, seq=24, checkpointing="selective")
+    paths = [
+        {row.path for row in memory(trace(source, run_config), "").kept} for trace in (estimated_trace, real_trace)
+    ]
     assert "bert.encoder.layer.0-1.intermediate.dense" in paths[1]
     assert paths[0] - paths[1] <= {"bert.encoder"}
 
@@ -303,14 +305,14 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, wo
 
 
 def test_the_same_seed_gives_the_same_step(folder):
-    jobs = [Job(source=small(), spec=RunSpec(batch=2, seq=8), steps=0, threads=1, seed=7)] * 2
+    jobs = [Job(source=small(), run_config=RunConfig(batch=2, seq=8), steps=0, threads=1, seed=7)] * 2
     one, two = profile_variants(jobs).variants
     assert one.measured.phases == two.measured.phases
 
 
 def test_a_child_refuses_what_the_model_cannot_do():
     with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
-        profile_variants([Job(source=small(), spec=RunSpec(seq=64))])
+        profile_variants([Job(source=small(), run_config=RunConfig(seq=64))])
 
 
 def test_a_failure_that_nobody_foresaw_has_its_own_words():
@@ -339,10 +341,16 @@ def test_the_child_runs_no_module_of_the_working_directory(cli, folder, monkeypa
 
 
 def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
-    spec = RunSpec(batch=3, freeze=("embeddings", "pooler"), padding=0.1, mode="forward")
+    run_config = RunConfig(batch=3, freeze=("embeddings", "pooler"), padding=0.1, mode="forward")
     source = bertscope.load("bert-tiny", attention="eager", add_pooling_layer=False)
     config = replace(source.config, pruned_heads={0: (1,)}, layer_norm_eps=0.1 + 0.2)
-    job = Job(source=replace(source, config=config), spec=spec, threads=2, beside=RunSpec(), memory_limit_bytes=2**40)
+    job = Job(
+        source=replace(source, config=config),
+        run_config=run_config,
+        threads=2,
+        beside=RunConfig(),
+        memory_limit_bytes=2**40,
+    )
     found = Job.from_json(job.to_json())
     assert replace(found, source=job.source) == job
     for name in ("name", "config", "architecture", "add_pooling_layer"):
@@ -350,13 +358,13 @@ def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
 
 
 def test_an_activation_without_a_name_is_refused_before_a_child_starts():
-    job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), spec=RunSpec())
+    job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), run_config=RunConfig())
     with pytest.raises(SelectionError, match="takes hidden_act by its name"):
         profile_variants([job])
 
 
 def test_an_answer_arrives_as_it_was():
-    memory_ = estimate_memory(small(), RunSpec(batch=2, seq=8, checkpointing="full"))
+    memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8, checkpointing="full"))
     assert _message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
     for kind in MESSAGES:
         assert _message(json.dumps([kind, None]).encode())[0] == "garbled"
@@ -381,7 +389,7 @@ def test_an_answer_arrives_as_it_was():
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
     monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "_MAX_MESSAGE_BYTES", 2**20)
-    (variant,) = profile_variants([Job(source=small(), spec=RunSpec())], timeout_seconds=20).variants
+    (variant,) = profile_variants([Job(source=small(), run_config=RunConfig())], timeout_seconds=20).variants
     assert words in variant.failure
     assert variant.failure.isprintable()
     assert len(variant.failure) < 400

@@ -12,8 +12,8 @@ import bertscope
 from bertscope.commands import output
 from bertscope.reports.base import Subject, to_json_data
 from bertscope.reports.json import report_classes, schema
-from bertscope.reports.memory import Card, FitReport, FitRow, MemoryReport, ProcessMemory, Timing, Variant
-from bertscope.run_config import RunSpec
+from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport, ProcessMemory, Timing, Variant
+from bertscope.run_config import RunConfig
 
 OUTPUTS = {
     "count": ["count bert-tiny", "count --by parameter --shapes", "count bert-tiny --by group --freeze embeddings",
@@ -54,8 +54,8 @@ def test_the_reports_on_memory_are_as_their_schema_says():
 
     source = bertscope.load("bert-tiny")
     subject = bertscope.count(bertscope.build(source.config)).subject
-    spec = RunSpec(device="cuda", freeze=("embeddings",))
-    estimated = estimate_memory(source, spec)
+    run_config = RunConfig(device="cuda", freeze=("embeddings",))
+    estimated = estimate_memory(source, run_config)
     timing = Timing(warmup_seconds=1.0, step_seconds=(0.5, 1), median_seconds=0.75, tokens_per_second=1e3, flops=5,
                     flops_per_second=5.0)  # fmt: skip
     process = ProcessMemory(resident_before_bytes=1, high_water_bytes=2, peak_bytes=3)
@@ -64,16 +64,16 @@ def test_the_reports_on_memory_are_as_their_schema_says():
         Variant(checkpointing="full", reentrant=True, measured=estimated, timing=timing, process=process),
         Variant(checkpointing="full", reentrant=True, failure="killed"),
     )
-    report = MemoryReport(subject=subject, run=dataclasses.asdict(spec), machine="cpu", variants=variants)
+    report = MemoryReport(subject=subject, run=dataclasses.asdict(run_config), machine="cpu", variants=variants)
     validate(report)
 
 
-@pytest.mark.parametrize("card", [None, Card(name="H200", memory_bytes=2**37, source="vendor")])
+@pytest.mark.parametrize("card", [None, Gpu(name="H200", memory_bytes=2**37, source="vendor")])
 def test_the_report_on_what_fits_is_as_its_schema_says(card):
     row = FitRow(seq=1, checkpointing="none", precision="fp32", batch=1, peak_bytes=1, next_bytes=2, fits=True,
                  is_tight=False, step_flops=1, extra_flops=0.3)  # fmt: skip
     subject = Subject(name="x", architecture="BertModel", dtype="stored", torch_version="2", bertscope_version="1")
-    validate(FitReport(subject=subject, run=dataclasses.asdict(RunSpec()), budget_bytes=1, overhead_bytes=0, card=card,
+    validate(FitReport(subject=subject, run=dataclasses.asdict(RunConfig()), budget_bytes=1, overhead_bytes=0, card=card,
                        asked_batch=None if card else 8, rows=(row,)))  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from bertscope.render.timeline.panels import COLORS, pictured
 from bertscope.render.timeline.timeline import check_suffix, timeline
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.units import bytes_text
 
 PARTS = tuple(vars(Parts()))
@@ -29,7 +29,7 @@ SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="store
 
 
 def reporting(*variants: Variant, name: str = "bert-tiny") -> MemoryReport:
-    run = asdict(RunSpec(batch=2, seq=16))
+    run = asdict(RunConfig(batch=2, seq=16))
     return MemoryReport(subject=replace(SUBJECT, name=name), run=run, machine="fake tensors", variants=variants)
 
 
@@ -49,8 +49,8 @@ def drawn(*phases: tuple[str, list[Parts]]) -> Variant:
 @pytest.fixture(scope="module")
 def report() -> MemoryReport:
     """A step of bert-tiny without and with checkpointing, short enough to hold every event."""
-    specs = [RunSpec(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
-    return reporting(*(estimated_variant(load("bert-tiny"), spec) for spec in specs))
+    run_configs = [RunConfig(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
+    return reporting(*(estimated_variant(load("bert-tiny"), run_config) for run_config in run_configs))
 
 
 def records(report: MemoryReport) -> list[dict[str, str]]:

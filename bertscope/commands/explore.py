@@ -50,7 +50,7 @@ def explore(
     """
     _check_terminal()
     run = {"batch": batch, "seq": seq, "freeze": tuple(freeze or ())}
-    (spec, *others) = running.specs(run, checkpointing, dtype, autocast)
+    (run_config, *others) = running.run_configs(run, checkpointing, dtype, autocast)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
@@ -58,7 +58,7 @@ def explore(
     from bertscope.analyses.page.explore import explore as analyse
     from bertscope.render.explore.app import run as show
 
-    reports = analyse(source, spec, folded=not unfold)
+    reports = analyse(source, run_config, folded=not unfold)
     first = next(reports)
     show(first, settled(reports))
 

@@ -10,14 +10,14 @@ import typer
 from bertscope.commands import options, running
 from bertscope.commands.output import show
 from bertscope.errors import SelectionError
-from bertscope.gpus import CARDS, card
-from bertscope.run_config import RunSpec, parse_strategies
+from bertscope.gpus import GPUS, find_gpu
+from bertscope.run_config import RunConfig, parse_strategies
 from bertscope.sources.find import load
 
 EPILOG = """\b
 examples:
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
-  bertscope fit --device-name t4 --precision fp32,autocast-bf16 --checkpointing none,full
+  bertscope fit --gpu t4 --precision fp32,autocast-bf16 --checkpointing none,full
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
@@ -29,10 +29,10 @@ def fit(
     budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
     ] = None,
-    device_name: Annotated[
+    gpu: Annotated[
         str | None,
-        typer.Option(metavar="CARD", help=f"A card instead of a budget: {', '.join(CARDS)}.",
-                     autocompletion=lambda incomplete: [name for name in CARDS if name.startswith(incomplete)]),
+        typer.Option(metavar="CARD", help=f"A card instead of a budget: {', '.join(GPUS)}.",
+                     autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)]),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
     batch: Annotated[
@@ -48,7 +48,7 @@ def fit(
     optimizer: running.Optimizer = "adamw",
     implementation: running.Implementation = "default",
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --device-name, else cpu.")
+        str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --gpu, else cpu.")
     ] = None,
     kernel: running.Kernel = "auto",
     context: Annotated[
@@ -69,14 +69,14 @@ def fit(
     With --batch it is turned around: what must be switched on to hold that batch, cheapest first. Exit code
     1 when nothing fits.
     """
-    known = card(device_name) if device_name else None
+    known = find_gpu(gpu) if gpu else None
     if (known is None) == (budget is None):
-        raise SelectionError("give either --budget, such as 16GiB, or --device-name, such as t4")
-    spec = RunSpec(
+        raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
+    run_config = RunConfig(
         mode=mode, optimizer=optimizer, implementation=implementation, device=device or ("cuda" if known else "cpu"),
         sdpa_kernel=kernel, padding=padding, dropout=not no_dropout, freeze=tuple(freeze or ()),
     )  # fmt: skip
-    ways = [way for name in precision.split(",") for way in _ways(spec, name.strip(), checkpointing)]
+    variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.memory.fit import fit_report
     from bertscope.render import fit as renderer
@@ -84,7 +84,7 @@ def fit(
     size = running.size("--budget", budget)
     with running.Progress() as progress:
         report = fit_report(
-            source, ways, running.numbers("--seq", seq), known if known is not None else size or 0,
+            source, variants, running.numbers("--seq", seq), known if known is not None else size or 0,
             batch=batch, context_bytes=running.size("--context", context), progress=progress,
         )  # fmt: skip
     show(report, renderer, fmt, output)
@@ -92,10 +92,10 @@ def fit(
         raise typer.Exit(1)
 
 
-def _ways(spec: RunSpec, precision: str, strategies: str) -> list[RunSpec]:
+def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:
     if precision not in PRECISIONS:
         raise SelectionError(f"--precision takes {', '.join(PRECISIONS)}; got {precision[:40]!r}")
     kind = "autocast" if precision.startswith("autocast-") else "dtype"
-    chosen = parse_strategies(strategies) if spec.mode != "inference" else ("none",)
+    chosen = parse_strategies(strategies) if run_config.mode != "inference" else ("none",)
     changes: dict[str, Any] = {kind: precision.removeprefix("autocast-")}
-    return [replace(spec, checkpointing=strategy, **changes) for strategy in chosen]
+    return [replace(run_config, checkpointing=strategy, **changes) for strategy in chosen]

@@ -16,8 +16,8 @@ from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
 from bertscope.run_config import STRATEGIES
-from bertscope.sources.find import DEFAULT_MODEL, AnyModel, find
-from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.find import DEFAULT_MODEL, ModelSource, find
+from bertscope.sources.other_models import OtherSource
 from bertscope.sources.presets import Source, preset_paths
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ def found_model(
     attention: str | None = None,
     pooler: bool | None = None,
     download: bool = False,
-) -> AnyModel:
+) -> ModelSource:
     """What MODEL names, with notes on what is passed over and whose code will run."""
     source = find(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    if isinstance(source, ForeignSource):
+    if isinstance(source, OtherSource):
         if source.origin == "factory":
             note(f"runs your code: imports {source.address.partition(':')[0]} and takes {source.address} from it")
     else:
@@ -177,10 +177,10 @@ def build_model(
     freeze_patterns: list[str] | None = None,
     changes: Mapping[str, object] | None = None,
     download: bool = False,
-) -> tuple[AnyModel, nn.Module]:
+) -> tuple[ModelSource, nn.Module]:
     """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
     source = found_model(model, architecture, attention, pooler, download)
-    if not isinstance(source, ForeignSource):
+    if not isinstance(source, OtherSource):
         source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
     elif settings := [name for name in changes or () if name != "attn_implementation"]:
         raise SelectionError(f"{source.name} is {source.family}; {', '.join(settings)} can be set for a BERT alone")
@@ -192,7 +192,7 @@ def build_model(
     return source, built
 
 
-def traced_shapes(source: AnyModel, built: nn.Module, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
+def traced_shapes(source: ModelSource, built: nn.Module, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
     """The shapes of a forward pass on meta, if they are wanted."""
     if not wanted:
         return None

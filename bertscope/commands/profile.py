@@ -62,7 +62,7 @@ def profile(
         "implementation": implementation, "device": device, "padding": padding,
         "dropout": not no_dropout, "freeze": tuple(freeze or ()),
     }  # fmt: skip
-    specs = running.specs(run, checkpointing, dtype, autocast)
+    run_configs = running.run_configs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
@@ -70,9 +70,9 @@ def profile(
 
     limit = running.size("--memory-limit", memory_limit)
     jobs = [
-        Job(source=source, spec=spec, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
-            beside=specs[0] if place else None, wants_snapshot=snapshot is not None and spec is specs[-1])
-        for place, spec in enumerate(specs)
+        Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
+            beside=run_configs[0] if place else None, wants_snapshot=snapshot is not None and run_config is run_configs[-1])
+        for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
     with running.Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from bertscope.commands.output import note, show, write_bytes
 from bertscope.errors import SelectionError, one_line
-from bertscope.run_config import STRATEGIES, RunSpec, parse_strategies
+from bertscope.run_config import STRATEGIES, RunConfig, parse_strategies
 from bertscope.sources.presets import preset_paths
 from bertscope.units import parse_bytes
 
@@ -88,14 +88,14 @@ def _is_no_strategy(following: list[str]) -> bool:
     return word in preset_paths() or "/" in word or word.endswith((".yaml", ".yml", ".json")) or Path(word).exists()
 
 
-def specs(spec: dict[str, Any], strategies: str, dtype: str | None, autocast: bool) -> list[RunSpec]:
+def run_configs(run_config: dict[str, Any], strategies: str, dtype: str | None, autocast: bool) -> list[RunConfig]:
     """One run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
     if autocast and dtype == "fp32":
         raise SelectionError("autocast computes in bf16 or fp16; give --dtype bf16, or leave --dtype out")
     precision: dict[str, Any] = {"autocast": dtype or "bf16"} if autocast else {"dtype": dtype or "fp32"}
-    if spec.get("mode") == "inference" and strategies != "none":
+    if run_config.get("mode") == "inference" and strategies != "none":
         raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
-    first = RunSpec(**spec, **precision)
+    first = RunConfig(**run_config, **precision)
     chosen = parse_strategies(strategies)
     reentrant = {strategy: first.reentrant and strategy not in ("none", "selective") for strategy in chosen}
     return [replace(first, checkpointing=strategy, reentrant=reentrant[strategy]) for strategy in chosen]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.timeline.panels import variant_name
-from bertscope.reports.memory import Memory, MemoryReport, Outlook, PhasePeak, Variant
+from bertscope.reports.memory import BreakEven, Memory, MemoryReport, PhasePeak, Variant
 from bertscope.units import bytes_text
 
 _BAR_WIDTH = 48
@@ -90,7 +90,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
     return text
 
 
-def _outlook(outlook: Outlook) -> str:
+def _outlook(outlook: BreakEven) -> str:
     points = (
         f"at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
         for point in outlook.points

@@ -113,7 +113,7 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutlookPoint:
+class BreakEvenPoint:
     """The estimated peaks of the first variant and of this one at another batch."""
 
     batch: int
@@ -122,11 +122,11 @@ class OutlookPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class BreakEven:
     """Where a variant that buys nothing here begins to: the least such batch, and peaks beyond it."""
 
     pays_from_batch: int
-    points: tuple[OutlookPoint, ...]
+    points: tuple[BreakEvenPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Variant:
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
-    outlook: Outlook | None = None  # beside the first variant, where this one's peak is no lower
+    outlook: BreakEven | None = None  # beside the first variant, where this one's peak is no lower
     failure: str = ""  # why there is no measurement
 
     @property
@@ -163,13 +163,13 @@ class MemoryReport:
 
     kind: ClassVar[str] = "memory"
     subject: Subject
-    run: dict[str, Any]  # the RunSpec, in its own names
+    run: dict[str, Any]  # the RunConfig, in its own names
     machine: str  # what it was measured on, or whose semantics were estimated
     variants: tuple[Variant, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Gpu:
     """A device by name, and what CUDA offers of its memory."""
 
     name: str
@@ -206,7 +206,7 @@ class FitReport:
     run: dict[str, Any]
     budget_bytes: int
     overhead_bytes: int  # of CUDA's context and workspaces, in every peak
-    card: Card | None
+    card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
 

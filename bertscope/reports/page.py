@@ -126,7 +126,7 @@ class ExploreReport:
 
     kind: ClassVar[str] = "explore"
     subject: Subject
-    run: dict[str, Any]  # the RunSpec that work, shapes and memory are of, in its own names
+    run: dict[str, Any]  # the RunConfig that work, shapes and memory are of, in its own names
     totals: Totals
     ties: tuple[Tie, ...]
     rows: tuple[ExploreRow, ...]

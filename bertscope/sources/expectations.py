@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import BertscopeError, ConfigError, suggestion
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.text_files import Entry, Mapping
 from bertscope.units import parse_bytes
 
@@ -31,7 +31,7 @@ TOTAL_KEYS = ("distinct_params", "layer_params")
 TABLE_KEYS = ("groups", "layers")
 TIES_KEY = "ties"
 MAX_NUMBER = 2**63
-_RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunSpec)}
+_RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # What a run is measured in, and the settings that change it.
 _MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
 _SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze"), "memory": tuple(_RUN_FIELDS)}
@@ -51,7 +51,7 @@ class Expectation:
     value: int | str
     line: int
     tolerance: float = 0.0
-    run: RunSpec | None = None
+    run: RunConfig | None = None
 
     def accepts(self, got: int | str | None) -> bool:
         """Whether what was got is as expected."""
@@ -101,25 +101,25 @@ def _run(kind: str, name: str, entry: Entry, path: Path) -> Expectation:
             )
     value = _number(key, found[measure], path, measure, in_bytes=kind == "memory")
     settings = Mapping({field: item for field, item in found.items() if field in _SETTINGS[kind]})
-    spec = _spec(key, settings, path)
-    if kind == "flops" and spec.mode == "forward":
+    run_config = _spec(key, settings, path)
+    if kind == "flops" and run_config.mode == "forward":
         raise ConfigError(
             f"expected {key}: FLOPs are those of mode inference or training", where=f"{path}:{found['mode'].line}"
         )
-    return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance"), path), run=spec)
+    return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance"), path), run=run_config)
 
 
-def _spec(key: str, settings: Mapping, path: Path) -> RunSpec:
+def _spec(key: str, settings: Mapping, path: Path) -> RunConfig:
     """The run; setting by setting, so that an error has its line."""
     given: dict[str, Any] = {}
-    spec = RunSpec()
+    run_config = RunConfig()
     for name, entry in settings.items():
         given[name] = _setting(key, name, entry, path)
         try:
-            spec = RunSpec(**given)
+            run_config = RunConfig(**given)
         except BertscopeError as error:
             raise ConfigError(f"expected {key}: {error.message}", where=f"{path}:{entry.line}") from None
-    return spec
+    return run_config
 
 
 def _setting(key: str, name: str, entry: Entry, path: Path) -> Any:

@@ -16,11 +16,11 @@ from pathlib import Path
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, one_line, suggestion
-from bertscope.sources.other_models import ForeignSource, factory, from_config, is_factory
+from bertscope.sources.other_models import OtherSource, factory, from_config, is_factory
 from bertscope.sources.presets import MEMBER, Source, member_of, preset_paths, read_preset, unknown_architecture
 from bertscope.text_files import read_mapping, readable
 
-AnyModel = Source | ForeignSource
+ModelSource = Source | OtherSource
 DEFAULT_MODEL = "bert-base-cased"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -38,7 +38,7 @@ def load(
     Raises SourceError when nothing has that name or it is no BERT, ConfigError for a wrong value in the file.
     """
     found = _find(os.fspath(model), download)
-    if isinstance(found, ForeignSource):
+    if isinstance(found, OtherSource):
         raise SourceError(
             f"{found.name} is {found.family}, and this answers for BERTs alone; "
             "count, tree, flops, estimate, print, diff and verify take any model",
@@ -54,13 +54,13 @@ def find(
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
     download: bool = False,
-) -> AnyModel:
+) -> ModelSource:
     """What `model` names, a BERT or a module from elsewhere, with what the caller overrides.
 
     Raises as `load`, and MissingExtraError where another family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
-    if isinstance(found, ForeignSource):
+    if isinstance(found, OtherSource):
         if found.origin == "transformers" and find_spec("transformers") is None:
             what = f"{found.path}: the model type {found.model_type!r}, which is not built here,"
             raise MissingExtraError(what, "transformers")
@@ -83,8 +83,8 @@ def _changed(found: Source, architecture: str | None, attention: str | None, add
 
 
 def _overridden(
-    found: ForeignSource, architecture: str | None, attention: str | None, add_pooling_layer: bool | None
-) -> ForeignSource:
+    found: OtherSource, architecture: str | None, attention: str | None, add_pooling_layer: bool | None
+) -> OtherSource:
     if add_pooling_layer is not None:
         raise ConfigError(f"only a BertModel comes with and without a pooler; {found.name} is {found.family}")
     if found.origin == "factory" and (architecture or attention):
@@ -94,7 +94,7 @@ def _overridden(
     return replace(found, architecture=architecture or found.architecture, attention=attention)
 
 
-def _find(name: str, download: bool) -> AnyModel:
+def _find(name: str, download: bool) -> ModelSource:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
@@ -174,7 +174,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def read_source(path: Path) -> AnyModel:
+def read_source(path: Path) -> ModelSource:
     """The source in a preset file, a `config.json`, or beside a checkpoint."""
     with readable(path):
         is_folder = path.is_dir()
@@ -190,7 +190,7 @@ def read_source(path: Path) -> AnyModel:
     return read_preset(path)
 
 
-def _beside(path: Path, absolute: Path) -> AnyModel:
+def _beside(path: Path, absolute: Path) -> ModelSource:
     """The source in the `config.json` beside a file of weights."""
     config = path.parent / "config.json"
     if path.is_dir() or not _exists(config):
@@ -201,7 +201,7 @@ def _beside(path: Path, absolute: Path) -> AnyModel:
     return _read_config_json(config, absolute.parent.name)
 
 
-def _read_config_json(path: Path, name: str) -> AnyModel:
+def _read_config_json(path: Path, name: str) -> ModelSource:
     entries = read_mapping(path)
     if "model_type" in entries and entries["model_type"].value != "bert":
         return from_config(entries, path, name)

@@ -28,7 +28,7 @@ _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignSource:
+class OtherSource:
     """A module that is not built here: by `transformers` from a configuration, or by a factory of the user's own."""
 
     name: str
@@ -53,12 +53,12 @@ def is_factory(name: str) -> bool:
     return _FACTORY.fullmatch(name) is not None
 
 
-def factory(name: str) -> ForeignSource:
+def factory(name: str) -> OtherSource:
     """The source that `package.module:attribute` names."""
-    return ForeignSource(name=name, origin="factory", address=name)
+    return OtherSource(name=name, origin="factory", address=name)
 
 
-def from_config(entries: Mapping, path: Path, name: str) -> ForeignSource:
+def from_config(entries: Mapping, path: Path, name: str) -> OtherSource:
     """The source in a `config.json` that is no BERT's.
 
     Raises ConfigError for sizes that no model has.
@@ -71,7 +71,7 @@ def from_config(entries: Mapping, path: Path, name: str) -> ForeignSource:
         _check(key, entry.value, f"{path}:{entry.line}")
     config = entries.plain()
     dtype = config.get("torch_dtype", config.get("dtype"))
-    return ForeignSource(
+    return OtherSource(
         name=name,
         origin="transformers",
         architecture=_architecture(config.get("architectures")),

@@ -14,7 +14,7 @@ from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.model import build
 from bertscope.reports.base import CountReport
 from bertscope.reports.check import CheckReport, Finding
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.presets import Source
@@ -107,15 +107,15 @@ class Witness:
             return self.counts.get(expectation.key)
         return self._measured(expectation.key, expectation.run)
 
-    def _measured(self, key: str, run: RunSpec) -> int:
+    def _measured(self, key: str, run: RunConfig) -> int:
         if key.startswith("memory."):
             from bertscope.analyses.memory.estimate import estimate_memory
 
             return estimate_memory(self.source, run).peak.peak_bytes
         from bertscope.analyses.flops.sweep import FlopsRun
 
-        ways = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
-        return ways.at(run.batch, run.seq).rows[0].total.matmul_flops
+        variants = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
+        return variants.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
         """What became of one expectation."""

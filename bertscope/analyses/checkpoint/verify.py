@@ -17,8 +17,8 @@ from bertscope.errors import SelectionError, SourceError
 from bertscope.model import build
 from bertscope.model.state_dict import modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
-from bertscope.sources.find import AnyModel
-from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.find import ModelSource
+from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
@@ -27,7 +27,7 @@ _ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tie
 
 
 def verify(
-    source: AnyModel, checkpoint: Checkpoint, *, dtype: str | None = None, allow: Iterable[str] = ()
+    source: ModelSource, checkpoint: Checkpoint, *, dtype: str | None = None, allow: Iterable[str] = ()
 ) -> VerifyReport:
     """Whether the checkpoint is the model's: every tensor there, no other, each of its shape and dtype.
 
@@ -54,9 +54,9 @@ def verify(
     )
 
 
-def _fitting(source: AnyModel, checkpoint: Checkpoint) -> Iterator[str]:
+def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
     """The classes of the same configuration that the checkpoint fits, tensor by tensor."""
-    if isinstance(source, ForeignSource):
+    if isinstance(source, OtherSource):
         return
     for name in ARCHITECTURES:
         expected = _Model(build(source.config, name), None)

@@ -18,8 +18,8 @@ from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.shapes import InOut, shapes, shapes_of
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
-from bertscope.sources.find import AnyModel
-from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.find import ModelSource
+from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
 
 _Found = TypeVar("_Found")
@@ -28,11 +28,11 @@ RUN_ATTENTION = "eager"
 
 
 def flops_any(
-    source: AnyModel, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,), *, mode: str = "inference",
+    source: ModelSource, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,), *, mode: str = "inference",
     checkpointing: str = "none", patterns: Sequence[str] = (),
 ) -> FlopsReport:  # fmt: skip
     """The report of whatever MODEL names, at the first batch and sequence, with a sweep over all."""
-    if not isinstance(source, ForeignSource):
+    if not isinstance(source, OtherSource):
         run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(patterns))
         return flops_model(run, batches, seqs)
     foreign = _ForeignRun(source, mode, checkpointing, tuple(patterns))
@@ -41,22 +41,22 @@ def flops_any(
     return replace(reports[0], sweep=tuple(map(sweep_point, reports)), conventions=tuple(made))
 
 
-def forward_flops(source: AnyModel, batch: int, seq: int) -> int:
+def forward_flops(source: ModelSource, batch: int, seq: int) -> int:
     """Matrix products of one forward pass of whatever MODEL names."""
-    if isinstance(source, ForeignSource):
+    if isinstance(source, OtherSource):
         return _ForeignRun(source).at(batch, seq).rows[0].forward.matmul_flops
     return FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
 
 
-def shapes_any(source: AnyModel, built: nn.Module, batch: int, seq: int) -> dict[str, InOut]:
+def shapes_any(source: ModelSource, built: nn.Module, batch: int, seq: int) -> dict[str, InOut]:
     """Path -> shapes of whatever MODEL names; `built` is the one to show, and another may run in its place."""
-    if not isinstance(source, ForeignSource):
+    if not isinstance(source, OtherSource):
         return shapes(built.eval(), batch, seq)
     model = (build_any(source, attention=RUN_ATTENTION) if source.origin == "transformers" else built).eval()
     return _run(source, model, inputs_for(model, batch, seq), shapes_of)
 
 
-def _run(source: ForeignSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]) -> _Found:
+def _run(source: OtherSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]) -> _Found:
     """What `run` gives for a foreign model on meta, with what its forward makes anew on meta too.
 
     Where that fails it is run on fake tensors of the host: there a program may take the host for its device, and
@@ -74,7 +74,7 @@ def _run(source: ForeignSource, model: nn.Module, inputs: Any, run: Callable[[nn
 
 @dataclass(frozen=True)
 class _ForeignRun:
-    source: ForeignSource
+    source: OtherSource
     mode: str = "inference"
     checkpointing: str = "none"
     patterns: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""CUDA's caching allocator, replayed over a tape: what it would reserve, and whether it would fit.
+"""CUDA's caching allocator, replayed over a trace: what it would reserve, and whether it would fit.
 
 Its rules and constants, from torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp at
 default settings: sizes in steps of 512 bytes; up to 1 MiB from segments of 2 MiB, below 10 MiB from
@@ -12,7 +12,7 @@ from bisect import insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from bertscope.analyses.memory.events import Block, Tape
+from bertscope.analyses.memory.events import Block, MemoryTrace
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -107,15 +107,15 @@ class Allocator:
             self.free_pieces[is_small] = [item for item in pool if not item[2].is_whole]
 
 
-def replayed(tape: Tape, limit_bytes: int | None = None, steps: int = 2) -> Allocator:
-    """The allocator after so many steps of the tape, from an empty start."""
+def replayed(trace: MemoryTrace, limit_bytes: int | None = None, steps: int = 2) -> Allocator:
+    """The allocator after so many steps of the trace, from an empty start."""
     allocator = Allocator(limit_bytes)
-    for _, size in tape.state:
+    for _, size in trace.state:
         allocator.take(size)
     for _ in range(steps):
         held: dict[tuple[Block, int], list[_Piece]] = defaultdict(list)
-        for event in tape.events:
-            # Of equal blocks the last that came goes first: which one, a tape does not know.
+        for event in trace.events:
+            # Of equal blocks the last that came goes first: which one, a trace does not know.
             pieces = held[event.block, abs(event.size_bytes)]
             if event.size_bytes > 0:
                 pieces.append(allocator.take(event.size_bytes))

@@ -11,7 +11,7 @@ from math import sqrt
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.torch_access import torch
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -36,7 +36,7 @@ def kernel_for(
     return asked if asked != "auto" else "flash" if flash else "efficient" if efficient else "math"
 
 
-def attention(spec: RunSpec) -> Callable[..., torch.Tensor]:
+def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
     """What stands for torch.nn.functional.scaled_dot_product_attention."""
 
     def run(
@@ -54,7 +54,7 @@ def attention(spec: RunSpec) -> Callable[..., torch.Tensor]:
             query, key, value = (tensor.to(lower) for tensor in (query, key, value))
         mask = None if attn_mask is None else attn_mask.to(query.dtype)
         with torch.autocast("cpu", enabled=False):
-            kernel = _KERNELS[_chosen(query, key, value, mask, spec.sdpa_kernel)]
+            kernel = _KERNELS[_chosen(query, key, value, mask, run_config.sdpa_kernel)]
             root = 1 / sqrt(query.shape[-1]) if scale is None else scale
             out: torch.Tensor = kernel(query, key, value, mask, dropout_p, is_causal, root)
         return out

@@ -14,7 +14,7 @@ from typing import Any
 
 from bertscope.analyses.memory.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.cuda_attention import attention
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.torch_access import torch
 
 # What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
@@ -32,23 +32,23 @@ _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
-def workspace_bytes(spec: RunSpec, *, is_hopper: bool | None = None) -> int:
+def workspace_bytes(run_config: RunConfig, *, is_hopper: bool | None = None) -> int:
     """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
 
     None is the card of this machine, and without one a card that is not Hopper's.
     """
     if is_hopper is None:
         is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return _WORKSPACE_BYTES[is_hopper] * (2 if spec.mode == "training" else 1)
+    return _WORKSPACE_BYTES[is_hopper] * (2 if run_config.mode == "training" else 1)
 
 
 @contextmanager
-def cuda_semantics(spec: RunSpec) -> Iterator[None]:
+def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     """torch as it behaves on CUDA, for as long as this lasts."""
     functional = torch.nn.functional
     names = ("dropout", "cross_entropy", "scaled_dot_product_attention")
     kept = {name: getattr(functional, name) for name in names}
-    new = (_dropout(kept["dropout"]), _cross_entropy(kept["cross_entropy"]), attention(spec))
+    new = (_dropout(kept["dropout"]), _cross_entropy(kept["cross_entropy"]), attention(run_config))
     library = torch.library.Library("aten", "IMPL")
     try:
         _add_lists(library)

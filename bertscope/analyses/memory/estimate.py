@@ -14,17 +14,17 @@ from typing import Any
 from bertscope.analyses.memory import cpu_scratch as host
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
-from bertscope.analyses.memory.events import Tape
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import recorded
-from bertscope.analyses.memory.repeat_events import same_course, unrolled
+from bertscope.analyses.memory.repeat_events import repeated, same_events
 from bertscope.analyses.memory.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Outlook, Variant
-from bertscope.run_config import Checkpointing, RunSpec
+from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.run_config import Checkpointing, RunConfig
 from bertscope.sources.presets import Source
 from bertscope.torch_access import nn
 
@@ -33,111 +33,120 @@ RUN_UNITS = 3
 MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
-def estimate_memory(source: Source, spec: RunSpec) -> Memory:
+def estimate_memory(source: Source, run_config: RunConfig) -> Memory:
     """The memory of a step of the model that `source` names."""
-    tape, ran = Tapes(source).tape(spec)
-    return memory(tape, "estimated", device_terms(tape, spec), ran)
+    trace, ran = MemoryTraces(source).trace(run_config)
+    return memory(trace, "estimated", device_terms(trace, run_config), ran)
 
 
-def device_terms(tape: Tape, spec: RunSpec) -> DeviceTerms | None:
+def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
     """What a CUDA device holds beside the tensors; None for the host."""
-    if spec.device != "cuda":
+    if run_config.device != "cuda":
         return None
-    workspaces = workspace_bytes(spec)
+    workspaces = workspace_bytes(run_config)
     return DeviceTerms(
-        allocated_bytes=tape.peak_bytes + workspaces,
+        allocated_bytes=trace.peak_bytes + workspaces,
         workspace_bytes=workspaces,
-        reserved_bytes=replayed(tape).peak_reserved_bytes + workspaces,
+        reserved_bytes=replayed(trace).peak_reserved_bytes + workspaces,
         context_low_bytes=CONTEXT_BYTES[0],
         context_high_bytes=CONTEXT_BYTES[1],
     )
 
 
 @dataclass
-class Tapes:
-    """The tapes of one source's steps; it remembers for which runs few layers have proved to stand for all."""
+class MemoryTraces:
+    """The traces of one source's steps; it remembers for which runs few layers have proved to stand for all."""
 
     source: Source
-    proved: dict[RunSpec, bool] = field(default_factory=dict)
+    proved: dict[RunConfig, bool] = field(default_factory=dict)
 
-    def tape(self, spec: RunSpec) -> tuple[Tape, int | None]:
-        """The tape of the step, and how many layers ran where not all did."""
+    def trace(self, run_config: RunConfig) -> tuple[MemoryTrace, int | None]:
+        """The trace of the step, and how many layers ran where not all did."""
         layers = self.source.config.num_hidden_layers
-        period = _period(self.source, spec)
+        period = _period(self.source, run_config)
         units, rest = divmod(layers, period) if period else (0, 0)
         if units > 2 * RUN_UNITS + 1:
             ran = RUN_UNITS * period + rest
-            short = _run(self.source, spec, ran)
-            kind = replace(spec, batch=1, seq=1)
+            short = _run(self.source, run_config, ran)
+            kind = replace(run_config, batch=1, seq=1)
             if kind not in self.proved:
-                longer = _run(self.source, spec, ran + period)
-                self.proved[kind] = same_course(unrolled(short, RUN_UNITS, RUN_UNITS + 1, period), longer)
+                longer = _run(self.source, run_config, ran + period)
+                self.proved[kind] = same_events(repeated(short, RUN_UNITS, RUN_UNITS + 1, period), longer)
             if self.proved[kind]:
-                return unrolled(short, RUN_UNITS, units, period), ran
-        return _run(self.source, spec, layers), None
+                return repeated(short, RUN_UNITS, units, period), ran
+        return _run(self.source, run_config, layers), None
 
 
-def _period(source: Source, spec: RunSpec) -> int:
+def _period(source: Source, run_config: RunConfig) -> int:
     """After how many layers a model repeats itself; 0 where nothing says that it does."""
-    chosen = Checkpointing.parse(spec.checkpointing)
-    if spec.freeze or source.config.pruned_heads or spec.reentrant or (chosen and chosen.layers is not None):
+    chosen = Checkpointing.parse(run_config.checkpointing)
+    if (
+        run_config.freeze
+        or source.config.pruned_heads
+        or run_config.reentrant
+        or (chosen and chosen.layers is not None)
+    ):
         return 0
     return chosen.every if chosen else 1
 
 
-def _run(source: Source, spec: RunSpec, layers: int) -> Tape:
-    model = bert_model(source, spec, "meta", layers)
-    with _fakes(spec):
-        return _fake_tape(fake_copy(model), bert_inputs(model, spec, "cpu"), spec, call_with_keywords)
+def _run(source: Source, run_config: RunConfig, layers: int) -> MemoryTrace:
+    model = bert_model(source, run_config, "meta", layers)
+    with _fakes(run_config):
+        return _fake_trace(fake_copy(model), bert_inputs(model, run_config, "cpu"), run_config, call_with_keywords)
 
 
-def _fake_tape(module: nn.Module, inputs: dict[str, Any], spec: RunSpec, loss: Loss) -> Tape:
-    """The tape of one step of a module and inputs that are fake already."""
-    if spec.device != "cuda":
-        return recorded(make_step(module, inputs, spec, loss=loss), scratch=host.scratch_bytes)
+def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
+    """The trace of one step of a module and inputs that are fake already."""
+    if run_config.device != "cuda":
+        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=host.scratch_bytes)
     # On CUDA torch's optimizers go over all parameters at once, but for Adafactor, which is there to save memory.
-    if spec.implementation == "default" and spec.optimizer != "adafactor":
-        spec = replace(spec, implementation="foreach")
-    return recorded(make_step(module, inputs, spec, loss=loss), on_device=True, scratch=scratch_bytes)
+    if run_config.implementation == "default" and run_config.optimizer != "adafactor":
+        run_config = replace(run_config, implementation="foreach")
+    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=scratch_bytes)
 
 
 @contextmanager
-def _fakes(spec: RunSpec) -> Iterator[None]:
+def _fakes(run_config: RunConfig) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(fake_tensors())
-        if spec.device == "cuda":
-            stack.enter_context(cuda_semantics(spec))
+        if run_config.device == "cuda":
+            stack.enter_context(cuda_semantics(run_config))
         yield
 
 
-def estimated_variant(source: Source, spec: RunSpec) -> Variant:
+def estimated_variant(source: Source, run_config: RunConfig) -> Variant:
     """One line of a report: the estimate for one strategy."""
-    return Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=estimate_memory(source, spec))
+    return Variant(
+        checkpointing=run_config.checkpointing,
+        reentrant=run_config.reentrant,
+        estimated=estimate_memory(source, run_config),
+    )
 
 
 def estimate_report(
-    source: Source, specs: Sequence[RunSpec], progress: Callable[[str], None] = lambda text: None
+    source: Source, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
 ) -> MemoryReport:
     """The estimates of one model's step in several ways."""
     variants: list[Variant] = []
-    for spec in specs:
-        progress(f"estimating {spec.checkpointing}")
-        variant = estimated_variant(source, spec)
+    for run_config in run_configs:
+        progress(f"estimating {run_config.checkpointing}")
+        variant = estimated_variant(source, run_config)
         if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
-            variant = replace(variant, outlook=outlook(source, specs[0], spec))
+            variant = replace(variant, outlook=outlook(source, run_configs[0], run_config))
         variants.append(variant)
-    return memory_report(bert_model(source, specs[0], "meta"), specs[0], tuple(variants), name=source.name)
+    return memory_report(bert_model(source, run_configs[0], "meta"), run_configs[0], tuple(variants), name=source.name)
 
 
 def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
-def outlook(source: Source, plain: RunSpec, other: RunSpec) -> Outlook | None:
+def outlook(source: Source, plain: RunConfig, other: RunConfig) -> BreakEven | None:
     """How the peaks of two ways compare at other batches."""
-    from bertscope.analyses.memory.fit import outlook_of  # which asks this room for tapes
+    from bertscope.analyses.memory.fit import break_even  # which asks this room for traces
 
-    return outlook_of(Tapes(source), plain, other)
+    return break_even(MemoryTraces(source), plain, other)
 
 
 def estimate(
@@ -147,61 +156,68 @@ def estimate(
 
     `inputs` is a tensor, a tuple, or a dictionary of keywords, real or on meta. `loss(module, inputs)` tells
     what the step goes back from; without it the output's loss, or the sum of its first tensor. `run` are
-    fields of RunSpec: mode, autocast, optimizer, implementation, device, sdpa_kernel; with `padding` above 0
+    fields of RunConfig: mode, autocast, optimizer, implementation, device, sdpa_kernel; with `padding` above 0
     a module that asks whether anything is masked is told that it is. Raises SelectionError for other fields,
     where the module cannot be copied, or where what it does depends on values.
     """
-    spec = module_run(run)
-    found = module_memory(module, inputs, spec, loss)
-    variant = Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found)
-    return module_report(module, spec, variant, name=name)
+    run_config = module_run(run)
+    found = module_memory(module, inputs, run_config, loss)
+    variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+    return module_report(module, run_config, variant, name=name)
 
 
-def module_run(run: Mapping[str, Any]) -> RunSpec:
-    """The RunSpec for a module that is given as it is; raises SelectionError for what the module itself settles."""
+def module_run(run: Mapping[str, Any]) -> RunConfig:
+    """The RunConfig for a module that is given as it is; raises SelectionError for what the module itself settles."""
     for name in run:
         if name not in MODULE_FIELDS:
             raise SelectionError(
                 f"{name} is the module's own affair, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
             )
-    return RunSpec(**run)
+    return RunConfig(**run)
 
 
 def module_report(
-    module: nn.Module, spec: RunSpec, variant: Variant, *, name: str | None = None, machine: str = ""
+    module: nn.Module, run_config: RunConfig, variant: Variant, *, name: str | None = None, machine: str = ""
 ) -> MemoryReport:
     """One variant of a module that is given as it is: of the run only what concerns it."""
-    report = memory_report(module, spec, (variant,), name=name, machine=machine)
+    report = memory_report(module, run_config, (variant,), name=name, machine=machine)
     return replace(report, run={name: value for name, value in report.run.items() if name in MODULE_FIELDS})
 
 
 def memory_report(
-    module: nn.Module, spec: RunSpec, variants: tuple[Variant, ...], *, name: str | None = None, machine: str = ""
+    module: nn.Module,
+    run_config: RunConfig,
+    variants: tuple[Variant, ...],
+    *,
+    name: str | None = None,
+    machine: str = "",
 ) -> MemoryReport:
     """The variants with what they are about."""
     return MemoryReport(
-        subject=replace(subject(module, name, spec.dtype), obtained="measured" if machine else "estimated"),
-        run={field: value for field, value in spec.to_dict().items() if field not in ("checkpointing", "reentrant")},
-        machine=machine or f"{spec.device} semantics, on fake tensors",
+        subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
+        run={
+            field: value for field, value in run_config.to_dict().items() if field not in ("checkpointing", "reentrant")
+        },
+        machine=machine or f"{run_config.device} semantics, on fake tensors",
         variants=variants,
     )
 
 
-def module_memory(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Memory:
+def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """The memory of a step of any module."""
-    tape = module_tape(module, inputs, spec, loss)
-    return memory(tape, "estimated", device_terms(tape, spec))
+    trace = module_trace(module, inputs, run_config, loss)
+    return memory(trace, "estimated", device_terms(trace, run_config))
 
 
-def module_tape(module: nn.Module, inputs: Any, spec: RunSpec, loss: Loss | None) -> Tape:
-    """The tape of a step of any module."""
+def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
+    """The trace of a step of any module."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     given, how = named_inputs(inputs, loss)
-    with _fakes(spec):
-        copied = fake_copy(module).train(spec.mode != "inference")
+    with _fakes(run_config):
+        copied = fake_copy(module).train(run_config.mode != "inference")
         try:
-            return _fake_tape(copied, fake_like(given), spec, how)
+            return _fake_trace(copied, fake_like(given), run_config, how)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise SelectionError(
                 f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"

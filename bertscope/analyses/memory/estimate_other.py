@@ -12,44 +12,48 @@ from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import MemoryReport, Variant
-from bertscope.run_config import RunSpec
-from bertscope.sources.find import AnyModel
-from bertscope.sources.other_models import ForeignSource
+from bertscope.run_config import RunConfig
+from bertscope.sources.find import ModelSource
+from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
 
 
 def estimate_any(
-    source: AnyModel, specs: Sequence[RunSpec], progress: Callable[[str], None] = lambda text: None
+    source: ModelSource, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
 ) -> MemoryReport:
     """The estimates of whatever MODEL names; a foreign model takes checkpointing `none`, or `full` if its class does.
 
     Raises SelectionError for what such a model cannot be asked.
     """
-    if not isinstance(source, ForeignSource):
-        return estimate_report(source, specs, progress)
-    if not all(spec.dropout for spec in specs):
+    if not isinstance(source, OtherSource):
+        return estimate_report(source, run_configs, progress)
+    if not all(run_config.dropout for run_config in run_configs):
         raise SelectionError(f"{source.name} is {source.family}; --no-dropout concerns BERTs built here alone")
     variants = []
-    for spec in specs:
-        progress(f"estimating {spec.checkpointing}")
-        model = _model(source, spec)
-        inputs = _inputs(model, spec)
+    for run_config in run_configs:
+        progress(f"estimating {run_config.checkpointing}")
+        model = _model(source, run_config)
+        inputs = _inputs(model, run_config)
         with quiet(source), told(f"{source.name} cannot be run on fake tensors"):
-            found = module_memory(model, inputs, spec, None)
-        variants.append(Variant(checkpointing=spec.checkpointing, reentrant=spec.reentrant, estimated=found))
-    return memory_report(_model(source, specs[0]), specs[0], tuple(variants), name=source.name)
+            found = module_memory(model, inputs, run_config, None)
+        variants.append(
+            Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+        )
+    return memory_report(_model(source, run_configs[0]), run_configs[0], tuple(variants), name=source.name)
 
 
-def _model(source: ForeignSource, spec: RunSpec) -> nn.Module:
-    model = build_any(source).to(TORCH_DTYPES[spec.dtype]).train(spec.mode != "inference")
-    freeze(model, spec.freeze)
-    if spec.checkpointing != "none":
-        checkpoint(model, spec.checkpointing, reentrant=spec.reentrant)
+def _model(source: OtherSource, run_config: RunConfig) -> nn.Module:
+    model = build_any(source).to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
+    freeze(model, run_config.freeze)
+    if run_config.checkpointing != "none":
+        checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     return model
 
 
-def _inputs(model: nn.Module, spec: RunSpec) -> dict[str, torch.Tensor]:
-    inputs: dict[str, torch.Tensor] = inputs_for(model, spec.batch, spec.seq, labels=spec.mode != "inference")
-    if spec.padding:
-        inputs["attention_mask"] = torch.empty(spec.batch, spec.seq, dtype=torch.long, device="meta")
+def _inputs(model: nn.Module, run_config: RunConfig) -> dict[str, torch.Tensor]:
+    inputs: dict[str, torch.Tensor] = inputs_for(
+        model, run_config.batch, run_config.seq, labels=run_config.mode != "inference"
+    )
+    if run_config.padding:
+        inputs["attention_mask"] = torch.empty(run_config.batch, run_config.seq, dtype=torch.long, device="meta")
     return inputs

@@ -1,7 +1,7 @@
-"""The tape of a step: every byte that comes and goes, in order, each with what it is.
+"""The trace of a step: every byte that comes and goes, in order, each with what it is.
 
 Fake tensors, the profiler and a CUDA device all end up here, so that an estimate and a measurement are
-told by the same code. A tape knows no addresses: equal blocks are interchangeable.
+told by the same code. A trace knows no addresses: equal blocks are interchangeable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Block(NamedTuple):
     recomputed: bool = False
 
 
-class Event(NamedTuple):
+class MemoryEvent(NamedTuple):
     """Bytes that come (positive) or go, and where the run is just then."""
 
     size_bytes: int
@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The highest point of a phase: its place on the tape, and what stands there."""
+    """The highest point of a phase: its place on the trace, and what stands there."""
 
     phase: str
     index: int  # into the events; -1 before the first
@@ -48,11 +48,11 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Tape:
+class MemoryTrace:
     """What is there before the step, and what then comes and goes."""
 
     state: tuple[tuple[Block, int], ...]
-    events: tuple[Event, ...]
+    events: tuple[MemoryEvent, ...]
     granule_bytes: int = 1  # what the allocator rounds a size up to; sizes here are as asked for
 
     def taken(self, size_bytes: int) -> int:
@@ -110,50 +110,50 @@ def parts(blocks: Counter[Block]) -> dict[str, int]:
 
 @dataclass
 class Allocation:
-    """One storage while its tape is written: what made it, and when it came and went."""
+    """One storage while its trace is written: what made it, and when it came and went."""
 
     size_bytes: int
     phase: str
     path: str
     operator: str
-    recompute: int  # which stretch of recomputation it was born in; 0 for none
+    recompute: int  # which stretch of recomputation it was allocate in; 0 for none
     shape: tuple[int, ...] = ()
     dtype: str = ""
     part: str = ""
-    is_kept: bool = False  # beyond the forward pass, or beyond the recomputation, that made it
+    is_saved: bool = False  # beyond the forward pass, or beyond the recomputation, that made it
 
     def block(self) -> Block:
         """What it turned out to be."""
-        part = self.part or ("activations" if self.is_kept else "temporaries")
+        part = self.part or ("activations" if self.is_saved else "temporaries")
         return Block(part, self.path, self.operator, self.shape, self.dtype, self.recompute > 0)
 
 
 @dataclass
-class Writer:
-    """Writes a tape as things happen; what a block is, is known when it has gone."""
+class MemoryTraceRecorder:
+    """Writes a trace as things happen; what a block is, is known when it has free."""
 
     state: list[tuple[Block, int]] = field(default_factory=list)
     log: list[tuple[int, Allocation, str, str, str]] = field(default_factory=list)
     living: dict[int, Allocation] = field(default_factory=dict)  # by key, only those of the step itself
 
-    def born(self, key: int, made: Allocation, path: str, operator: str, phase: str) -> None:
+    def allocate(self, key: int, made: Allocation, path: str, operator: str, phase: str) -> None:
         """A block comes."""
         self.living[key] = made
         self.log.append((made.size_bytes, made, phase, path, operator))
 
-    def gone(self, key: int, path: str, operator: str, phase: str, recompute: int) -> None:
+    def free(self, key: int, path: str, operator: str, phase: str, recompute: int) -> None:
         """A block goes; a key that is not known is of before the step."""
         made = self.living.pop(key, None)
         if made is None:
             return
         if made.recompute and recompute != made.recompute:
-            made.is_kept = True
+            made.is_saved = True
         self.log.append((-made.size_bytes, made, phase, path, operator))
 
-    def end_of_forward(self) -> None:
+    def end_forward(self) -> None:
         """What is there now was saved for backward."""
         for made in self.living.values():
-            made.is_kept = True
+            made.is_saved = True
 
     def name(self, keys: Iterable[int], part: str) -> None:
         """Say what living blocks are."""
@@ -161,13 +161,13 @@ class Writer:
             if key in self.living:
                 self.living[key].part = part
 
-    def tape(self, granule_bytes: int = 1) -> Tape:
-        """The tape, every block named."""
-        return Tape(tuple(self.state), tuple(self._events()), granule_bytes)
+    def trace(self, granule_bytes: int = 1) -> MemoryTrace:
+        """The trace, every block named."""
+        return MemoryTrace(tuple(self.state), tuple(self._events()), granule_bytes)
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[MemoryEvent]:
         blocks: dict[int, Block] = {}
         for size, made, phase, path, operator in self.log:
             if id(made) not in blocks:
                 blocks[id(made)] = made.block()
-            yield Event(size, blocks[id(made)], phase, path, operator)
+            yield MemoryEvent(size, blocks[id(made)], phase, path, operator)

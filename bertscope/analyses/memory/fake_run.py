@@ -1,4 +1,4 @@
-"""Live storages under dispatch: a tape of a step that allocates nothing, on fake tensors.
+"""Live storages under dispatch: a trace of a step that allocates nothing, on fake tensors.
 
 Two things that torch does without telling a dispatch mode are put back: autograd adds a second gradient
 into the first where nobody else holds it (never while a mode is on), and checkpointing keeps the random
@@ -14,10 +14,10 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertscope.analyses.memory.events import Allocation, Block, Tape, Writer
+from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
 from bertscope.analyses.memory.step import FORWARD, OPTIMIZER, Step
-from bertscope.analyses.tracing.fake_tensors import Answers
-from bertscope.analyses.tracing.module_tracker import Whereabouts
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
+from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import torch
 
@@ -25,28 +25,28 @@ Scratch = Callable[[Any, Any], int]
 DEVICE_GRANULE_BYTES = 512  # CUDA's caching allocator, c10/core/AllocatorConfig.h: kMinBlockSize
 
 
-def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = None) -> Tape:
-    """The tape of one steady step on fake tensors; the caller has FakeTensorMode on.
+def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
+    """The trace of one steady step on fake tensors; the caller has FakeTensorMode on.
 
     `on_device`: the fake host tensors stand for a device's, so that what stays on the host is left out.
     `scratch` tells the bytes that an operator with these arguments takes only while it runs.
     """
     signature = _owned_by_autograd()
-    with _Answering(step):
+    with _AnsweringMode(step):
         step.make_optimizer_state()
-    live = _Live(step, signature, on_device, scratch)
-    with live.place.following(step.model), live, live.random_states():
+    live = _FakeRunMode(step, signature, on_device, scratch)
+    with live.tracker.track(step.model), live, live.random_states():
         step.run(live.phase)
-    return live.writer.tape(DEVICE_GRANULE_BYTES if on_device else 1)
+    return live.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
 
 
-class _Answering(TorchDispatchMode):
+class _AnsweringMode(TorchDispatchMode):
     """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.step, self.name = step, OPTIMIZER
-        self.answers = Answers(is_masked=step.spec.padding > 0)
+        self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -60,21 +60,21 @@ class _Answering(TorchDispatchMode):
         return operator(*args, **kwargs)
 
 
-class _Live(_Answering):
+class _FakeRunMode(_AnsweringMode):
     def __init__(self, step: Step, signature: object, on_device: bool, scratch: Scratch | None) -> None:
         super().__init__(step)
         self.signature, self.on_device, self.scratch = signature, on_device, scratch
-        self.place, self.writer = Whereabouts(), Writer()
+        self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.watched: dict[int, weakref.ref[Any]] = {}
         self.name, self.operator, self.updated = "", "", ""
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
         for part, path, tensor in step.state():
             # A step counter lives on the host, unless a fused kernel reads it.
-            is_counter = on_device and path.endswith(".step") and step.spec.implementation != "fused"
+            is_counter = on_device and path.endswith(".step") and step.run_config.implementation != "fused"
             if not is_counter and self._watch(tensor) is not None:
                 block = Block(part, path, "", tuple(tensor.shape), _dtype(tensor))
-                self.writer.state.append((block, tensor.untyped_storage().nbytes()))
+                self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
                 owner = path.rpartition(".")[0] if part == "optimizer_state" else path
                 self.owners[tensor.untyped_storage()._cdata] = owner
 
@@ -101,7 +101,7 @@ class _Live(_Answering):
 
     def _where(self) -> tuple[str, str, str]:
         """The module, or while it is updated the parameter; the operator; the phase."""
-        path = self.updated if self.name == OPTIMIZER else self.place.now()[0]
+        path = self.updated if self.name == OPTIMIZER else self.tracker.current()[0]
         return path, self.operator, self.name
 
     def _path(self, out: Any, number: int) -> str:
@@ -119,8 +119,8 @@ class _Live(_Answering):
 
     def _hand_over(self, key: int, out: torch.Tensor) -> None:
         """The result lies where the first argument lay."""
-        if key in self.writer.living:
-            self.writer.living[self._watch(out) or 0] = self.writer.living.pop(key)
+        if key in self.recorder.living:
+            self.recorder.living[self._watch(out) or 0] = self.recorder.living.pop(key)
 
     def _watch(self, tensor: torch.Tensor) -> int | None:
         """The key of a storage that was not known; None for an old one, or an empty one."""
@@ -129,12 +129,12 @@ class _Live(_Answering):
         if key in self.watched or storage.nbytes() == 0:
             return None
 
-        def gone(_: object) -> None:
+        def free(_: object) -> None:
             del self.watched[key]
             self.owners.pop(key, None)
-            self.writer.gone(key, *self._where(), self.place.recomputation)
+            self.recorder.free(key, *self._where(), self.tracker.recomputation)
 
-        self.watched[key] = weakref.ref(storage, gone)
+        self.watched[key] = weakref.ref(storage, free)
         return key
 
     def _statistics_itemsize(self, operator: Any, args: Any) -> int | None:
@@ -154,15 +154,15 @@ class _Live(_Answering):
             size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
             made = self._allocation(size, path)
             made.shape, made.dtype = tuple(tensor.shape), "float32" if itemsize else _dtype(tensor)
-            self.writer.born(key, made, *self._where())
+            self.recorder.allocate(key, made, *self._where())
 
     def _allocation(self, size_bytes: int, path: str) -> Allocation:
-        return Allocation(size_bytes, self.name, path, self.operator, self.place.recomputation)
+        return Allocation(size_bytes, self.name, path, self.operator, self.tracker.recomputation)
 
     def _passing(self, size_bytes: int) -> None:
         where = self._where()
-        self.writer.born(0, self._allocation(size_bytes, where[0]), *where)
-        self.writer.gone(0, *where, self.place.recomputation)
+        self.recorder.allocate(0, self._allocation(size_bytes, where[0]), *where)
+        self.recorder.free(0, *where, self.tracker.recomputation)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -170,12 +170,12 @@ class _Live(_Answering):
         self.name = name
         yield
         if name == FORWARD:
-            self.writer.end_of_forward()
+            self.recorder.end_forward()
         for path, param in self.step.model.named_parameters():
             if param.grad is not None:
                 key = param.grad.untyped_storage()._cdata
                 self.owners[key] = path
-                self.writer.name((key,), "gradients")
+                self.recorder.name((key,), "gradients")
 
     @contextmanager
     def random_states(self) -> Iterator[None]:

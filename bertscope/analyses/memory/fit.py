@@ -1,6 +1,6 @@
 """`fit`: the largest batch that a budget holds, for each way to run a step.
 
-Every block of a tape grows with the batch by a fixed number of bytes. Two tapes give the numbers, the
+Every block of a trace grows with the batch by a fixed number of bytes. Two traces give the numbers, the
 search is arithmetic, and its answer is checked: the peaks at that batch and at the next are really taken.
 """
 
@@ -13,13 +13,13 @@ from itertools import accumulate, groupby
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, workspace_bytes
-from bertscope.analyses.memory.estimate import Tapes
-from bertscope.analyses.memory.events import Event, Tape
+from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.step import bert_model
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import is_hopper, sdpa_kernel
-from bertscope.reports.memory import Card, FitReport, FitRow, Outlook, OutlookPoint
-from bertscope.run_config import RunSpec
+from bertscope.reports.memory import BreakEven, BreakEvenPoint, FitReport, FitRow, Gpu
+from bertscope.run_config import RunConfig
 from bertscope.sources.presets import Source
 
 LARGEST_BATCH = 2**20
@@ -29,17 +29,17 @@ _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
 
 
-def overhead_bytes(spec: RunSpec, context_bytes: int | None, known: Card | None = None) -> int:
+def overhead_bytes(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> int:
     """What a device holds beside tensors: on CUDA workspaces and the context, by default the middle of its range."""
-    if spec.device != "cuda":
+    if run_config.device != "cuda":
         return context_bytes or 0
-    workspaces = workspace_bytes(spec, is_hopper=None if known is None else is_hopper(known))
+    workspaces = workspace_bytes(run_config, is_hopper=None if known is None else is_hopper(known))
     return workspaces + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
 
 
 @dataclass
-class Growth:
-    """The peak of a step as a function of the batch, from tapes of two batches."""
+class MemoryGrowth:
+    """The peak of a step as a function of the batch, from traces of two batches."""
 
     granule_bytes: int
     state: list[tuple[int, int]]  # bytes at batch 0, and by which they grow
@@ -56,8 +56,8 @@ class Growth:
         return -(-size // granule) * granule if size > 0 else size // granule * granule
 
 
-def growth(one: Tape, other: Tape, batches: tuple[int, int] = _SAMPLES) -> Growth | None:
-    """The line through two tapes, block by block; None where they do not run alike."""
+def growth(one: MemoryTrace, other: MemoryTrace, batches: tuple[int, int] = _SAMPLES) -> MemoryGrowth | None:
+    """The line through two traces, block by block; None where they do not run alike."""
     pairs = list(zip(_in_order(one), _in_order(other), strict=False))
     if len(one.events) != len(other.events) or any(a.block.path != b.block.path for a, b in pairs):
         return None
@@ -66,16 +66,16 @@ def growth(one: Tape, other: Tape, batches: tuple[int, int] = _SAMPLES) -> Growt
         events = [_line(a.size_bytes, b.size_bytes, batches) for a, b in pairs]
     except ArithmeticError:
         return None
-    return Growth(one.granule_bytes, state, events)
+    return MemoryGrowth(one.granule_bytes, state, events)
 
 
-def _in_order(tape: Tape) -> list[Event]:
+def _in_order(trace: MemoryTrace) -> list[MemoryEvent]:
     """The events; where several blocks go and nothing comes, in an order that the batch does not change."""
-    runs = groupby(tape.events, key=lambda event: event.size_bytes < 0)
+    runs = groupby(trace.events, key=lambda event: event.size_bytes < 0)
     return [event for leaving, run in runs for event in (sorted(run, key=_likeness) if leaving else run)]
 
 
-def _likeness(event: Event) -> tuple[str, str, str, int]:
+def _likeness(event: MemoryEvent) -> tuple[str, str, str, int]:
     block = event.block
     return block.path, block.operator, block.dtype, event.size_bytes
 
@@ -87,9 +87,9 @@ def _line(one: int, other: int, batches: tuple[int, int]) -> tuple[int, int]:
     return one - slope * batches[0], slope
 
 
-def outlook_of(tapes: Tapes, plain: RunSpec, other: RunSpec) -> Outlook | None:
+def break_even(traces: MemoryTraces, plain: RunConfig, other: RunConfig) -> BreakEven | None:
     """The least batch at which `other` has the lower peak, and both peaks at larger ones; None if no line is found."""
-    lines = [_line_of(tapes, spec) for spec in (plain, other)]
+    lines = [_line_of(traces, run_config) for run_config in (plain, other)]
     first, second = lines
     if first is None or second is None:
         return None
@@ -98,14 +98,14 @@ def outlook_of(tapes: Tapes, plain: RunSpec, other: RunSpec) -> Outlook | None:
         return None
     batches = [batch for batch in _OUTLOOK if batch > max(plain.batch, behind)]
     points = tuple(
-        OutlookPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
         for batch in batches
     )
-    return Outlook(pays_from_batch=behind + 1, points=points)
+    return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
-def _line_of(tapes: Tapes, spec: RunSpec) -> Growth | None:
-    one, two = (tapes.tape(replace(spec, batch=batch))[0] for batch in _SAMPLES)
+def _line_of(traces: MemoryTraces, run_config: RunConfig) -> MemoryGrowth | None:
+    one, two = (traces.trace(replace(run_config, batch=batch))[0] for batch in _SAMPLES)
     return growth(one, two)
 
 
@@ -114,88 +114,88 @@ class Fitter:
     """Answers for one model and budget."""
 
     source: Source
-    spec: RunSpec
+    run_config: RunConfig
     budget_bytes: int
     overhead_bytes: int = 0
     progress: Progress = lambda text: None
-    tapes: Tapes = field(init=False)
+    traces: MemoryTraces = field(init=False)
     flops: dict[tuple[str, int], int] = field(default_factory=dict)
-    recent: dict[RunSpec, Tape] = field(default_factory=dict)
+    recent: dict[RunConfig, MemoryTrace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tapes = Tapes(self.source)
+        self.traces = MemoryTraces(self.source)
 
-    def largest(self, seqs: Sequence[int], ways: Iterable[RunSpec]) -> Iterator[FitRow]:
+    def largest(self, seqs: Sequence[int], variants: Iterable[RunConfig]) -> Iterator[FitRow]:
         """For each length and way the largest batch that fits."""
-        for way in ways:
+        for variant in variants:
             for seq in seqs:
-                self.progress(f"{way.checkpointing}, {way.precision}, seq {seq}")
-                spec = replace(way, seq=seq)
-                batch = self._search(spec)
-                yield self._row(replace(spec, batch=max(batch, 1)), batch)
+                self.progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
+                run_config = replace(variant, seq=seq)
+                batch = self._search(run_config)
+                yield self._row(replace(run_config, batch=max(batch, 1)), batch)
 
-    def at_batch(self, batch: int, seqs: Sequence[int], ways: Iterable[RunSpec]) -> list[FitRow]:
+    def at_batch(self, batch: int, seqs: Sequence[int], variants: Iterable[RunConfig]) -> list[FitRow]:
         """For each way whether the batch fits, those that cost least first."""
         rows = []
-        for way in ways:
+        for variant in variants:
             for seq in seqs:
-                self.progress(f"{way.checkpointing}, {way.precision}, seq {seq}")
-                spec = replace(way, seq=seq, batch=batch)
-                rows.append(self._row(spec, batch if self.peak_bytes(spec) <= self.budget_bytes else 0))
+                self.progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
+                run_config = replace(variant, seq=seq, batch=batch)
+                rows.append(self._row(run_config, batch if self.peak_bytes(run_config) <= self.budget_bytes else 0))
         return sorted(rows, key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != "fp32"))
 
-    def peak_bytes(self, spec: RunSpec) -> int:
+    def peak_bytes(self, run_config: RunConfig) -> int:
         """All that the budget must hold at the peak of this step."""
-        return self._tape(spec).peak_bytes + self.overhead_bytes
+        return self._trace(run_config).peak_bytes + self.overhead_bytes
 
-    def _tape(self, spec: RunSpec) -> Tape:
-        """The tape of a step; the last few are kept, since an answer is asked for again to be shown."""
-        if spec not in self.recent:
+    def _trace(self, run_config: RunConfig) -> MemoryTrace:
+        """The trace of a step; the last few are kept, since an answer is asked for again to be shown."""
+        if run_config not in self.recent:
             for old in list(self.recent)[:-3]:
                 del self.recent[old]
-            self.recent[spec] = self.tapes.tape(spec)[0]
-        return self.recent[spec]
+            self.recent[run_config] = self.traces.trace(run_config)[0]
+        return self.recent[run_config]
 
-    def _search(self, spec: RunSpec) -> int:
+    def _search(self, run_config: RunConfig) -> int:
         """The largest batch that fits; 0 for none. Arithmetic first, then really taken."""
-        line = _line_of(self.tapes, spec)
+        line = _line_of(self.traces, run_config)
         room = self.budget_bytes - self.overhead_bytes
 
         def really(batch: int) -> bool:
-            """Whether the step of that batch fits, by its own tape."""
-            return self.peak_bytes(replace(spec, batch=batch)) <= self.budget_bytes
+            """Whether the step of that batch fits, by its own trace."""
+            return self.peak_bytes(replace(run_config, batch=batch)) <= self.budget_bytes
 
         return _settled(_last(lambda batch: line.peak_bytes(batch) <= room), really) if line else _last(really)
 
-    def _row(self, spec: RunSpec, batch: int) -> FitRow:
-        tape = self._tape(spec)
+    def _row(self, run_config: RunConfig, batch: int) -> FitRow:
+        trace = self._trace(run_config)
         limit = self.budget_bytes - self.overhead_bytes
-        flops = self._flops(spec)
-        plain = self._flops(replace(spec, checkpointing="none"))
+        flops = self._flops(run_config)
+        plain = self._flops(replace(run_config, checkpointing="none"))
         return FitRow(
-            seq=spec.seq,
-            checkpointing=spec.checkpointing,
-            precision=spec.precision,
+            seq=run_config.seq,
+            checkpointing=run_config.checkpointing,
+            precision=run_config.precision,
             batch=batch,
-            peak_bytes=tape.peak_bytes + self.overhead_bytes,
-            next_bytes=self.peak_bytes(replace(spec, batch=batch + 1))
+            peak_bytes=trace.peak_bytes + self.overhead_bytes,
+            next_bytes=self.peak_bytes(replace(run_config, batch=batch + 1))
             if batch
-            else tape.peak_bytes + self.overhead_bytes,
+            else trace.peak_bytes + self.overhead_bytes,
             fits=batch > 0,
-            is_tight=spec.device == "cuda" and batch > 0 and bool(replayed(tape, limit).missing_bytes),
+            is_tight=run_config.device == "cuda" and batch > 0 and bool(replayed(trace, limit).missing_bytes),
             step_flops=flops,
             extra_flops=flops / plain - 1 if plain else 0.0,
         )
 
-    def _flops(self, spec: RunSpec) -> int:
+    def _flops(self, run_config: RunConfig) -> int:
         """FLOPs of the step, which are those of one sequence as often as there are sequences."""
-        training = spec.mode == "training"
-        checkpointing = spec.checkpointing if training else "none"
-        if (checkpointing, spec.seq) not in self.flops:
+        training = run_config.mode == "training"
+        checkpointing = run_config.checkpointing if training else "none"
+        if (checkpointing, run_config.seq) not in self.flops:
             mode = "training" if training else "inference"
-            run = FlopsRun(source=self.source, mode=mode, checkpointing=checkpointing, freeze=spec.freeze)
-            self.flops[checkpointing, spec.seq] = run.at(1, spec.seq).rows[0].total.matmul_flops
-        return spec.batch * self.flops[checkpointing, spec.seq]
+            run = FlopsRun(source=self.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
+            self.flops[checkpointing, run_config.seq] = run.at(1, run_config.seq).rows[0].total.matmul_flops
+        return run_config.batch * self.flops[checkpointing, run_config.seq]
 
 
 def _last(holds: Callable[[int], bool]) -> int:
@@ -218,18 +218,18 @@ def _settled(guess: int, holds: Callable[[int], bool]) -> int:
     return guess
 
 
-def _on_card(known: Card | None, way: RunSpec) -> RunSpec:
+def _on_card(known: Gpu | None, variant: RunConfig) -> RunConfig:
     """With the kernel of fused attention that torch takes on this card."""
-    if known is None or way.sdpa_kernel != "auto":
-        return way
-    return replace(way, sdpa_kernel=sdpa_kernel(known, way.autocast or way.dtype))
+    if known is None or variant.sdpa_kernel != "auto":
+        return variant
+    return replace(variant, sdpa_kernel=sdpa_kernel(known, variant.autocast or variant.dtype))
 
 
 def fit_report(
     source: Source,
-    ways: Sequence[RunSpec],
+    variants: Sequence[RunConfig],
     seqs: Sequence[int],
-    budget: int | Card,
+    budget: int | Gpu,
     *,
     batch: int | None = None,
     context_bytes: int | None = None,
@@ -239,14 +239,14 @@ def fit_report(
 
     Raises SelectionError for a length that the model does not have.
     """
-    known = budget if isinstance(budget, Card) else None
-    budget_bytes = budget.memory_bytes if isinstance(budget, Card) else budget
-    overhead = overhead_bytes(ways[0], context_bytes, known)
-    fitter = Fitter(source, ways[0], budget_bytes, overhead, progress)
-    really = [_on_card(known, way) for way in ways]
+    known = budget if isinstance(budget, Gpu) else None
+    budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
+    overhead = overhead_bytes(variants[0], context_bytes, known)
+    fitter = Fitter(source, variants[0], budget_bytes, overhead, progress)
+    really = [_on_card(known, variant) for variant in variants]
     rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))
-    run = {name: value for name, value in ways[0].to_dict().items() if name not in _VARIED}
-    about = subject(bert_model(source, replace(ways[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
+    about = subject(bert_model(source, replace(variants[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,

@@ -22,7 +22,7 @@ from bertscope.analyses.memory.child import child_command
 from bertscope.analyses.memory.profile_job import MESSAGES, Found, Job, Timed
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import Memory, MemoryReport, Outlook, Timing, Variant
+from bertscope.reports.memory import BreakEven, Memory, MemoryReport, Timing, Variant
 from bertscope.reports.reader import typed
 from bertscope.units import bytes_text
 
@@ -47,12 +47,14 @@ def profile_report(
     """The measurements of one model's step in several ways, and their snapshots."""
     found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
     first = jobs[0]
-    run = {name: value for name, value in first.spec.to_dict().items() if name not in ("checkpointing", "reentrant")}
+    run = {
+        name: value for name, value in first.run_config.to_dict().items() if name not in ("checkpointing", "reentrant")
+    }
     config = first.source.config
     about = Subject(
         name=first.source.name,
         architecture=first.source.architecture,
-        dtype=first.spec.dtype,
+        dtype=first.run_config.dtype,
         attention=config.attn_implementation,
         config=config.to_dict(),
         ignored_fields=config.ignored,
@@ -73,7 +75,7 @@ class _Told:
     found: Found | None = None
     result: Timed | None = None
     snapshot: str | None = None  # base64
-    outlook: Outlook | None = None
+    outlook: BreakEven | None = None
     problem: tuple[str, str] | None = None
     closed: bool = False
     stderr: list[bytes] = field(default_factory=list)
@@ -144,14 +146,14 @@ def _listen(
             if time.monotonic() > deadline:
                 told.problem = ("timeout", f"ran for longer than {timeout:g} s")
                 return
-            progress(f"{job.spec.checkpointing}: {told.stage}")
+            progress(f"{job.run_config.checkpointing}: {told.stage}")
             continue
         if message is None:
             return
         _note(told, *message)
         if told.problem is not None:
             return
-        progress(f"{job.spec.checkpointing}: {told.stage}")
+        progress(f"{job.run_config.checkpointing}: {told.stage}")
 
 
 def _note(told: _Told, kind: str, content: Any) -> None:
@@ -211,10 +213,10 @@ def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
 
 
 def _variant(job: Job, told: _Told) -> Variant:
-    spec = job.spec
+    run_config = job.run_config
     variant = Variant(
-        checkpointing=spec.checkpointing,
-        reentrant=spec.reentrant,
+        checkpointing=run_config.checkpointing,
+        reentrant=run_config.reentrant,
         estimated=told.estimated,
         outlook=told.outlook,
     )
@@ -229,7 +231,7 @@ def _variant(job: Job, told: _Told) -> Variant:
             warmup_seconds=told.found.warmup_seconds,
             step_seconds=told.result.step_seconds,
             median_seconds=median,
-            tokens_per_second=spec.batch * spec.seq / median if median else 0.0,
+            tokens_per_second=run_config.batch * run_config.seq / median if median else 0.0,
             flops=flops,
             flops_per_second=flops / median if median else 0.0,
         ),
@@ -252,7 +254,7 @@ def _failure(job: Job, told: _Told) -> str:
     if kind in others:
         return f"the child {happened} while {told.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
-    if job.spec.checkpointing == "none" and job.spec.mode != "inference":
+    if job.run_config.checkpointing == "none" and job.run_config.mode != "inference":
         remedy += ", --checkpointing"
     if kind == "timeout":
         remedy += ", or a longer --timeout"

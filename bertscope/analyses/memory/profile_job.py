@@ -8,9 +8,9 @@ from typing import Any
 
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import Memory, Outlook, ProcessMemory
+from bertscope.reports.memory import BreakEven, Memory, ProcessMemory
 from bertscope.reports.reader import typed
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.presets import Source
 
 
@@ -19,13 +19,13 @@ class Job:
     """What the child is to run."""
 
     source: Source
-    spec: RunSpec
+    run_config: RunConfig
     steps: int = 3
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
-    beside: RunSpec | None = None  # the first way, when this is another
-    wants_snapshot: bool = False  # the tape as PyTorch's memory viewer reads it
+    beside: RunConfig | None = None  # the first way, when this is another
+    wants_snapshot: bool = False  # the trace as PyTorch's memory viewer reads it
 
     def to_json(self) -> str:
         """Return the job as JSON, with as much of the source as builds the model; raise SelectionError if none can."""
@@ -40,8 +40,8 @@ class Job:
         """Return the job that `to_json` wrote."""
         data = json.loads(text)
         source = data.pop("source")
-        specs = {name: typed(RunSpec | None, data.pop(name), name) for name in ("spec", "beside")}
-        return cls(source=Source(**source | {"config": BertConfig.from_dict(source["config"])}), **specs, **data)
+        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("spec", "beside")}
+        return cls(source=Source(**source | {"config": BertConfig.from_dict(source["config"])}), **run_configs, **data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "stage": str,
     "taken": int,
     "estimated": Memory,
-    "outlook": Outlook,
+    "outlook": BreakEven,
     "found": Found,
     "snapshot": str,  # base64
     "result": Timed,

@@ -61,7 +61,7 @@ def _obey_limit(job: Job, say: Say) -> None:
 
     Not sooner: libraries that run out of memory while they load may hang instead of failing.
     """
-    if job.memory_limit_bytes is not None and job.spec.device == "cpu":
+    if job.memory_limit_bytes is not None and job.run_config.device == "cpu":
         import resource
 
         from bertscope.torch_access import torch
@@ -91,9 +91,9 @@ def run(job: Job, say: Say) -> Timed:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     say("stage", "estimating")
-    say("estimated", estimate_memory(job.source, job.spec))
+    say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
-        say("outlook", outlook(job.source, job.beside, job.spec))
+        say("outlook", outlook(job.source, job.beside, job.run_config))
     flops = step_flops(FlopsRun, job)
     gc.enable()
     gc.collect()
@@ -108,25 +108,27 @@ def run(job: Job, say: Say) -> Timed:
 
 def step_flops(flops_run: Any, job: Job) -> int:
     """FLOPs of the step's matrix products, recomputation in them."""
-    spec = job.spec
-    mode = "training" if spec.mode == "training" else "inference"
-    checkpointing = spec.checkpointing if mode == "training" else "none"
-    asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=spec.freeze)
-    return int(asked.at(spec.batch, spec.seq).rows[0].total.matmul_flops)
+    run_config = job.run_config
+    mode = "training" if run_config.mode == "training" else "inference"
+    checkpointing = run_config.checkpointing if mode == "training" else "none"
+    asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
+    return int(asked.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops)
 
 
 def _built(job: Job) -> Any:
     from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
     from bertscope.torch_access import torch
 
-    if job.spec.device == "cuda":
+    if job.run_config.device == "cuda":
         if not torch.cuda.is_available():
             raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
         if job.memory_limit_bytes is not None:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
-    model = bert_model(job.source, job.spec, job.spec.device)
-    return make_step(model, bert_inputs(model, job.spec, job.spec.device), job.spec, job.spec.device)
+    model = bert_model(job.source, job.run_config, job.run_config.device)
+    return make_step(
+        model, bert_inputs(model, job.run_config, job.run_config.device), job.run_config, job.run_config.device
+    )
 
 
 def _measure(step: Any, job: Job, say: Say) -> Found:
@@ -138,11 +140,11 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     say("stage", "making the optimizer's state")
     step.make_optimizer_state()
     started = time.perf_counter()
-    tape = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"), job.spec.device)
+    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"), job.run_config.device)
     _finish(job)
     warmup = time.perf_counter() - started
     terms = process = None
-    if job.spec.device == "cuda":
+    if job.run_config.device == "cuda":
         from bertscope.analyses.memory.profiler_run import device_terms
 
         terms = device_terms(step)
@@ -150,8 +152,8 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
         say("stage", "measuring the process")
         process = _high_water(step.run)
     if job.wants_snapshot:
-        say("snapshot", b64encode(snapshot(tape)).decode())
-    measured_memory = memory(tape, "measured", terms)
+        say("snapshot", b64encode(snapshot(trace)).decode())
+    measured_memory = memory(trace, "measured", terms)
     return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
 
 
@@ -171,7 +173,7 @@ def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
 
 
 def _finish(job: Job) -> None:
-    if job.spec.device == "cuda":
+    if job.run_config.device == "cuda":
         from bertscope.torch_access import torch
 
         torch.cuda.synchronize()
@@ -180,7 +182,7 @@ def _finish(job: Job) -> None:
 def _machine(job: Job) -> str:
     from bertscope.torch_access import torch
 
-    if job.spec.device == "cuda":
+    if job.run_config.device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     model = ""
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The tape of a step that really runs on the host: the allocator's own events, from torch's profiler.
+"""The trace of a step that really runs on the host: the allocator's own events, from torch's profiler.
 
 Sizes, order and addresses are the allocator's; only what a block is, is read from the run around it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from bertscope.analyses.memory.events import Allocation, Block, Tape, Writer
+from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
 from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
@@ -24,8 +24,8 @@ _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
 
 
-def measured(step: Step, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> Tape:
-    """The tape of one step, run for real under the profiler; its optimizer state must be there.
+def measured(step: Step, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> MemoryTrace:
+    """The trace of one step, run for real under the profiler; its optimizer state must be there.
 
     `told` hears of each phase as it begins.
     """
@@ -39,8 +39,8 @@ def measured(step: Step, told: Callable[[str], None] = lambda phase: None, devic
     reader = _Reader(marks.gradients, device)
     for event in profiler.profiler.kineto_results.experimental_event_tree():
         reader.read(event, _Place())
-    reader.writer.state.extend(state)
-    return reader.tape()
+    reader.recorder.state.extend(state)
+    return reader.trace()
 
 
 def profile(
@@ -55,16 +55,16 @@ def profile(
     """
     from bertscope.analyses.memory.estimate import module_memory, module_report, module_run, named_inputs
 
-    spec = module_run(run)
-    if spec.device == "cuda" and not torch.cuda.is_available():
+    run_config = module_run(run)
+    if run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     given, how = named_inputs(inputs, loss)
-    estimated = module_memory(module, inputs, spec, loss)
+    estimated = module_memory(module, inputs, run_config, loss)
     with _put_back(module):
-        step = make_step(module.train(spec.mode != "inference"), given, spec, spec.device, how)
+        step = make_step(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
         step.make_optimizer_state()
         started = time.perf_counter()
-        tape = measured(step, device=spec.device)
+        trace = measured(step, device=run_config.device)
         warmup = time.perf_counter() - started
         seconds = tuple(_seconds(step) for _ in range(steps))
     timing = Timing(
@@ -73,14 +73,14 @@ def profile(
         median_seconds=statistics.median(seconds) if seconds else 0.0,
     )
     variant = Variant(
-        checkpointing=spec.checkpointing,
-        reentrant=spec.reentrant,
+        checkpointing=run_config.checkpointing,
+        reentrant=run_config.reentrant,
         estimated=estimated,
-        measured=memory(tape, "measured"),
+        measured=memory(trace, "measured"),
         timing=timing,
     )
     machine = f"this process, {torch.get_num_threads()} threads"
-    return module_report(module, spec, variant, name=name, machine=machine)
+    return module_report(module, run_config, variant, name=name, machine=machine)
 
 
 @contextmanager
@@ -174,11 +174,11 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Reader:
-    """Walks the profiler's tree in order and writes the tape."""
+    """Walks the profiler's tree in order and writes the trace."""
 
     gradients: dict[str, set[int]]
     device: str
-    writer: Writer = field(default_factory=Writer)
+    recorder: MemoryTraceRecorder = field(default_factory=MemoryTraceRecorder)
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     stretches: int = 0
     after: str = FORWARD  # the phase that has ended last: what goes between two phases is of the first
@@ -218,18 +218,18 @@ class _Reader:
         phase = place.phase or self.after
         if block.alloc_size > 0:
             made = Allocation(block.alloc_size, phase, place.path, place.operator, place.recompute)
-            self.writer.born(block.ptr, made, place.path, place.operator, phase)
+            self.recorder.allocate(block.ptr, made, place.path, place.operator, phase)
         else:
-            self.writer.gone(block.ptr, place.path, place.operator, phase, place.recompute)
+            self.recorder.free(block.ptr, place.path, place.operator, phase, place.recompute)
 
     def _end(self, phase: str) -> None:
         if phase == FORWARD:
-            self.writer.end_of_forward()
-        self.writer.name(self.gradients.get(phase, ()), "gradients")
+            self.recorder.end_forward()
+        self.recorder.name(self.gradients.get(phase, ()), "gradients")
 
-    def tape(self) -> Tape:
+    def trace(self) -> MemoryTrace:
         """What was written."""
-        return self.writer.tape(512 if self.device == "cuda" else 1)
+        return self.recorder.trace(512 if self.device == "cuda" else 1)
 
 
 @cache

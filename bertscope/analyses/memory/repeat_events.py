@@ -1,7 +1,7 @@
-"""Few layers for many: the tape of a deep model from that of a shallow one, where the layers are alike.
+"""Few layers for many: the trace of a deep model from that of a shallow one, where the layers are alike.
 
-A tape is a sequence, and what a middle layer adds to it, each further layer adds again. That is not
-believed: the same rule must first lengthen a tape by one layer into the tape that was recorded there.
+A trace is a sequence, and what a middle layer adds to it, each further layer adds again. That is not
+believed: the same rule must first lengthen a trace by one layer into the trace that was recorded there.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 
 _LAYER = re.compile(r"((?:^|\.)encoder\.layer\.)(\d+)(?=\.|$)")
 _MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
 
 
-def unrolled(tape: Tape, ran: int, wanted: int, period: int = 1) -> Tape:
-    """The tape for `wanted` units of layers, from one of `ran` units; a unit is `period` layers."""
-    stretch = _Stretch(ran, wanted, period)
-    state = [item for block, size in tape.state for item in stretch.state(block, size)]
-    events = [event for name in tape.phases for event in stretch.events(tape, name)]
-    return replace(tape, state=tuple(state), events=tuple(events))
+def repeated(trace: MemoryTrace, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
+    """The trace for `wanted` units of layers, from one of `ran` units; a unit is `period` layers."""
+    stretch = _Repeater(ran, wanted, period)
+    state = [item for block, size in trace.state for item in stretch.state(block, size)]
+    events = [event for name in trace.phases for event in stretch.events(trace, name)]
+    return replace(trace, state=tuple(state), events=tuple(events))
 
 
-def same_course(one: Tape, other: Tape) -> bool:
-    """Whether two tapes tell the same; in which order blocks go at one place, where nothing comes, is all one."""
+def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
+    """Whether two traces tell the same; in which order blocks go at one place, where nothing comes, is all one."""
     return sorted(one.state) == sorted(other.state) and _ordered(one.events) == _ordered(other.events)
 
 
-def _ordered(events: tuple[Event, ...]) -> list[Event]:
+def _ordered(events: tuple[MemoryEvent, ...]) -> list[MemoryEvent]:
     runs = groupby(events, key=lambda event: event.size_bytes < 0)
     return [event for leaving, run in runs for event in (sorted(run) if leaving else run)]
 
 
-class _Stretch:
+class _Repeater:
     def __init__(self, ran: int, wanted: int, period: int) -> None:
         self.more, self.period = wanted - ran, period
         self.memo: dict[tuple[str, int], str] = {}
@@ -58,22 +58,22 @@ class _Stretch:
         for units in self._shifts(self.unit(block.path), 0):
             yield block._replace(path=self.moved(block.path, units)), size
 
-    def events(self, tape: Tape, phase: str) -> Iterator[Event]:
+    def events(self, trace: MemoryTrace, phase: str) -> Iterator[MemoryEvent]:
         """The events of one phase; stretches in the middle unit come again for every further unit."""
         before = 0
-        for unit, run in groupby(self._numbered(tape, phase), key=lambda pair: pair[0]):
+        for unit, run in groupby(self._numbered(trace, phase), key=lambda pair: pair[0]):
             stretch = [event for _, event in run]
             for units in self._shifts(unit, before):
                 yield from (self._shifted(event, units) for event in stretch)
             before = unit if unit is not None else before
 
-    def _numbered(self, tape: Tape, phase: str) -> Iterator[tuple[int | None, Event]]:
+    def _numbered(self, trace: MemoryTrace, phase: str) -> Iterator[tuple[int | None, MemoryEvent]]:
         """Each event with its unit: of the module; outside the encoder, of the block; else the unit before it.
 
         A block of no unit that goes outside the encoder is of none: autocast drops its weights in any order.
         """
         unit = None
-        for event in tape.events:
+        for event in trace.events:
             if event.phase == phase:
                 found, is_outside = self.unit(event.path), not event.path.endswith("encoder")
                 if found is None and is_outside:
@@ -92,7 +92,7 @@ class _Stretch:
             return range(self.more, self.more + 1)
         return range(self.more, -1, -1) if before > unit else range(self.more + 1)
 
-    def _shifted(self, event: Event, units: int) -> Event:
+    def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
         """The event, and the block that it is about, so many units further."""
         if not units:
             return event

@@ -1,4 +1,4 @@
-"""A tape as PyTorch's own memory viewer reads it (pytorch.org/memory_viz, or torch.cuda._memory_viz)."""
+"""A trace as PyTorch's own memory viewer reads it (pytorch.org/memory_viz, or torch.cuda._memory_viz)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from bertscope.analyses.memory.events import Block, Event, Tape
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 
 _STEP_BYTES = 512
 _BATCH = 1000  # items for one instruction, as in the standard library
 
 
-def snapshot(tape: Tape) -> bytes:
+def snapshot(trace: MemoryTrace) -> bytes:
     """The pickle that `torch.cuda.memory._dump_snapshot` would write of such a step; addresses are made up."""
-    state = (Event(size, block, "before the step", "", "") for block, size in tape.state)
-    entries = list(_entries((*state, *tape.events)))
+    state = (MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state)
+    entries = list(_entries((*state, *trace.events)))
     return pickled({"segments": [], "device_traces": [entries]})
 
 
-def _entries(events: tuple[Event, ...]) -> Iterator[dict[str, Any]]:
+def _entries(events: tuple[MemoryEvent, ...]) -> Iterator[dict[str, Any]]:
     """Comings and goings; of equal blocks the last that came goes first."""
     held: dict[tuple[Block, int], list[int]] = defaultdict(list)
     address = _STEP_BYTES
@@ -37,7 +37,7 @@ def _entries(events: tuple[Event, ...]) -> Iterator[dict[str, Any]]:
             yield _entry("free_completed", place, event, number)
 
 
-def _entry(action: str, address: int, event: Event, number: int) -> dict[str, Any]:
+def _entry(action: str, address: int, event: MemoryEvent, number: int) -> dict[str, Any]:
     block = event.block
     names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {event.phase}")
     frames = [{"name": name, "filename": "", "line": 0} for name in names]

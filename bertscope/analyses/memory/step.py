@@ -12,7 +12,7 @@ from bertscope.analyses.tracing.inputs import example_inputs, loss_of
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, build
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.presets import Source
 from bertscope.torch_access import nn, torch
 
@@ -41,7 +41,7 @@ class Step:
 
     model: nn.Module
     inputs: dict[str, Any]
-    spec: RunSpec
+    run_config: RunConfig
     optimizer: torch.optim.Optimizer | None = None
     kind: str = "cpu"  # the device whose autocast acts
     loss: Loss = call_with_keywords
@@ -54,7 +54,7 @@ class Step:
         self.model.zero_grad(set_to_none=True)
         with phase(FORWARD):
             loss = self._forward()
-        if self.spec.mode == "training":
+        if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
             with phase(BACKWARD):
@@ -66,13 +66,13 @@ class Step:
                 self.optimizer.zero_grad(set_to_none=True)
 
     def _forward(self) -> torch.Tensor:
-        with torch.set_grad_enabled(self.spec.mode != "inference"), self._autocast():
+        with torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
             return self.loss(self.model, self.inputs)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.spec.autocast is None:
+        if self.run_config.autocast is None:
             return nullcontext()
-        return torch.autocast(self.kind, dtype=TORCH_DTYPES[self.spec.autocast])
+        return torch.autocast(self.kind, dtype=TORCH_DTYPES[self.run_config.autocast])
 
     def make_optimizer_state(self) -> None:
         """Take one step of the optimizer over zero gradients, so that its state is there; gradients are freed."""
@@ -103,46 +103,46 @@ class Step:
                     yield "optimizer_state", f"{paths.get(id(param), '')}.{name}", value
 
 
-def bert_model(source: Source, spec: RunSpec, device: str, layers: int | None = None) -> BertPreTrainedModel:
+def bert_model(source: Source, run_config: RunConfig, device: str, layers: int | None = None) -> BertPreTrainedModel:
     """The model of `source` as `spec` runs it, with its own number of layers or `layers`.
 
     Raises SelectionError or ConfigError where the model cannot run so.
     """
     config = source.config
-    if not spec.dropout:
+    if not run_config.dropout:
         config = replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
     config = replace(config, num_hidden_layers=layers or config.num_hidden_layers)
     model = build(config, source.architecture, add_pooling_layer=source.add_pooling_layer, device=device)
-    model.gradient_checkpointing_enable({"use_reentrant": spec.reentrant}, strategy=spec.checkpointing)
-    freeze(model, spec.freeze)
-    return model.to(TORCH_DTYPES[spec.dtype]).train(spec.mode != "inference")
+    model.gradient_checkpointing_enable({"use_reentrant": run_config.reentrant}, strategy=run_config.checkpointing)
+    freeze(model, run_config.freeze)
+    return model.to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
 
 
 def make_step(
-    model: nn.Module, inputs: dict[str, Any], spec: RunSpec, kind: str = "cpu", loss: Loss = call_with_keywords
+    model: nn.Module, inputs: dict[str, Any], run_config: RunConfig, kind: str = "cpu", loss: Loss = call_with_keywords
 ) -> Step:
     """The model and its inputs with the optimizer that `spec` asks for."""
-    return Step(model, inputs, spec, make_optimizer(model.parameters(), spec), kind, loss)
+    return Step(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
 
 
-def make_optimizer(params: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim.Optimizer | None:
+def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
     """torch's own optimizer over what is trainable; None where the run has no such step, or nothing to train."""
     trainable = [param for param in params if param.requires_grad]
-    if not spec.steps_optimizer or not trainable:
+    if not run_config.steps_optimizer or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[spec.optimizer])
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[run_config.optimizer])
     # A rate of nothing leaves the weights as they are; memory and work are the same.
-    return optimizer(trainable, lr=0.0, **_WAYS[spec.implementation])
+    return optimizer(trainable, lr=0.0, **_WAYS[run_config.implementation])
 
 
-def bert_inputs(model: BertPreTrainedModel, spec: RunSpec, device: str) -> dict[str, torch.Tensor]:
+def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:
     """Random ids, labels where a loss is computed, and a mask where there is padding."""
-    shapes = example_inputs(model, spec.batch, spec.seq, labels=spec.mode != "inference")
-    dtype = TORCH_DTYPES[spec.dtype]
-    inputs = {name: _filled(tensor, _below(model, spec, name), dtype, device) for name, tensor in shapes.items()}
-    if spec.padding:
+    shapes = example_inputs(model, run_config.batch, run_config.seq, labels=run_config.mode != "inference")
+    dtype = TORCH_DTYPES[run_config.dtype]
+    inputs = {name: _filled(tensor, _below(model, run_config, name), dtype, device) for name, tensor in shapes.items()}
+    if run_config.padding:
         mask = torch.ones(shapes["input_ids"].shape, dtype=torch.long, device=device)
-        mask[..., spec.seq - min(round(spec.padding * spec.seq), spec.seq - 1) :] = 0
+        mask[..., run_config.seq - min(round(run_config.padding * run_config.seq), run_config.seq - 1) :] = 0
         inputs["attention_mask"] = mask
     return inputs
 
@@ -153,11 +153,11 @@ def _filled(like: torch.Tensor, below: int, dtype: torch.dtype, device: str) -> 
     return torch.randint(0, below, like.shape, device=device)
 
 
-def _below(model: BertPreTrainedModel, spec: RunSpec, name: str) -> int:
+def _below(model: BertPreTrainedModel, run_config: RunConfig, name: str) -> int:
     """The first id that is too high for this input."""
     config, architecture = model.config, type(model).__name__
     if name in ("start_positions", "end_positions"):
-        return spec.seq
+        return run_config.seq
     by_token = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")
     if name == "input_ids" or (name == "labels" and architecture in by_token):
         return config.vocab_size

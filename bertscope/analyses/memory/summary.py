@@ -1,4 +1,4 @@
-"""From a tape to what it says: peaks and their parts, what is kept, and the course of the step."""
+"""From a trace to what it says: peaks and their parts, what is kept, and the course of the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from bertscope.analyses.memory.events import PARTS, Block, Event, Tape, parts
+from bertscope.analyses.memory.events import PARTS, Block, MemoryEvent, MemoryTrace, parts
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
@@ -34,25 +34,27 @@ _WHAT = (
 )  # fmt: skip
 
 
-def memory(tape: Tape, obtained: str, device: DeviceTerms | None = None, traced_layers: int | None = None) -> Memory:
-    """What a tape says, as a report."""
+def memory(
+    trace: MemoryTrace, obtained: str, device: DeviceTerms | None = None, traced_layers: int | None = None
+) -> Memory:
+    """What a trace says, as a report."""
     phases = tuple(
         PhasePeak(
             phase=moment.phase,
             peak_bytes=moment.live_bytes,
             path=folded(moment.path),
             operator=moment.operator,
-            parts=Parts(**parts(tape.at(moment))),
+            parts=Parts(**parts(trace.at(moment))),
         )
-        for moment in tape.peaks()
+        for moment in trace.peaks()
     )
-    kept = tuple(kept_rows(tape))
+    kept = tuple(kept_rows(trace))
     return Memory(
         obtained=obtained,
         phases=phases,
         kept=kept,
         kept_bytes=sum(row.kept_bytes for row in kept),
-        timeline=tuple(_timeline(tape)),
+        timeline=tuple(_timeline(trace)),
         device=device,
         traced_layers=traced_layers,
     )
@@ -63,13 +65,13 @@ def folded(path: str) -> str:
     return _NUMBER.sub(".*", path)
 
 
-def kept_rows(tape: Tape, key: Callable[[str], str] = folded) -> Iterator[KeptRow]:
+def kept_rows(trace: MemoryTrace, key: Callable[[str], str] = folded) -> Iterator[KeptRow]:
     """What the forward pass keeps, largest first; modules whose paths have the same `key` are one."""
     groups: dict[Block, list[tuple[Block, int]]] = defaultdict(list)
-    for event in tape.events:
+    for event in trace.events:
         if event.phase == "forward" and event.block.part == "activations" and event.size_bytes > 0:
             kind = event.block._replace(path=key(event.block.path))
-            groups[kind].append((event.block, tape.taken(event.size_bytes)))
+            groups[kind].append((event.block, trace.taken(event.size_bytes)))
     rows = [_kept_row(kind, blocks) for kind, blocks in groups.items()]
     yield from sorted(rows, key=lambda row: (-row.kept_bytes, row.path))
 
@@ -105,26 +107,26 @@ def what(path: str, operator: str) -> str:
     return operator
 
 
-def _timeline(tape: Tape) -> Iterator[Sample]:
+def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
     """The parts over the step, thinned out; in each stretch the highest point stands for it."""
     start = dict.fromkeys(PARTS, 0)
-    for block, size in tape.state:
-        start[block.part] += tape.taken(size)
-    if not tape.events:
+    for block, size in trace.state:
+        start[block.part] += trace.taken(size)
+    if not trace.events:
         return
-    yield Sample(phase=tape.events[0].phase, parts=Parts(**start))
-    live = tape.live_bytes()
-    chosen = {*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in tape.peaks())}
-    sums = accumulate(tape.events, lambda there, event: _with(there, event, tape), initial=start)
+    yield Sample(phase=trace.events[0].phase, parts=Parts(**start))
+    live = trace.live_bytes()
+    chosen = {*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())}
+    sums = accumulate(trace.events, lambda there, event: _with(there, event, trace), initial=start)
     next(sums)
     for index, there in enumerate(sums):
         if index in chosen:
-            yield Sample(phase=tape.events[index].phase, parts=Parts(**there))
+            yield Sample(phase=trace.events[index].phase, parts=Parts(**there))
 
 
-def _with(there: dict[str, int], event: Event, tape: Tape) -> dict[str, int]:
+def _with(there: dict[str, int], event: MemoryEvent, trace: MemoryTrace) -> dict[str, int]:
     part = event.block.part
-    return there | {part: there[part] + tape.taken(event.size_bytes)}
+    return there | {part: there[part] + trace.taken(event.size_bytes)}
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:

@@ -14,17 +14,17 @@ from typing import Any
 from bertscope.analyses.modules.confined import confined
 from bertscope.errors import BertscopeError, ConfigError, MissingExtraError, SourceError, suggestion
 from bertscope.model import build
-from bertscope.sources.find import AnyModel
-from bertscope.sources.other_models import ForeignSource, without_code
+from bertscope.sources.find import ModelSource
+from bertscope.sources.other_models import OtherSource, without_code
 from bertscope.torch_access import nn, torch
 
 
-def build_any(source: AnyModel, *, attention: str | None = None) -> nn.Module:
+def build_any(source: ModelSource, *, attention: str | None = None) -> nn.Module:
     """The model on meta that a source stands for; `attention` is for a foreign one that has no choice of its own.
 
     Raises SourceError where transformers or the factory cannot build it.
     """
-    if not isinstance(source, ForeignSource):
+    if not isinstance(source, OtherSource):
         return build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
     with torch.device("meta"):
         if source.origin == "factory":
@@ -35,7 +35,7 @@ def build_any(source: AnyModel, *, attention: str | None = None) -> nn.Module:
 # ---- transformers ----
 
 
-def _from_transformers(source: ForeignSource, attention: str | None) -> nn.Module:
+def _from_transformers(source: OtherSource, attention: str | None) -> nn.Module:
     with quiet_transformers() as transformers:
         config_class = _config_class(transformers, source)
         options = {"attn_implementation": attention} if attention else {}
@@ -49,7 +49,7 @@ def _from_transformers(source: ForeignSource, attention: str | None) -> nn.Modul
     return built
 
 
-def _config_class(transformers: Any, source: ForeignSource) -> Any:
+def _config_class(transformers: Any, source: OtherSource) -> Any:
     try:
         return transformers.models.auto.configuration_auto.CONFIG_MAPPING[source.model_type]
     except KeyError:
@@ -61,7 +61,7 @@ def _config_class(transformers: Any, source: ForeignSource) -> Any:
         ) from None
 
 
-def _model_class(transformers: Any, source: ForeignSource, config_class: type) -> Any:
+def _model_class(transformers: Any, source: OtherSource, config_class: type) -> Any:
     """The class of the given name if it takes such a configuration; without a name the one without a head."""
     family = [name for mapping in _mappings(transformers) for name in _names(mapping, config_class)]
     name = source.architecture or (family[0] if family else "")
@@ -109,7 +109,7 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
 
 
 @contextmanager
-def quiet(source: ForeignSource) -> Iterator[None]:
+def quiet(source: OtherSource) -> Iterator[None]:
     """Run such a model without messages of transformers, and confined as when it was built."""
     with ExitStack() as stack:
         if source.origin == "transformers":

@@ -13,14 +13,14 @@ from bertscope.analyses.params.count import count
 from bertscope.config import RULES
 from bertscope.reports.base import CountReport, Shape
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
-from bertscope.sources.find import AnyModel
-from bertscope.sources.other_models import ForeignSource
+from bertscope.sources.find import ModelSource
+from bertscope.sources.other_models import OtherSource
 
 # Recorded by the file, of no effect on the model.
 _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
 
 
-def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffReport:
+def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> DiffReport:
     """What tells model `a` from model `b`: settings, parameters, totals, and forward FLOPs at one size.
 
     Paths are compared without `bert.` in front (or what another family has there), so that a body and the same body
@@ -46,13 +46,13 @@ def diff(a: AnyModel, b: AnyModel, *, batch: int = 1, seq: int = 128) -> DiffRep
 class _Side:
     """One of the two: what it is, what it holds, and what its paths begin with."""
 
-    source: AnyModel
+    source: ModelSource
     report: CountReport
     prefix: str
 
     def settings(self) -> dict[str, Any]:
         """The settings that shape or switch it."""
-        if isinstance(self.source, ForeignSource):
+        if isinstance(self.source, OtherSource):
             return {"architecture": self.report.subject.architecture} | (self.report.subject.config or {})
         own = {"architecture": self.source.architecture}
         if self.source.architecture == "BertModel":
@@ -61,7 +61,7 @@ class _Side:
 
     def fields(self) -> tuple[str, ...]:
         """The settings of another family that its file names."""
-        return tuple(self.source.config) if isinstance(self.source, ForeignSource) else ()
+        return tuple(self.source.config) if isinstance(self.source, OtherSource) else ()
 
     def tensors(self) -> dict[str, tuple[Shape, int]]:
         """Path -> shape and count, each tensor under the address at which it counts as distinct."""
@@ -69,7 +69,7 @@ class _Side:
         return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
 
 
-def _side(source: AnyModel) -> _Side:
+def _side(source: ModelSource) -> _Side:
     model = build_any(source)
     return _Side(
         source, count(model, by="parameter", name=source.name), f"{getattr(model, 'base_model_prefix', 'bert')}."

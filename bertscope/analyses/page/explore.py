@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from bertscope.analyses.flops.sweep import FlopsRun
-from bertscope.analyses.memory.estimate import Tapes
-from bertscope.analyses.memory.events import Tape
+from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.summary import kept_rows
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Held, fold, read
@@ -25,39 +25,43 @@ from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
-from bertscope.run_config import Checkpointing, RunSpec
+from bertscope.run_config import Checkpointing, RunConfig
 from bertscope.sources.presets import Source
 
 AWAITED = ("FLOPs and shapes", "memory")
 
 
-def explore(source: Source, spec: RunSpec, *, folded: bool = True) -> Iterator[ExploreReport]:
+def explore(source: Source, run_config: RunConfig, *, folded: bool = True) -> Iterator[ExploreReport]:
     """Parameters at once; then with FLOPs and shapes; then with what is kept for backward: one tree, ever fuller.
 
     FLOPs and memory are those of a training step as `spec` runs it. Raises SelectionError or ConfigError,
     before the first report, for sizes or a strategy that the model cannot run.
     """
     model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
-    freeze(model, spec.freeze)
-    example_inputs(model, spec.batch, spec.seq)
-    strategy = Checkpointing.parse(spec.checkpointing, use_reentrant=spec.reentrant)
+    freeze(model, run_config.freeze)
+    example_inputs(model, run_config.batch, run_config.seq)
+    strategy = Checkpointing.parse(run_config.checkpointing, use_reentrant=run_config.reentrant)
     if strategy is not None:
         strategy.check_layers(source.config.num_hidden_layers)
-    report = of_parameters(model, source.name, spec, folded=folded)
+    report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
-    run = FlopsRun(source=source, mode="training", checkpointing=spec.checkpointing, freeze=spec.freeze)
-    report = with_work(report, run.at(spec.batch, spec.seq), shapes(model.eval(), spec.batch, spec.seq))
+    run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)
+    report = with_work(
+        report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
+    )
     yield report
-    yield with_memory(report, Tapes(source).tape(replace(spec, mode="training", optimizer="none"))[0])
+    yield with_memory(report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer="none"))[0])
 
 
-def of_parameters(model: BertPreTrainedModel, name: str, spec: RunSpec, *, folded: bool = True) -> ExploreReport:
+def of_parameters(
+    model: BertPreTrainedModel, name: str, run_config: RunConfig, *, folded: bool = True
+) -> ExploreReport:
     """The tree and the tensors of each module; nothing is run."""
     found, root = tree(model, name=name, folded=folded), read(model)
     nodes = (fold(root) if folded else root).walk()
     return ExploreReport(
         subject=found.subject,
-        run=spec.to_dict(),
+        run=run_config.to_dict(),
         totals=found.totals,
         ties=found.ties,
         rows=tuple(
@@ -101,11 +105,11 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
     return replace(report, rows=tuple(map(filled, report.rows)), awaited=AWAITED[1:])
 
 
-def with_memory(report: ExploreReport, tape: Tape) -> ExploreReport:
+def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
     """The report with what the forward pass of each module keeps for backward."""
     kept: dict[str, list[KeptRow]] = defaultdict(list)
     sums: Counter[str] = Counter()
-    for found in kept_rows(tape, key=str):
+    for found in kept_rows(trace, key=str):
         kept[found.path].append(found)
         for path in _at_and_above(found.path):
             sums[path] += found.kept_bytes

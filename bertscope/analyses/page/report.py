@@ -16,7 +16,7 @@ from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import RunSpec
+from bertscope.run_config import RunConfig
 from bertscope.sources.presets import Source
 
 Progress = Callable[[str], None]
@@ -62,8 +62,8 @@ def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
     )
 
 
-def _specs(run: PageRun) -> list[RunSpec]:
-    return [RunSpec(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
+def _specs(run: PageRun) -> list[RunConfig]:
+    return [RunConfig(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
 
 
 def _memory(source: Source, run: PageRun, progress: Progress) -> MemoryReport:
@@ -73,10 +73,10 @@ def _memory(source: Source, run: PageRun, progress: Progress) -> MemoryReport:
 def _fit(source: Source, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
     if run.budget_bytes is None:
         return None
-    ways = [*_specs(run), *(replace(spec, autocast="bf16") for spec in _specs(run))]
+    variants = [*_specs(run), *(replace(run_config, autocast="bf16") for run_config in _specs(run))]
     ends = tuple(dict.fromkeys((min(128, lengths[-1] if lengths else run.seq), lengths[-1] if lengths else run.seq)))
     return fit_report(
-        source, ways, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")
+        source, variants, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")
     )
 
 

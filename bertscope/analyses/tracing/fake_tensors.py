@@ -73,7 +73,7 @@ _SHARE = "_bertscope_share"  # of a tensor whose elements are drawn from 0 to 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
-class Answers:
+class DataDependentAnswers:
     """Notes of each result what is known of it beforehand; `is_masked` tells whether masks hide anything."""
 
     def __init__(self, *, is_masked: bool) -> None:

@@ -23,7 +23,7 @@ def _nothing(path: str, tree: Any) -> None:
     """Nobody asks for shapes."""
 
 
-class Whereabouts:
+class ModuleTracker:
     """The stack of modules that are running; `entered` and `left` are told what goes in and comes out."""
 
     def __init__(self, entered: Seen = _nothing, left: Seen = _nothing) -> None:
@@ -31,7 +31,7 @@ class Whereabouts:
         self.stretches = 0  # how often recomputation has begun
         self.entered, self.left = entered, left
 
-    def now(self) -> tuple[str, str]:
+    def current(self) -> tuple[str, str]:
         """The path of the innermost module, and the phase."""
         in_backward = torch._C._current_graph_task_id() != -1
         if self.stack:
@@ -47,7 +47,7 @@ class Whereabouts:
         return self.stretches if self.stack and torch._C._current_graph_task_id() != -1 else 0
 
     @contextmanager
-    def following(self, model: nn.Module) -> Iterator[None]:
+    def track(self, model: nn.Module) -> Iterator[None]:
         """Hooks on every module of `model` for as long as this lasts."""
         with ExitStack() as stack:
             for path, module in model.named_modules():

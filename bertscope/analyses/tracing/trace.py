@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertscope.analyses.tracing.module_tracker import Whereabouts
+from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, numel, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
@@ -38,7 +38,7 @@ class Trace:
 def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     """Run `run`, which calls `model`, and record what happens."""
     recorder = _Recorder()
-    with recorder.place.following(model), recorder:
+    with recorder.tracker.track(model), recorder:
         run()
     return recorder.trace
 
@@ -47,7 +47,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self.place = Whereabouts(
+        self.tracker = ModuleTracker(
             entered=lambda path, tree: _keep(self.trace.inputs, path, tree),
             left=lambda path, tree: _keep(self.trace.outputs, path, tree),
         )
@@ -55,7 +55,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = operator(*args, **kwargs)
-        path, phase = self.place.now()
+        path, phase = self.tracker.current()
         calls = self.trace.calls[path, phase, str(operator._overloadpacket)]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
