@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.analyses.diagram.test_diagram import DOCUMENT, DOCUMENT_CONFIG, document_attributes
 from tests.conftest import GOLDEN
-from tests.test_diagram import DOCUMENT, DOCUMENT_CONFIG, document_attributes
 
 MIXINS = ("Module", "ModuleUtilsMixin", "GenerationMixin", "PushToHubMixin", "PeftAdapterMixin")
 ADDRESSES = {

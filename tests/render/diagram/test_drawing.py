@@ -14,7 +14,7 @@ from bertscope.analyses.diagram.forward import Given
 from bertscope.model import build
 from bertscope.render.diagram import diagram as renderer
 from tests.conftest import needs_graphviz
-from tests.test_mermaid import nasty_reports
+from tests.render.diagram.test_mermaid import nasty_reports
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -34,8 +34,8 @@ from bertscope.reports.memory import (
 )
 from bertscope.run_config import RunConfig
 from bertscope.units import parse_bytes
+from tests.analyses.memory.steps import estimated_trace, small
 from tests.conftest import GOLDEN
-from tests.steps import estimated_trace, small
 
 MIB = 2**20
 SMALL_YAML = """architecture: BertForMaskedLM

@@ -27,8 +27,8 @@ from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
+from tests.analyses.memory.steps import estimated_trace, real_trace, small
 from tests.conftest import ROOT
-from tests.steps import estimated_trace, real_trace, small
 from tests.test_cli import ENV, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM

@@ -23,7 +23,7 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.run_config import Checkpointing, RunConfig, parse_strategies
-from tests.steps import estimated_trace, real_trace, small, without_scratch
+from tests.analyses.memory.steps import estimated_trace, real_trace, small, without_scratch
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
 # Scalars that only real kernels make: a loss's weight, an optimizer's constant.

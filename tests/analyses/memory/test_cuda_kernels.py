@@ -13,7 +13,7 @@ from bertscope.analyses.memory.cuda_attention import kernel_for
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
-from tests.steps import small
+from tests.analyses.memory.steps import small
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

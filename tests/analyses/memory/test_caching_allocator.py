@@ -19,7 +19,7 @@ from bertscope.analyses.memory.fit import overhead_bytes
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.run_config import RunConfig
-from tests.steps import estimated_trace, small
+from tests.analyses.memory.steps import estimated_trace, small
 
 MIB, GIB = 2**20, 2**30
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 64 * MIB))

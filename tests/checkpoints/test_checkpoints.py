@@ -26,6 +26,7 @@ from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.checkpoints.rebuilt import BadPickle
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.errors import BertscopeError, SourceError
+from tests.conftest import ROOT
 
 
 def header(entries: dict, data: bytes = b"", length: int | None = None) -> bytes:
@@ -385,7 +386,7 @@ def test_any_bytes_are_a_description_or_a_refusal(raw):
 
 def test_the_fuzzer_finds_nothing(tmp_path):
     """A short run; `python benchmarks/fuzz.py` is the long one."""
-    fuzz = Path(__file__).resolve().parent.parent / "benchmarks" / "fuzz.py"
+    fuzz = ROOT / "benchmarks" / "fuzz.py"
     done = subprocess.run(
         [sys.executable, fuzz, "--runs", "390", "--seed", "7"], capture_output=True, text=True, check=False, timeout=300
     )
