@@ -71,7 +71,8 @@ def profile(
     limit = running.size("--memory-limit", memory_limit)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
-            beside=run_configs[0] if place else None, wants_snapshot=snapshot is not None and run_config is run_configs[-1])
+            beside=run_configs[0] if place else None,
+            wants_snapshot=snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
     with running.Progress() as progress:

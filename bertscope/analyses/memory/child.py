@@ -26,7 +26,7 @@ pkgutil.resolve_name(entry)()
 
 
 def child_command(entry: str) -> list[str]:
-    """Return the words that start a Python process which calls `entry`, such as `bertscope.analyses.memory.profile_worker:main`.
+    """Return the words that start a Python process which calls `entry`, as `module:function`.
 
     The child sees the packages that this process sees: PYTHONPATH, editable installs, the user's site-packages.
     It imports from the working directory only if PYTHONPATH or an installed package names that directory.

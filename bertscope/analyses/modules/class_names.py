@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 
+from bertscope import torch_access
+
 
 def public(cls: type) -> type:
     """The class, or the first base of one that lives in a private module."""
-    while any(part.startswith("_") for part in cls.__module__.split(".")) and cls.__bases__ != (object,):
+    while _is_private(cls.__module__) and cls.__bases__ != (object,):
         cls = cls.__bases__[0]
     return cls
+
+
+def _is_private(module: str) -> bool:
+    """Return if users do not import from a module: private ones, and the module here that subclasses torch's classes."""
+    return module == torch_access.__name__ or any(part.startswith("_") for part in module.split("."))
 
 
 def type_name(cls: type, package: str) -> str:

@@ -241,7 +241,7 @@ def test_drawing_is_loaded_only_when_asked_for():
     import subprocess
 
     code = (
-        "import sys, bertscope.render.timeline.timeline as t, bertscope.render.timeline.html, bertscope.render.timeline.image;"
+        "import sys; from bertscope.render.timeline import html, image, timeline;"
         "sys.exit(bool({'matplotlib', 'plotly', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
