@@ -15,7 +15,7 @@ def public(cls: type) -> type:
 
 
 def _is_private(module: str) -> bool:
-    """Return if users do not import from a module: private ones, and the module here that subclasses torch's classes."""
+    """Return True for a private module, and for the module here that subclasses torch's classes."""
     return module == torch_access.__name__ or any(part.startswith("_") for part in module.split("."))
 
 
