@@ -1,6 +1,6 @@
-"""JSON Schema (draft 2020-12) of every report, read off the dataclasses: what `--format json` writes.
+"""JSON Schema (draft 2020-12) of every report, made from the dataclasses that `--format json` writes.
 
-Every module of the package whose name ends with `reports` is looked at, so a new report has its schema.
+Every report in `bertscope.reports` has its schema, so that a new one needs no registration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import bertscope
+from bertscope import reports
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import SchemaRow, SchemasReport
@@ -33,12 +33,11 @@ _SIMPLE: dict[Any, dict[str, Any]] = {
 def report_classes() -> dict[str, tuple[type, ...]]:
     """Kind -> the classes of report that carry it."""
     found: dict[str, tuple[type, ...]] = {}
-    for module in pkgutil.iter_modules(bertscope.__path__):
-        if module.name.endswith("reports"):
-            for item in vars(import_module(f"bertscope.{module.name}")).values():
-                if isinstance(item, type) and dataclasses.is_dataclass(item) and hasattr(item, "kind"):
-                    known = found.get(item.kind, ())
-                    found[item.kind] = known if item in known else (*known, item)
+    for module in pkgutil.iter_modules(reports.__path__):
+        for item in vars(import_module(f"{reports.__name__}.{module.name}")).values():
+            if isinstance(item, type) and dataclasses.is_dataclass(item) and hasattr(item, "kind"):
+                known = found.get(item.kind, ())
+                found[item.kind] = known if item in known else (*known, item)
     return dict(sorted(found.items()))
 
 
