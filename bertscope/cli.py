@@ -34,7 +34,7 @@ from bertscope.commands import (
     verify,
 )  # fmt: skip
 from bertscope.commands.options import Color, Debug, with_shared_options
-from bertscope.commands.process import EXIT_CODES, complain, failure, run
+from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure, run
 from bertscope.commands.running import WithBareCheckpointing
 from bertscope.errors import BertscopeWarning, one_line
 from bertscope.render.console import choose_color
@@ -139,9 +139,10 @@ def _run() -> int:
         # Typer's own usage errors; their class lives in a private module, their two attributes do not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
-        if isinstance(error, typer.Abort) and error.__cause__ is not None:  # Typer's name for an EOFError
-            error = error.__cause__
-        return failure(error)
+        carried = (
+            isinstance(error, (Unexpected, typer.Abort)) and error.__cause__
+        )  # Abort: Typer's name for an EOFError
+        return failure(carried or error)
     return code
 
 

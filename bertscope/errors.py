@@ -6,7 +6,7 @@ BertscopeError            the question was wrong (exit code 2)
 ├── SelectionError        a path, pattern, name or size that the model does not have
 └── MissingExtraError     what only an optional package can do
 
-Every message is one line: what was given, what is allowed, what to do next.
+Every message is one line: what was given, what is allowed, what to do next. `process.EXIT_CODES` lists every exit code.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from bertscope.cli import app
+from bertscope.commands.process import EXIT_CODES
 
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = 100  # of every block, whatever the terminal
@@ -19,9 +20,23 @@ HEAD = """# Command line
 
 <!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 fine; 1 the answer is no; 2 the question was wrong
-(one line on stderr says how to put it right); 3 it could not be measured; 130 interrupted. `NO_COLOR` and `COLUMNS`
-are honoured.
+Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured.
+
+## Exit codes
+
+| code | meaning |
+|---:|---|
+{codes}
+An error is one line on stderr, never a traceback. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` shows
+the traceback, too; add it when you report an error with code 70. A signal ends child processes, restores the terminal
+and leaves no file half-written. SIGKILL, and a signal in the first moments of Python's own start, act as the system
+defines.
+
+Output files are checked before the work begins. The table comes first and a picture after it, so that a picture that
+fails takes no result with it. Start the program as `bertscope`, or as `python -I -m bertscope`: with a plain
+`python -m`, Python itself looks for modules in the working directory first.
+
+## Commands
 
 """
 
@@ -37,7 +52,8 @@ def page() -> str:
         command = group.get_command(top, name)
         context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
         blocks.append(f"## bertscope {name}\n\n{_fenced(command, context)}")
-    return f"{HEAD}{index}\n" + "\n".join(blocks)
+    codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    return f"{HEAD.format(codes=codes)}{index}\n" + "\n".join(blocks)
 
 
 def _summary(group, top, name: str) -> str:

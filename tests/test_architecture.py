@@ -62,7 +62,7 @@ MAY = {
     "render": (BASE | {"render"}, set()),
     "render/explore.py": (BASE | {"render"}, {"textual"}),  # an app is made of classes; its command imports it late
     "render/explore_tree.py": (BASE | {"render"}, {"textual", "rich"}),
-    "commands": (TEXT | {"render", "commands"}, {"typer"}),
+    "commands": (TEXT | {"render", "commands", "process"}, {"typer"}),
     "testing": (set(), set()),
     "pytest_plugin": ({"errors"}, {"pytest"}),
     "conversion": (TEXT, {"yaml"}),

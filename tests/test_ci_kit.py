@@ -186,6 +186,18 @@ def test_pre_commit_passes_holds_back_and_passes_over(hooked):
     assert "3 files: 7 expectations hold, 1 do not" in done.stdout  # one process for all
 
 
+@pytest.mark.parametrize("args", ["", "        args: [--format, github]\n"])
+def test_pre_commit_checks_a_file_whose_name_looks_like_an_option_and_overwrites_nothing(hooked, args):
+    repository, precommit = hooked
+    path = repository / ".pre-commit-config.yaml"
+    path.write_text(path.read_text() + args)
+    project(repository, **{"victim": HOLDS, "-ovictim": DIFFERS})
+    done = precommit()
+    assert done.returncode == 1
+    assert "expected 4,385,921, got 4,385,920" in done.stdout
+    assert (repository / "victim.bertscope.yaml").read_text() == HOLDS
+
+
 def test_pre_commit_can_check_everything_on_any_change(hooked):
     repository, precommit = hooked
     path = repository / ".pre-commit-config.yaml"
@@ -259,6 +271,17 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations hold, 0 do not\n")
+
+
+def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_name(installed, tmp_path):
+    for name in ("pip", "typing", "json"):
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w')\n")
+    project(tmp_path, **{"victim": HOLDS, "-ovictim": DIFFERS})
+    step("Install", tmp_path, {"pip-arguments": "--version"}, **installed, GITHUB_ACTION_PATH=str(tmp_path / "absent"))
+    done = step("Check", tmp_path, {"files": "victim.bertscope.yaml -ovictim.bertscope.yaml"}, **installed)
+    assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True)
+    assert (tmp_path / "victim.bertscope.yaml").read_text() == HOLDS
+    assert not (tmp_path / "canary").exists()
 
 
 def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(installed, tmp_path):

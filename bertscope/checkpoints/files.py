@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         if path.exists() and not path.is_file():
             raise SourceError(f"{path} is not a regular file; name a checkpoint")
         with path.open("rb") as file:
-            yield file, path.stat().st_size
+            yield file, os.fstat(file.fileno()).st_size
 
 
 def strict_json(path: Path, raw: bytes, what: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,7 +58,7 @@ def convert(
     wanted = direction(source, to)
     if output is not None and _SUFFIXES.get(output.suffix, wanted) != wanted:
         raise SelectionError(f"{output} has the ending of the other format; what is written is {wanted}")
-    if output is not None and wanted == "yaml" and output.is_file():
+    if output is not None and wanted == "yaml" and os.path.isfile(output):
         write(updated(source, output), output)
         note(f"{output} was there: its values are those of {source.path} now; comments and 'expected' stay")
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertscope.commands.output import check_outputs, note
+from bertscope.commands.process import Unexpected
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
@@ -112,9 +113,12 @@ def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if color is not None:
             choose_color(color)
         check_outputs([value for value in given.values() if isinstance(value, Path)])
-        return command(
-            **given
-        )  # `bertscope.commands.process` reads --debug, since an error may come before it is parsed
+        try:
+            return command(
+                **given
+            )  # `bertscope.commands.process` reads --debug, since an error may come before it is parsed
+        except (EOFError, OSError) as error:  # Typer makes exit code 1 of them, which is an answer
+            raise Unexpected from error
 
     signature = inspect.signature(command, eval_str=True)
     own = [

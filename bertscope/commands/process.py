@@ -27,13 +27,18 @@ EXIT_CODES = {
     INTERNAL: "bertscope or its installation failed (one line names the error; --debug shows the traceback)",
     HANGUP: "the terminal was closed (SIGHUP)",
     INTERRUPT: "interrupted (Ctrl-C, SIGINT)",
-    READER_GONE: "the reader of stdout has gone (SIGPIPE), as in `| head`",
+    READER_GONE: "the reader of stdout has gone (SIGPIPE), as in 'bertscope ... | head'",
     TERMINATED: "terminated (SIGTERM)",
 }
+_received: list[int] = []  # signals; a library may turn the exception of one into another, or drop it
 
 
 class Leave(SystemExit):
     """The end of the run with an exit code and without a message."""
+
+
+class Unexpected(Exception):
+    """A carrier of the errors that Typer would replace on their way to `failure`; its cause is the error."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -48,12 +53,12 @@ def run(command: Callable[[], int]) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = INTERRUPT
-    _leave(code)
+    _leave(128 + _received[0] if _received else code)
 
 
 def failure(error: BaseException) -> int:
     """Report an error in one line on stderr, with its traceback under --debug; return the exit code."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) or _received:
         return INTERRUPT
     if isinstance(error, Leave):
         return int(error.code or 0)
@@ -102,9 +107,9 @@ def _prepare() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = _stream(sys.stdout, _Stdout, 1)
     sys.stderr = _stream(sys.stderr, _Stderr, 2)
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = int(getattr(signal, name, 0))
-        if number and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup ignores SIGHUP
             signal.signal(number, _end)
     sys.unraisablehook = _ignored
 
@@ -155,6 +160,9 @@ class _Stderr(io.FileIO):
 
 def _end(number: int, _: FrameType | None) -> None:
     """End the run as a shell reports the signal; `finally` stops children and removes half-written files."""
+    _received.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     signal.signal(number, signal.SIG_IGN)
     raise Leave(128 + number)
 
@@ -163,13 +171,11 @@ def _ignored(what: Any) -> None:
     """Send a signal again that came in the middle of a destructor or callback, where Python drops exceptions."""
     if is_debug():
         sys.__unraisablehook__(what)
-    if isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
+    if _received and isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
         import threading
 
-        number = int(what.exc_value.code or 0) - 128 if isinstance(what.exc_value, Leave) else signal.SIGINT
-        if number != signal.SIGINT:
-            signal.signal(number, _end)
-        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        signal.signal(_received[0], _end)
+        threading.Timer(0.05, os.kill, (os.getpid(), _received[0])).start()
 
 
 def _leave(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -85,7 +86,7 @@ def _is_no_strategy(following: list[str]) -> bool:
     if not following or following[0].startswith("-"):
         return True
     word = following[0]
-    return word in preset_paths() or "/" in word or word.endswith((".yaml", ".yml", ".json")) or Path(word).exists()
+    return word in preset_paths() or "/" in word or word.endswith((".yaml", ".yml", ".json")) or os.path.exists(word)
 
 
 def run_configs(run_config: dict[str, Any], strategies: str, dtype: str | None, autocast: bool) -> list[RunConfig]:

@@ -8,6 +8,7 @@ field that they decide in `config`; in `extra`, model_type null means that the c
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from bertscope.config import RULES, BertConfig
 from bertscope.errors import ConfigError, MissingExtraError, SelectionError, SourceError
 from bertscope.sources.find import load
 from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, Source, is_own_member, preset_of, read_preset
-from bertscope.text_files import SCALARS, TAG, read_mapping, read_text, read_yaml
+from bertscope.text_files import MAX_YAML_BYTES, SCALARS, TAG, read_mapping, read_text, read_yaml
 from bertscope.units import json_text
 
 
@@ -35,7 +36,9 @@ def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a config.json as the keys of a preset."""
+    """Return the members of a config.json as the keys of a preset; raises SourceError for more than a preset holds."""
+    if len(json.dumps(members)) > MAX_YAML_BYTES:
+        raise SourceError(f"the members take more than the {MAX_YAML_BYTES >> 10} KiB of a preset; remove some")
     raw, own = dict(members), members.get(MEMBER)
     preset = dict(own) if is_own_member(own) else {}
     if preset:

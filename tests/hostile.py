@@ -1,0 +1,159 @@
+"""Hostile files by name: each is a small generator of bytes, shared by the tests of single findings and by fuzzing.
+
+No file is above 1 MB. Each must end soon, small and without a traceback; nothing in it may run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+BIDI = "\u202e"
+Made = Callable[[], bytes]
+
+
+def safetensors(entries: dict[str, object]) -> bytes:
+    """Return a safetensors file without data."""
+    raw = json.dumps(entries, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def empty_tensor(shape: tuple[int, ...] = (0,)) -> dict[str, object]:
+    """Return a header entry of no bytes."""
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
+
+
+def torch_zip(pickled: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip such as `torch.save` writes, with one storage of 16 bytes."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled, compress_type=method)
+        archive.writestr("archive/data/0", bytes(16))
+    return out.getvalue()
+
+
+def tensors(names: list[bytes], shape: bytes = b"K\x01\x85", stride: bytes = b"K\x01\x85") -> bytes:
+    """Return the pickle of a state dict whose tensors share one storage; `shape` and `stride` are instructions."""
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+    rebuild = b"ctorch._utils\n_rebuild_tensor_v2\nq\x01"
+    head = b"\x80\x02" + rebuild + storage + b"q\x02" + shape + b"q\x03" + stride + b"q\x04}q\x05("
+    return head + b"".join(_text(name) + b"h\x01(h\x02K\x00h\x03h\x04\x89}tR" for name in names) + b"u."
+
+
+def _text(name: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(name)) + name
+
+
+def _calls(function: bytes, items: bytes) -> bytes:
+    """Return a pickle that calls a function with one list again and again: `h\\x00h\\x01\\x85R` is a call."""
+    return b"\x80\x02" + function + b"q\x00]q\x01(" + items + b"e" + b"h\x00h\x01\x85R" * 60_000 + b"."
+
+
+def _pairs() -> bytes:
+    return b"".join(b"(X\x04\x00\x00\x00%04dK\x01t" % number for number in range(9999))
+
+
+def _long_key() -> bytes:
+    number = b"\x8b" + struct.pack("<i", 400_000) + b"\x7f" * 400_000
+    return b"\x80\x02" + number + b"q\x01}" + b"h\x01K\x01s" * 100_000 + b"."
+
+
+def _sizes(count: int) -> bytes:
+    return b"(" + (b"\x8a\x08" + struct.pack("<q", 2**62)) * count + b"t"
+
+
+def _damaged(method: int) -> bytes:
+    """Return a zip whose record of a compression is damaged in the middle."""
+    raw = bytearray(torch_zip(tensors([b"%d" % number for number in range(100)]), method))
+    start = raw.index(b"data.pkl") + len(b"data.pkl")
+    raw[start + 9 : start + 60] = b"\xff" * 51
+    return bytes(raw)
+
+
+def _zip_field(offset: int, value: bytes) -> bytes:
+    """Return a zip with another value in the first entry of its directory."""
+    raw = bytearray(torch_zip(tensors([b"x"])))
+    place = raw.index(b"PK\x01\x02") + offset
+    raw[place : place + len(value)] = value
+    return bytes(raw)
+
+
+def _numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def _wrong_crc() -> bytes:
+    return torch_zip(tensors([b"x"])).replace(b"}q\x05(", b"}q\x06(")
+
+
+# Name -> file; `count` refuses each in one line.
+REFUSED: dict[str, Made] = {
+    "copies-of-a-list.bin": lambda: torch_zip(_calls(b"ctorch\nSize\n", b"K\x01" * 200_000)),
+    "copies-of-a-table.bin": lambda: torch_zip(_calls(b"ccollections\nOrderedDict\n", _pairs())),
+    "a-long-integer-as-key.bin": lambda: torch_zip(_long_key()),
+    "64-dimensions-of-2-62.bin": lambda: torch_zip(tensors([b"x"], _sizes(64), b"(" + b"K\x00" * 64 + b"t")),
+    "a-name-without-end.bin": lambda: torch_zip(tensors([b"x" * 300_000, *_numbers(9000)])),
+    "dictionaries.bin": lambda: torch_zip(b"\x80\x02" + b"}" * 400_000 + b"."),
+    "nested-tuples.bin": lambda: torch_zip(b"\x80\x02)" + b"\x85" * 400_000 + b"."),
+    "deflate.bin": lambda: torch_zip(tensors([b"x"]), zipfile.ZIP_DEFLATED),
+    "damaged-deflate.bin": lambda: _damaged(zipfile.ZIP_DEFLATED),
+    "damaged-bz2.bin": lambda: _damaged(zipfile.ZIP_BZIP2),
+    "damaged-lzma.bin": lambda: _damaged(zipfile.ZIP_LZMA),
+    "wrong-crc.bin": _wrong_crc,
+    "encrypted.bin": lambda: _zip_field(8, b"\x01\x00"),
+    "unknown-compression.bin": lambda: _zip_field(10, b"\x63\x00"),
+    "needs-a-later-zip.bin": lambda: _zip_field(6, b"\xff\x00"),
+    "wrong-sizes.bin": lambda: _zip_field(20, b"\x01\x00\x00\x00\xff\xff\x00\x00"),
+    "record-elsewhere.bin": lambda: _zip_field(42, b"\xff\xff\xff\x7f"),
+    "cut.bin": lambda: torch_zip(tensors([b"x"]))[:-30],
+    "nested-json.safetensors": lambda: struct.pack("<Q", 900_000) + b'{"a":' * 180_000,
+    "nested-flow.yaml": lambda: b"a: " + b"[" * 130_000,
+    "nested-keys.yaml": lambda: b"? " * 65_000,
+    "laughs.yaml": lambda: b"a: &a [x]\nb: &b [*a, *a]\nconfig: [*b, *b]\n",
+    "a-million-layers.yaml": lambda: b"architecture: BertModel\nconfig: {num_hidden_layers: 1000000000}\n",
+    "runs.bertscope.yaml": lambda: (
+        b"model: bert-tiny\nexpected:\n  memory:\n"
+        + b"".join(b"    a%d: {batch: 1, seq: 8, mode: training, peak_bytes: 1}\n" % number for number in range(40))
+    ),
+    "nested.json": lambda: b'{"a":' * 180_000,
+    "a-million-layers.json": lambda: b'{"model_type": "bert", "num_hidden_layers": 1000000000}',
+    "keys.json": lambda: json.dumps({f"k{number}": 0 for number in range(60_000)}).encode(),
+    "a-key-twice.json": lambda: b'{"model_type": "bert", "model_type": "bert"}',
+    "digits.json": lambda: b'{"model_type": "bert", "vocab_size": ' + b"9" * 900_000 + b"}",
+}
+
+# Name -> file that is well formed; `count` shows it, soon and with escapes.
+ACCEPTED: dict[str, Made] = {
+    "unfoldable-names.safetensors": lambda: safetensors({f"{number}x": empty_tensor() for number in range(17_000)}),
+    "unfoldable-names.bin": lambda: torch_zip(tensors(_numbers(24_000))),
+    "64-dimensions-and-none.safetensors": lambda: safetensors({"a": empty_tensor((2**62,) * 63 + (0,))}),
+    "metadata.safetensors": lambda: safetensors(
+        {"__metadata__": {f"k{number}": BIDI for number in range(40_000)}, "a": empty_tensor()}
+    ),
+    "names.safetensors": lambda: safetensors({name: empty_tensor() for name in NAMES}),
+}
+
+# What a terminal, a spreadsheet, a log or an editor acts upon.
+NAMES = (
+    f"a{BIDI}b", "\u2066x\u2069", "\u200e\u200f\u061c", "zero\u200bwidth", "line\u2028and\u2029paragraph",
+    "\x1b[31mred", "a\nb", "a\rb", "\x00\x07\x9b", "half \ud800", "=1+1", "+1", "-cmd", "@sum", "\t=1",
+    "::error::x", "%0A::error::", "a|b", "<script>",
+)  # fmt: skip
+
+
+def linked_shards(folder: Path) -> Path:
+    """Write an index whose 60 shards are one file by many names; return its path."""
+    names = [f"x{number}" for number in range(6000)]
+    first = folder / "s0.safetensors"
+    first.write_bytes(safetensors({name: empty_tensor() for name in names}))
+    for number in range(1, 60):
+        os.link(first, folder / f"s{number}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    places = {name: f"s{number % 60}.safetensors" for number, name in enumerate(names)}
+    index.write_text(json.dumps({"weight_map": places}))
+    return index

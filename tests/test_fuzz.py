@@ -1,0 +1,128 @@
+"""Damaged files and names with a fixed seed, and inputs of the hostile review.
+
+`python benchmarks/fuzz.py` is the long run with damaged files. `tests/hostile_review.py` says which inputs of the
+review other tests hold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests import fuzzing
+from tests.conftest import ROOT, Result
+from tests.fuzzing import FAMILIES, cases, judged, kinds
+from tests.hostile_review import REVIEW
+
+SEED, RUNS = 20261121, 14
+KINDS = ("preset", "expectations", "config", "safetensors", "index", "zip", "legacy", "verified", "name", "deflated",
+         "bzip2", "lzma", *FAMILIES)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return kinds(tmp_path_factory.mktemp("good"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_and_names_are_one_line(made, tmp_path, kind, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if kind not in made:
+        pytest.skip("this kind needs transformers")
+    (tmp_path / "shard.safetensors").write_bytes(made["safetensors"].good)
+    for path, arguments in islice(cases(kind, made[kind], SEED, tmp_path), RUNS):
+        verdict = judged(list(arguments), tmp_path)
+        assert not verdict.faults, (ascii(arguments), path and path.read_bytes()[:2000], verdict)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("name", "deflated", "bzip2", "lzma")])
+def test_the_files_that_are_damaged_are_good_before(made, tmp_path, kind):
+    """Else every damage would be refused for another reason."""
+    if kind not in made:
+        pytest.skip("this kind needs transformers")
+    (tmp_path / "shard.safetensors").write_bytes(made["safetensors"].good)
+    path = tmp_path / made[kind].name
+    path.write_bytes(made[kind].good)
+    verdict = judged([*made[kind].command, path], tmp_path)
+    assert (verdict.code in (0, 1), verdict.faults) == (True, ()), verdict
+
+
+@pytest.mark.parametrize("name", REVIEW)
+def test_an_input_of_the_review_is_answered_soon_and_small(tmp_path, monkeypatch, name):
+    make, code, words = REVIEW[name]
+    folder = tmp_path / "input"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(folder)
+    arguments = make(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    verdict = judged(arguments, folder)
+    assert (verdict.code, verdict.faults) == (code, ()), verdict
+    assert words in verdict.err
+    assert verdict.seconds < 5
+    assert verdict.grown < 300 << 20
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+CHILDREN: list[subprocess.Popen] = []
+
+
+def _leave_a_child() -> None:
+    CHILDREN.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+
+
+def _work() -> None:
+    while True:
+        pass
+
+
+# Fault -> exit code, stdout, stderr, and what else the command does.
+FAULTS = {
+    "exit code 70": (70, "", "error: x\n", None),
+    "a traceback": (0, "Traceback (most recent call last)\n", "", None),
+    "2 lines on stderr": (2, "", "error: x\nerror: y\n", None),
+    "text on stdout and an error": (2, "half", "error: x\n", None),
+    "unprintable characters": (0, "\x1b[2J\n", "", None),
+    "files are left: {'left'}": (0, "", "", lambda: Path("left").touch()),
+    "an output file in spite of an error: {'out'}": (2, "", "error: x\n", lambda: Path("out").touch()),
+    "a child is left": (0, "", "", _leave_a_child),
+    "of the processor": (0, "", "", _work),
+    "MiB of memory": (0, "", "", lambda: b"x" * (128 << 20)),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there children and the peak of memory are read")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(tmp_path, monkeypatch, fault):
+    code, out, err, action = FAULTS[fault]
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.3)
+    monkeypatch.setattr(fuzzing, "MEMORY_BYTES", 64 << 20)
+
+    def run(*_: object) -> Result:
+        if action is not None:
+            action()
+        return Result(code, out, err)
+
+    monkeypatch.setattr(fuzzing, "run_cli", run)
+    faults = judged(["count", "--output", "out"], tmp_path).faults
+    for child in CHILDREN:
+        child.communicate(timeout=10)
+    CHILDREN.clear()
+    assert fault in "; ".join(faults)
+
+
+def test_the_long_run_says_what_happened(monkeypatch, capsys):
+    run_config = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
+    fuzz = importlib.util.module_from_spec(run_config)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", "--runs", str(len(KINDS)), "--seed", "7"])
+    run_config.loader.exec_module(fuzz)
+    assert fuzz.main() == 0
+    assert f"{len(KINDS)} runs, 0 failures" in capsys.readouterr().out

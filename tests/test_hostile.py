@@ -1,0 +1,217 @@
+"""Hostile files: each is one line and exit code 2, or is shown with escapes; soon, small and without a traceback."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bertscope.checkpoints.budget import LIMITS, Budget
+from bertscope.errors import SourceError, one_line
+from bertscope.render import table as columns
+from bertscope.render.console import Target
+from bertscope.render.table import Column, csv_text, table_text
+from bertscope.sources.expectation_files import files_to_check
+from bertscope.text_files import readable
+from bertscope.units import html_text, json_text, visible
+from tests import hostile
+
+BOUNDED = """
+import resource, sys
+from bertscope import cli
+for args in sys.argv[1:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    sys.argv = ["bertscope", *args.split("\\n")]
+    code = cli._run()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(code, used.ru_utime - before, used.ru_maxrss >> 10, *sys.argv[1:], sep="\\t", file=sys.stderr)
+"""
+
+
+def made(folder: Path, name: str, files: dict[str, hostile.Made]) -> Path:
+    path = folder / name
+    path.write_bytes(files[name]())
+    assert path.stat().st_size < 1 << 20
+    return path
+
+
+@pytest.mark.parametrize("name", hostile.REFUSED)
+def test_a_hostile_file_is_one_line(cli, tmp_path, name):
+    result = cli("check" if ".bertscope." in name else "count", made(tmp_path, name, hostile.REFUSED))
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert result.err.startswith("error: ")
+    assert name in result.err
+
+
+def test_hostile_checkpoints_take_little_memory_and_time(tmp_path):
+    runs = []
+    for files, formats in ((hostile.REFUSED, ["table"]), (hostile.ACCEPTED, ["table", "json", "csv", "markdown"])):
+        for name in files:
+            if name.endswith((".bin", ".safetensors")):
+                path = made(tmp_path, name, files)
+                runs += [f"count\n{path}\n--by\nparameter\n--format\n{fmt}" for fmt in formats]
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED, *runs], capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [line.split("\t") for line in done.stderr.splitlines() if line.count("\t") > 3]
+    assert len(told) == len(runs)
+    assert max((float(seconds), args) for _, seconds, _, *args in told)[0] < 10
+    assert max(int(mebibytes) for _, _, mebibytes, *_ in told) < 600
+
+
+@pytest.mark.parametrize("command", ["count", "verify"])
+def test_an_index_whose_shards_are_one_file_is_refused(cli, tmp_path, command):
+    path = hostile.linked_shards(tmp_path)
+    result = cli("count", path) if command == "count" else cli("verify", "bert-tiny", path)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "the shards s0.safetensors and s1.safetensors are one file" in result.err
+
+
+def test_limits_hold_over_all_files_of_a_checkpoint():
+    budget = Budget(Path("x"))
+    budget.spend("tensors", 100_000)  # as many as the largest published checkpoints have
+    with pytest.raises(SourceError, match="more than 262,144 tensors in all"):
+        budget.spend("tensors", LIMITS["tensors"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [lzma.LZMAError("corrupt"), zipfile.BadZipFile("bad"), EOFError(), MemoryError(), RecursionError("deep"),
+     NotImplementedError("method 99"), OSError(5, "Input/output error"), KeyError("x")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_whatever_a_library_raises_while_it_reads_is_one_line(error):
+    with pytest.raises(SourceError, match=r"x\.bin cannot be read: .*; check the path") as found, readable("x.bin"):
+        raise error
+    assert "\n" not in str(found.value)
+    assert found.value.__cause__ is error
+
+
+# ---- folders ----
+
+
+@pytest.fixture
+def locked(tmp_path, monkeypatch):
+    """A folder in which `locked` may not be listed or searched, also for root."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "holds.bertscope.yaml").write_text("model: bert-tiny\nexpected:\n  distinct_params: 4385920\n")
+    scandir, stat = os.scandir, os.stat
+
+    def refuse(real):
+        def call(path=".", *args, **options):
+            if "locked" in Path(os.fsdecode(path)).parts[:-1] or (real is scandir and str(path).endswith("locked")):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *args, **options)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", refuse(scandir))
+    monkeypatch.setattr(os, "stat", refuse(stat))
+    return tmp_path
+
+
+def test_a_folder_that_may_not_be_searched_is_passed_over_with_a_note(locked):
+    with pytest.warns(UserWarning, match="not searched: .*locked: Permission denied"):
+        assert files_to_check([str(locked)]) == [str(locked / "holds.bertscope.yaml")]
+
+
+def test_a_named_folder_that_may_not_be_searched_is_one_line(cli, locked):
+    result = cli("check", locked / "locked")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "locked cannot be read: Permission denied" in result.err
+
+
+def test_links_pipes_and_loops_with_an_expectation_files_name_are_one_line_each(cli, tmp_path):
+    (tmp_path / "dangling.bertscope.yaml").symlink_to("nowhere")
+    (tmp_path / "loop.bertscope.yaml").symlink_to("loop.bertscope.yaml")
+    (tmp_path / "zero.bertscope.yaml").symlink_to("/dev/zero")
+    (tmp_path / "above").symlink_to("..")
+    os.mkfifo(tmp_path / "pipe.bertscope.yaml")
+    result = cli("check", tmp_path)
+    assert (result.code, result.err.count("\n")) == (2, 4)
+    assert result.err.count("error: ") == 4
+
+
+# ---- text that is shown ----
+
+
+def is_safe(text: str) -> bool:
+    """Return whether a text has no control, format, surrogate or separator character but line breaks."""
+    return not {unicodedata.category(character) for character in set(text) - {"\n"}} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+@pytest.mark.parametrize("fmt", ["table", "json", "csv", "markdown"])
+def test_no_format_shows_what_a_terminal_acts_upon(cli, tmp_path, fmt):
+    path = made(tmp_path, "names.safetensors", hostile.ACCEPTED)
+    for by in ("parameter", "module", "layer"):
+        result = cli("count", path, "--by", by, "--format", fmt)
+        assert (result.code, result.err) == (0, "")
+        assert is_safe(result.out)
+        assert by == "module" or "a\\u202eb" in result.out.replace("\\\\", "\\")
+    result = cli("verify", "bert-tiny", path, "--format", fmt)
+    assert result.code == 1
+    assert is_safe(result.out)
+
+
+def test_json_with_escapes_is_the_same_data():
+    data = {"names": [*hostile.NAMES, "\U000e0001", "é", "😀"]}
+    text = json_text(data)
+    assert is_safe(text)
+    assert json.loads(text) == data
+    assert "é" in text
+
+
+def test_a_cell_of_csv_is_no_formula_and_a_number_stays_one():
+    text = csv_text(["a"], [["=1+1"], ["+1"], ["-1,000"], ["-cmd"], ["@x"], [-5], ["a\nb"]])
+    rows = [row[0] for row in csv.reader(io.StringIO(text))]
+    assert rows == ["a", "'=1+1", "+1", "-1,000", "'-cmd", "'@x", "-5", "a\\nb"]
+
+
+@pytest.mark.parametrize("name", hostile.NAMES)
+def test_text_for_pages_and_errors_is_escaped(name):
+    assert is_safe(visible(name))
+    assert is_safe(html_text(name))
+    assert is_safe(one_line(name))
+    assert "<" not in html_text(name)
+
+
+def test_a_config_json_and_a_preset_say_overrides_by_escapes_and_lose_nothing(cli, tmp_path):
+    config = {"model_type": "bert", "note": f"a{hostile.BIDI}b", f"k{hostile.BIDI}": "\x1b\u200b"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    made_yaml = cli("convert", path)
+    assert made_yaml.code == 0
+    assert is_safe(made_yaml.out)
+    (tmp_path / "mine.yaml").write_text(made_yaml.out)
+    back = cli("convert", tmp_path / "mine.yaml")
+    assert is_safe(back.out)
+    assert back.json == config
+
+
+def test_a_config_json_larger_than_a_preset_is_not_converted(cli, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", "more": [[]] * 200_000}))
+    result = cli("convert", path)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "the 128 KiB of a preset" in result.err
+
+
+@pytest.mark.parametrize("width", [None, 30, 200])
+def test_a_table_of_many_rows_has_the_form_of_a_small_one(monkeypatch, width):
+    shown = [Column("tensor", lambda row: row[0]), Column("n", lambda row: row[1], right=True, give_up=1)]
+    rows = [("a", "1"), ("日本", "22,000"), ("", ""), ("e\u0301", "3")]
+    target = Target(width=width)
+    drawn = table_text(shown, rows, target, lambda row: False)
+    monkeypatch.setattr(columns, "MANY", 0)
+    assert table_text(shown, rows, target, lambda row: False) == drawn
