@@ -234,6 +234,13 @@ def unknown_field(name: str) -> ConfigError:
     return ConfigError(f"unknown key {name!r} in config; {suggestion(name, RULES)}", field=name)
 
 
+def unknown_architecture(name: Any) -> ConfigError:
+    """Return the error for a class name that is not built here."""
+    return ConfigError(
+        f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture"
+    )
+
+
 def _refuse_other_models(values: Mapping[str, Any]) -> None:
     model_type = values.get("model_type", "bert")
     if model_type != "bert":

@@ -17,8 +17,8 @@ from bertscope.errors import BertscopeError
 if TYPE_CHECKING:
     from bertscope.analyses.check.check import Witness
     from bertscope.reports.check import Finding
+    from bertscope.sources.bert import BertSource
     from bertscope.sources.expectations import Expectation
-    from bertscope.sources.presets import Source
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 
@@ -52,7 +52,7 @@ class ExpectationFile(pytest.File):
 class _Model:
     """The model of one file, built when its first test runs."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BertSource) -> None:
         self.source = source
         self._witness: Witness | None = None
 

@@ -77,7 +77,7 @@ def count(
     from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    found = traced_shapes(source, built, shapes, batch, seq)
+    found = traced_shapes(source, shapes, batch, seq)
     report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     show(report, renderer, fmt, output)
     if expected is not None:

@@ -11,7 +11,6 @@ from bertscope.commands import options
 from bertscope.commands.options import build_model
 from bertscope.commands.output import note, show
 from bertscope.errors import SelectionError
-from bertscope.sources.other_models import OtherSource
 
 EPILOG = """\b
 examples:
@@ -110,10 +109,8 @@ def diagram(
     changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
     changes["attn_implementation"] = attention
     source, built = build_model(model, architecture, None, pooler, changes=changes, download=download)
-    if isinstance(source, OtherSource) and kind != "tree":
-        raise SelectionError(
-            f"{source.name} is {source.family}; --kind {kind} draws BERTs alone, --kind tree any model"
-        )
+    if kind != "tree":
+        source.require(f"--kind {kind}")
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
     from bertscope.render.diagram import diagram as renderer

@@ -9,8 +9,6 @@ import typer
 from bertscope.commands import options, running
 from bertscope.commands.options import found_model
 from bertscope.commands.output import write_bytes
-from bertscope.errors import SelectionError
-from bertscope.sources.other_models import OtherSource
 
 EPILOG = """\b
 examples:
@@ -60,16 +58,15 @@ def estimate(
     run_configs = running.run_configs(run, checkpointing, dtype, autocast)
     running.check_timeline(timeline)
     source = found_model(model, architecture, attention, pooler, download)
-    if snapshot is not None and isinstance(source, OtherSource):
-        raise SelectionError(f"{source.name} is {source.family}; --snapshot is of BERTs built here alone")
-    from bertscope.analyses.memory.estimate import MemoryTraces
-    from bertscope.analyses.memory.estimate_other import estimate_any
+    if snapshot is not None:
+        source.require("--snapshot")
+    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
 
     with running.Progress() as progress:
-        report = estimate_any(source, run_configs, progress)
+        report = estimate_report(source, run_configs, progress)
     running.show_memory(report, fmt, output, rows)
     running.write_timeline(report, timeline)
     if snapshot is not None:
         from bertscope.analyses.memory.snapshot import snapshot as picture
 
-        write_bytes(snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))  # type: ignore[arg-type]
+        write_bytes(snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands import options, running
-from bertscope.commands.options import note_ignored
+from bertscope.commands.output import note
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.sources.find import load
 
@@ -54,7 +54,8 @@ def explore(
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    note_ignored(source)
+    if source.notice:
+        note(source.notice)
     from bertscope.analyses.page.explore import explore as analyse
     from bertscope.render.explore.app import run as show
 

@@ -62,10 +62,11 @@ def flops(
     if checkpointing != "none" and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = found_model(model, architecture, attention, pooler, download)
-    from bertscope.analyses.flops.other import flops_any
+    from bertscope.analyses.flops.sweep import FlopsRun, flops_model
     from bertscope.render import flops as renderer
 
-    report = flops_any(source, batches, seqs, mode=mode, checkpointing=checkpointing, patterns=freeze or ())
+    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
+    report = flops_model(run, batches, seqs)
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
     target = Target() if output else stdout_target()

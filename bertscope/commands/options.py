@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,12 +13,11 @@ import typer
 from bertscope.commands.output import check_outputs, note
 from bertscope.commands.process import Unexpected
 from bertscope.config import ARCHITECTURES
-from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
 from bertscope.run_config import STRATEGIES
-from bertscope.sources.find import DEFAULT_MODEL, ModelSource, find
-from bertscope.sources.other_models import OtherSource
-from bertscope.sources.presets import Source, preset_paths
+from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.model_source import ModelSource
+from bertscope.sources.presets import preset_paths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,18 +157,9 @@ def found_model(
 ) -> ModelSource:
     """What MODEL names, with notes on what is passed over and whose code will run."""
     source = find(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    if isinstance(source, OtherSource):
-        if source.origin == "factory":
-            note(f"runs your code: imports {source.address.partition(':')[0]} and takes {source.address} from it")
-    else:
-        note_ignored(source)
+    if source.notice:
+        note(source.notice)
     return source
-
-
-def note_ignored(source: Source) -> None:
-    """Says which fields of a configuration are passed over."""
-    if source.config.ignored:
-        note(f"ignored, since it does not shape a BERT: {', '.join(source.config.ignored)}")
 
 
 def build_model(
@@ -183,23 +172,18 @@ def build_model(
     download: bool = False,
 ) -> tuple[ModelSource, nn.Module]:
     """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
-    source = found_model(model, architecture, attention, pooler, download)
-    if not isinstance(source, OtherSource):
-        source = replace(source, config=replace(source.config, **(changes or {})))  # type: ignore[arg-type]
-    elif settings := [name for name in changes or () if name != "attn_implementation"]:
-        raise SelectionError(f"{source.name} is {source.family}; {', '.join(settings)} can be set for a BERT alone")
-    from bertscope.analyses.modules.build import build_any
+    source = found_model(model, architecture, attention, pooler, download).with_fields(changes or {})
     from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
-    built = build_any(source)
+    built = source.build()
     freeze(built, freeze_patterns or ())
     return source, built
 
 
-def traced_shapes(source: ModelSource, built: nn.Module, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
+def traced_shapes(source: ModelSource, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
     """The shapes of a forward pass on meta, if they are wanted."""
     if not wanted:
         return None
-    from bertscope.analyses.flops.other import shapes_any
+    from bertscope.analyses.tracing.shapes import source_shapes
 
-    return shapes_any(source, built, batch, seq)
+    return source_shapes(source, batch, seq)

@@ -6,7 +6,8 @@ from bertscope.commands import options
 from bertscope.commands.output import show
 from bertscope.render import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.presets import Source, preset_paths, read_preset
+from bertscope.sources.bert import BertSource
+from bertscope.sources.presets import preset_paths, read_preset
 
 EPILOG = """\b
 examples:
@@ -21,7 +22,7 @@ def presets(fmt: options.Format = "table", output: options.Output = None) -> Non
     show(PresetsReport(rows=rows), renderer, fmt, output)
 
 
-def _row(source: Source) -> PresetRow:
+def _row(source: BertSource) -> PresetRow:
     return PresetRow(
         name=source.name,
         architecture=source.architecture,

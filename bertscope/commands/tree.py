@@ -45,6 +45,6 @@ def tree(
     from bertscope.analyses.params.tree import tree as analyse
     from bertscope.render import tree as renderer
 
-    found = traced_shapes(source, built, shapes, batch, seq)
+    found = traced_shapes(source, shapes, batch, seq)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
     show(report, renderer, fmt, output)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from bertscope.config import ARCHITECTURES, BertConfig
+from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
@@ -20,7 +20,6 @@ from bertscope.model.tasks import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertscope.sources.presets import unknown_architecture
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {
     cls.__name__: cls

@@ -20,8 +20,9 @@ import yaml
 
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import ConfigError, MissingExtraError, SelectionError, SourceError
+from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
-from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, Source, is_own_member, preset_of, read_preset
+from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, is_own_member, preset_of, read_preset
 from bertscope.text_files import MAX_YAML_BYTES, SCALARS, TAG, read_mapping, read_text, read_yaml
 from bertscope.units import json_text
 
@@ -135,7 +136,7 @@ def convert(model: str, to: str | None = None) -> str:
     return converted(source, direction(source, to))
 
 
-def direction(source: Source, to: str | None = None) -> str:
+def direction(source: BertSource, to: str | None = None) -> str:
     """`json` or `yaml`: the other one, which `to` may say; raises SelectionError where it is that already."""
     given = "json" if source_path(source).suffix == ".json" else "yaml"
     wanted = to or ("json" if given == "yaml" else "yaml")
@@ -144,7 +145,7 @@ def direction(source: Source, to: str | None = None) -> str:
     return wanted
 
 
-def converted(source: Source, to: str) -> str:
+def converted(source: BertSource, to: str) -> str:
     """The text of a source as `json` or as `yaml`."""
     path = source_path(source)
     data = read_mapping(path).plain()
@@ -157,7 +158,7 @@ def converted(source: Source, to: str) -> str:
     return text
 
 
-def source_path(source: Source) -> Path:
+def source_path(source: BertSource) -> Path:
     """The file of a source; raises SourceError where it has none that can be converted."""
     if source.path is None or source.path.suffix not in (".json", ".yaml", ".yml"):
         raise SourceError(f"{source.name} is no file to convert; give a preset (.yaml) or a config.json")
@@ -173,7 +174,7 @@ def compare(one: BertConfig, other: BertConfig, path: Path) -> None:
             raise ConfigError(f"{path} says {name} {said!r} in config and {by_extra!r} by 'extra'; change one")
 
 
-def updated(source: Source, existing: Path) -> str:
+def updated(source: BertSource, existing: Path) -> str:
     """The text of the preset `existing` with the values of a config.json; comments and form stay.
 
     What only a preset says stays too, unless the config.json carries it. Raises MissingExtraError without ruamel.yaml.

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
 from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError, suggestion
+from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
 from bertscope.sources.find import load
-from bertscope.sources.presets import Source, preset_of, preset_paths
+from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
@@ -34,7 +35,7 @@ def is_expectation_file(name: str | os.PathLike[str]) -> bool:
     return os.fspath(name).endswith(SUFFIXES)
 
 
-def read_expectation_file(path: Path) -> Source:
+def read_expectation_file(path: Path) -> BertSource:
     """The model that the file means, with what the file expects; `path` and lines are those of the file.
 
     Raises ConfigError or SourceError with file and line.
@@ -55,7 +56,7 @@ def read_expectation_file(path: Path) -> Source:
     return replace(source, name=name, path=path, expected=tuple(read_expectations(entries.get("expected"), path)))
 
 
-def _model(entries: Mapping, path: Path) -> Source:
+def _model(entries: Mapping, path: Path) -> BertSource:
     settings = {
         "architecture": _one_of(entries, "architecture", ARCHITECTURES, path),
         "attention": _one_of(entries, "attention", ATTENTION_KERNELS, path),
@@ -122,7 +123,7 @@ def files_to_check(names: list[str]) -> list[str]:
     return found if names else list(preset_paths())
 
 
-def load_expected(name: str, *, architecture: str | None = None) -> Source:
+def load_expected(name: str, *, architecture: str | None = None) -> BertSource:
     """The source of an expectation file, or of anything that `load` takes; `architecture` overrides its class."""
     if not is_expectation_file(name):
         return load(name, architecture=architecture)

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
-from bertscope.config import ARCHITECTURES, BertConfig
-from bertscope.errors import ConfigError, MissingExtraError, SourceError, one_line, suggestion
-from bertscope.sources.other_models import OtherSource, factory, from_config, is_factory
-from bertscope.sources.presets import MEMBER, Source, member_of, preset_paths, read_preset, unknown_architecture
+from bertscope.config import BertConfig
+from bertscope.errors import ConfigError, SourceError, one_line, suggestion
+from bertscope.sources.bert import BertSource
+from bertscope.sources.model_source import ModelSource
+from bertscope.sources.other_models import FactorySource, is_factory
+from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
+from bertscope.sources.transformers_models import TransformersSource, from_config
 from bertscope.text_files import read_mapping, readable
 
-ModelSource = Source | OtherSource
 DEFAULT_MODEL = "bert-base-cased"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -32,19 +33,14 @@ def load(
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
     download: bool = False,
-) -> Source:
+) -> BertSource:
     """The BERT that `model` names, with what the caller overrides; the network only with `download`.
 
-    Raises SourceError when nothing has that name or it is no BERT, ConfigError for a wrong value in the file.
+    Raises SourceError when nothing has that name, SelectionError for another family, ConfigError for a wrong value
+    in the file.
     """
-    found = _find(os.fspath(model), download)
-    if isinstance(found, OtherSource):
-        raise SourceError(
-            f"{found.name} is {found.family}, and this answers for BERTs alone; "
-            "count, tree, flops, estimate, print, diff and verify take any model",
-            where=f"{found.path}:{found.line}" if found.path else "",
-        )
-    return _changed(found, architecture, attention, add_pooling_layer)
+    found = _find(os.fspath(model), download).require("this")
+    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
 
 
 def find(
@@ -60,41 +56,13 @@ def find(
     Raises as `load`, and MissingExtraError where another family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
-    if isinstance(found, OtherSource):
-        if found.origin == "transformers" and find_spec("transformers") is None:
-            what = f"{found.path}: the model type {found.model_type!r}, which is not built here,"
-            raise MissingExtraError(what, "transformers")
-        return _overridden(found, architecture, attention, add_pooling_layer)
-    return _changed(found, architecture, attention, add_pooling_layer)
+    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
 
 
-def _changed(found: Source, architecture: str | None, attention: str | None, add_pooling_layer: bool | None) -> Source:
-    """The BERT with what the caller overrides."""
-    changes: dict[str, object] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
-    if attention is not None:
-        changes["config"] = replace(found.config, attn_implementation=attention)
-    source = replace(found, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
-    if source.architecture not in ARCHITECTURES:
-        line = source.config_lines.get("architectures")
-        raise unknown_architecture(source.architecture).at(f"{source.path}:{line}" if architecture is None else "")
-    if add_pooling_layer is not None and source.architecture != "BertModel":
-        raise ConfigError(f"only BertModel comes with and without a pooler; {source.architecture} decides by itself")
-    return source
+_Found = BertSource | TransformersSource | FactorySource
 
 
-def _overridden(
-    found: OtherSource, architecture: str | None, attention: str | None, add_pooling_layer: bool | None
-) -> OtherSource:
-    if add_pooling_layer is not None:
-        raise ConfigError(f"only a BertModel comes with and without a pooler; {found.name} is {found.family}")
-    if found.origin == "factory" and (architecture or attention):
-        raise ConfigError(
-            f"{found.name} decides its class and attention by itself; leave --architecture and --attention"
-        )
-    return replace(found, architecture=architecture or found.architecture, attention=attention)
-
-
-def _find(name: str, download: bool) -> ModelSource:
+def _find(name: str, download: bool) -> _Found:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
@@ -102,7 +70,7 @@ def _find(name: str, download: bool) -> ModelSource:
         path = Path(name).expanduser()
     is_there = _exists(path)
     if not is_there and is_factory(name):
-        return factory(name)
+        return FactorySource(name=name, address=name)
     if is_there or path.suffix in _SUFFIXES or is_weights(path) or name.startswith((".", "~", os.sep)):
         return read_source(path)
     for preset in presets.values():
@@ -174,7 +142,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def read_source(path: Path) -> ModelSource:
+def read_source(path: Path) -> _Found:
     """The source in a preset file, a `config.json`, or beside a checkpoint."""
     with readable(path):
         is_folder = path.is_dir()
@@ -190,7 +158,7 @@ def read_source(path: Path) -> ModelSource:
     return read_preset(path)
 
 
-def _beside(path: Path, absolute: Path) -> ModelSource:
+def _beside(path: Path, absolute: Path) -> _Found:
     """The source in the `config.json` beside a file of weights."""
     config = path.parent / "config.json"
     if path.is_dir() or not _exists(config):
@@ -201,7 +169,7 @@ def _beside(path: Path, absolute: Path) -> ModelSource:
     return _read_config_json(config, absolute.parent.name)
 
 
-def _read_config_json(path: Path, name: str) -> ModelSource:
+def _read_config_json(path: Path, name: str) -> _Found:
     entries = read_mapping(path)
     if "model_type" in entries and entries["model_type"].value != "bert":
         return from_config(entries, path, name)
@@ -215,7 +183,7 @@ def _read_config_json(path: Path, name: str) -> ModelSource:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     architecture = config.architectures[0] if config.architectures else "BertModel"
     dtype = members.get("torch_dtype", members.get("dtype"))  # as transformers calls it since 4.56
-    return Source(
+    return BertSource(
         name=name, path=path, config=config, architecture=architecture, config_lines=lines,
         stored_dtype=dtype if isinstance(dtype, str) else None, **own,
     )  # fmt: skip

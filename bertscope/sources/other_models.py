@@ -1,139 +1,203 @@
-"""Models from elsewhere: what a `config.json` of another family, or `module:attribute`, names.
-
-Nothing is imported or run here; `analyses.foreign` builds them.
-"""
+"""Models that are not built here: what every such source has in common, `module:attribute`, and a given module."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import importlib
 import re
-from dataclasses import dataclass, field
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from bertscope.errors import ConfigError
-from bertscope.text_files import Mapping
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
 
-MAX_SIZE = 2**31
-MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
-MAX_LABELS = 100_000
-MAX_TEXT = 10_000
-# Fields that say how many modules there are, over all families.
-_MODULES = re.compile(
-    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
-)
-# Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
-_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
-_IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
+if TYPE_CHECKING:
+    from bertscope.torch_access import nn
+
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+# Ability -> remedy, for what needs a BERT; any other ability has the general remedy.
+_REMEDIES = {
+    "--kind class": "--kind tree draws any model",
+    "--kind forward": "--kind tree draws any model",
+    "--no-dropout": "leave it out",
+    "--snapshot": "leave it out",
+}
+_REMEDY = "count, tree, flops, estimate, print, diff and verify take any model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherSource:
-    """A module that is not built here: by `transformers` from a configuration, or by a factory of the user's own."""
+    """A model that is not built here; its layers, fields and classes are its own."""
 
     name: str
-    origin: str  # "transformers" or "factory"
-    architecture: str | None = None  # the class to build; None: the one without a head, or what the factory gives
-    model_type: str = ""
-    attention: str | None = None
-    path: Path | None = None  # of the config.json
-    line: int = 1  # of its model_type
-    config: dict[str, Any] = field(default_factory=dict)  # as its file says, for transformers
-    address: str = ""  # `package.module:attribute`, for a factory
+    architecture: str | None = None
     stored_dtype: str | None = None
+    bert_config = None
+    layers = 0
+    layer_path = ""
+    has_equal_layers = False
 
     @property
     def family(self) -> str:
-        """What it is, in a word or two."""
-        return f"a {self.model_type} of transformers" if self.origin == "transformers" else "a factory's module"
+        """Return its kind in a few words."""
+        return "a module"
+
+    @property
+    def notice(self) -> str:
+        """Return an empty string: there is nothing to note."""
+        return ""
+
+    @property
+    def where(self) -> str:
+        """Return the `file:line` of its definition, if there is one."""
+        return ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return no settings: the model has no file."""
+        return {}
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Build the model."""
+        raise NotImplementedError
+
+    def with_layers(self, layers: int) -> NoReturn:
+        """Raise SelectionError."""
+        raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
+
+    def without_dropout(self) -> NoReturn:
+        """Raise SelectionError."""
+        self.require("--no-dropout")
+
+    def with_options(
+        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+    ) -> OtherSource:
+        """Return the source; raises ConfigError for any option that is not None."""
+        self._refuse_pooler(add_pooling_layer)
+        if architecture or attention:
+            raise ConfigError(
+                f"{self.name} decides its class and attention by itself; leave --architecture and --attention"
+            )
+        return self
+
+    def _refuse_pooler(self, add_pooling_layer: bool | None) -> None:
+        if add_pooling_layer is not None:
+            raise ConfigError(f"only a BertModel comes with and without a pooler; {self.name} is {self.family}")
+
+    def with_fields(self, fields: Mapping[str, object]) -> OtherSource:
+        """Return the source; raises SelectionError for any field but the attention kernel, which stays its own."""
+        if names := [name for name in fields if name != "attn_implementation"]:
+            raise SelectionError(f"{self.name} is {self.family}; {', '.join(names)} can be set for a BERT only")
+        return self
+
+    def other_classes(self) -> tuple[()]:
+        """Return nothing: no other class is known."""
+        return ()
+
+    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
+        """Make the built model recompute its layers, if its class can."""
+        if strategy == "none":
+            return
+        if strategy != "full" or not getattr(model, "supports_gradient_checkpointing", False):
+            raise SelectionError(
+                f"{type(model).__name__} takes --checkpointing none, or full where its class supports it"
+            )
+        with warnings.catch_warnings():  # transformers 5 has another name for it, too
+            warnings.simplefilter("ignore")
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+    @contextmanager
+    def running(self, where: str) -> Iterator[None]:
+        """Raise a SourceError for any error in the model's code."""
+        with as_source_error(f"{self.name} cannot be run on {where}"):
+            yield
+
+    def require(self, ability: str) -> NoReturn:
+        """Raise SelectionError with the remedy."""
+        remedy = _REMEDIES.get(ability, _REMEDY)
+        raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenModule(OtherSource):
+    """A module from Python, which is built already and stays as it is."""
+
+    module: nn.Module
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Return a copy of the module on the device."""
+        from bertscope.torch_access import nn
+
+        memo: dict[int, Any] = {}
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            moved = tensor.detach().to(device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+        return copy.deepcopy(self.module, memo)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorySource(OtherSource):
+    """The module that `package.module:attribute` names: a module, or a function or class that returns one."""
+
+    address: str
+
+    @property
+    def family(self) -> str:
+        """Return its kind in a few words."""
+        return "a factory's module"
+
+    @property
+    def notice(self) -> str:
+        """Say whose code runs."""
+        return f"runs your code: imports {self.address.partition(':')[0]} and takes {self.address} from it"
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Import the attribute, and call it without arguments unless it is a module."""
+        from bertscope.torch_access import nn, torch
+
+        place, _, attribute = self.address.partition(":")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)  # as `python -m` does
+        with torch.device(device), as_source_error(self.address), contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(place)
+            for name in attribute.split("."):
+                found = getattr(found, name)
+            module = found() if callable(found) and not isinstance(found, nn.Module) else found
+        if not isinstance(module, nn.Module):
+            raise SourceError(
+                f"{self.address} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"
+            )
+        return module
 
 
 def is_factory(name: str) -> bool:
-    """Whether a name is of the form `package.module:attribute`."""
+    """Return whether a name is of the form `package.module:attribute`."""
     return _FACTORY.fullmatch(name) is not None
 
 
-def factory(name: str) -> OtherSource:
-    """The source that `package.module:attribute` names."""
-    return OtherSource(name=name, origin="factory", address=name)
+@contextmanager
+def as_source_error(what: str) -> Iterator[None]:
+    """Raise a SourceError that names the place for any error in the code of others."""
+    try:
+        yield
+    except BertscopeError:
+        raise
+    except (Exception, SystemExit) as error:  # a factory may even leave
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line}") from None
 
 
-def from_config(entries: Mapping, path: Path, name: str) -> OtherSource:
-    """The source in a `config.json` that is no BERT's.
-
-    Raises ConfigError for sizes that no model has.
-    """
-    model_type = entries["model_type"].value
-    where = f"{path}:{entries['model_type'].line}"
-    if not isinstance(model_type, str) or not re.fullmatch(r"[\w.-]{1,60}", model_type):
-        raise ConfigError("model_type must be the name of a model family, such as bert or roberta", where=where)
-    for key, entry in entries.items():
-        _check(key, entry.value, f"{path}:{entry.line}")
-    config = entries.plain()
-    dtype = config.get("torch_dtype", config.get("dtype"))
-    return OtherSource(
-        name=name,
-        origin="transformers",
-        architecture=_architecture(config.get("architectures")),
-        model_type=model_type,
-        path=path,
-        line=entries["model_type"].line,
-        config=config,
-        stored_dtype=dtype if isinstance(dtype, str) else None,
-    )
-
-
-def _architecture(names: Any) -> str | None:
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-
-
-def without_code(value: Any) -> Any:
-    """Return a copy of a configuration without `auto_map`, which names code in the model's repository."""
-    if isinstance(value, dict):
-        return {key: without_code(item) for key, item in value.items() if key != "auto_map"}
-    return [without_code(item) for item in value] if isinstance(value, list) else value
-
-
-def _check(key: str, value: Any, where: str) -> None:
-    """Refuse what would take minutes or gigabytes to build, and what leads to code, files or the network."""
-    if reason := _refusal(key, value):
-        raise ConfigError(f"{key[:60]} {reason}", where=where, field=key)
-    if isinstance(value, dict):
-        for inner, item in value.items():
-            _check(str(inner), item, where)
-    elif isinstance(value, list):
-        for item in value:
-            _check(key, item, where)
-    elif isinstance(value, int):
-        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else MAX_SIZE
-        if abs(value) > most:
-            shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
-            raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
-
-
-def _refusal(key: str, value: Any) -> str:
-    """Return why a setting is refused: it would have transformers or timm look for a model, weights or code."""
-    if not value:
-        return ""
-    if kind := _IMPLEMENTATION.search(key):
-        allowed = _KERNELS[kind[1]]
-        unknown = [name for name in _strings(value) if name not in allowed]
-        return f"may be {' or '.join(allowed)} here; got {unknown[0][:60]!r}; remove it" if unknown else ""
-    if "backbone" in key and isinstance(value, str):
-        return f"names another model ({value[:60]!r}), which is not loaded; describe it in backbone_config instead"
-    if key == "backbone_kwargs" or re.fullmatch(r"use_\w+_backbone", key):
-        return "is for a backbone that is loaded by its name; remove it, and describe the backbone in backbone_config"
-    if key == "architecture" and isinstance(value, str) and re.search(r"[:/]", value):
-        return f"names a place ({value[:60]!r}), from which nothing is loaded; name an architecture of timm"
-    if key == "checkpoint_path":
-        return "names a file of weights, which are not loaded; remove it"
-    if key in ("trust_remote_code", "attribute_map"):
-        return "is refused, since a configuration is data and no code of its model is run; remove it"
-    return ""
-
-
-def _strings(value: Any) -> list[str]:
-    """Return every string in a value, at any depth."""
-    if isinstance(value, (dict, list)):
-        return [name for item in (value.values() if isinstance(value, dict) else value) for name in _strings(item)]
-    return [value] if isinstance(value, str) else []
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename if trace else __file__
+    is_theirs = Path(file).parent != Path(__file__).parent and not file.startswith("<")
+    return f" ({Path(file).name}:{trace.tb_lineno})" if trace and is_theirs else ""

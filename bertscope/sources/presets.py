@@ -11,40 +11,19 @@ expected: {distinct_params: 108340804, ...}   # more in `expectations`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_field
+from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_architecture, unknown_field
 from bertscope.errors import ConfigError, suggestion
-from bertscope.sources.expectations import Expectation, read_expectations
+from bertscope.sources.bert import BertSource
+from bertscope.sources.expectations import read_expectations
 from bertscope.text_files import Entry, Mapping, read_mapping, with_lines
 
 KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
 MEMBER = "bertscope"  # of a config.json, where what only a preset says stands
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A model as its file describes it: configuration, class, and what the file expects of it."""
-
-    name: str
-    config: BertConfig
-    architecture: str
-    path: Path | None = None
-    add_pooling_layer: bool = True
-    description: str = ""
-    hub_names: tuple[str, ...] = ()
-    expected: tuple[Expectation, ...] = ()
-    stored_dtype: str | None = None  # of the published weights, where a config.json says it
-    config_lines: dict[str, int] = field(default_factory=dict, compare=False)
-
-    def expected_params(self, key: str) -> int | None:
-        """The expected count under `key`, or None."""
-        found = next((item.value for item in self.expected if item.key == key), None)
-        return found if isinstance(found, int) else None
 
 
 def preset_dir() -> Path:
@@ -58,12 +37,12 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
 
 
-def read_preset(path: Path) -> Source:
+def read_preset(path: Path) -> BertSource:
     """The preset in a YAML file; raises ConfigError or SourceError with file and line."""
     return preset_of(read_mapping(path), path)
 
 
-def preset_of(entries: Mapping, path: Path) -> Source:
+def preset_of(entries: Mapping, path: Path) -> BertSource:
     """The preset in what was read from a file."""
     _check_keys(entries, KEYS, path, "the preset")
     for needed in ("architecture", "config"):
@@ -74,7 +53,7 @@ def preset_of(entries: Mapping, path: Path) -> Source:
     config, lines = _config(entries["config"], path)
     if "extra" in entries:
         _mapping(entries["extra"], path, "extra")
-    return Source(
+    return BertSource(
         name=path.stem,
         path=path,
         config=config,
@@ -137,13 +116,6 @@ def _choice(entry: Entry, path: Path) -> str:
     if not isinstance(entry.value, str) or entry.value not in ARCHITECTURES:
         raise unknown_architecture(entry.value).at(f"{path}:{entry.line}")
     return entry.value
-
-
-def unknown_architecture(name: Any) -> ConfigError:
-    """The error for a class name that is not built here."""
-    return ConfigError(
-        f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture"
-    )
 
 
 def _boolean(entry: Entry | None, path: Path) -> bool:

@@ -276,7 +276,7 @@ def never(*_, **__):
 
 WORK = {
     "profile": "bertscope.analyses.memory.profile.profile_report",
-    "estimate": "bertscope.analyses.memory.estimate_other.estimate_any",
+    "estimate": "bertscope.analyses.memory.estimate.estimate_report",
     "fit": "bertscope.analyses.memory.fit.fit_report",
     "report": "bertscope.analyses.page.report.page_report",
     "diagram": "bertscope.analyses.diagram.diagram.diagram",

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.analyses.checkpoint.stored import stored_report
-from bertscope.analyses.flops.other import flops_any
-from bertscope.analyses.modules.build import build_any
+from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.sources.find import find
 
@@ -121,7 +120,7 @@ def test_old_names_written_by_hand_are_read_as_transformers_reads_them(tmp_path)
 
 def test_another_familys_model_is_counted_as_transformers_counts_it(kept, family):
     model, folder = kept(family)
-    built = build_any(find(folder))
+    built = find(folder).build()
     report = bertscope.count(built)
     assert report.totals.distinct_params == distinct(model) == model.num_parameters()
     assert [(path, tuple(held.shape)) for path, held in built.named_parameters()] == [
@@ -140,7 +139,7 @@ def test_another_familys_flops_are_those_of_a_run_on_the_cpu(kept, family):
         inputs["decoder_input_ids"] = ids
     with FlopCounterMode(display=False) as counter:  # with gradients: the counter knows DeBERTa's softmax only so
         model(**inputs)
-    report = flops_any(find(folder), [2], [9])
+    report = flops_model(FlopsRun(source=find(folder)), [2], [9])
     assert report.rows[0].forward.matmul_flops == counter.get_total_flops() > 0
     assert report.unknown_operators == ()
 
@@ -153,7 +152,7 @@ def test_another_familys_training_step_is_that_of_a_run_on_the_cpu(kept, family)
     with FlopCounterMode(display=False) as counter:
         model(**inputs)[0].sum().backward()
     model.eval()
-    report = flops_any(find(folder), [2], [9], mode="training")
+    report = flops_model(FlopsRun(source=find(folder), mode="training"), [2], [9])
     assert report.rows[0].total.matmul_flops == counter.get_total_flops()
 
 

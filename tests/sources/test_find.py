@@ -164,7 +164,7 @@ JSON_BROKEN = [
     ('{"a": ' + "[" * 100_000 + "}", 1, "nested too deeply"),
     ('{\n "a": ' + "[" * 600 + "]" * 600 + "}", 2, "nested more than 64 levels"),
     ('{\n "a": ' + '{"b": ' * 300 + "1" + "}" * 301, 2, "nested more than 64 levels"),
-    ('{\n "model_type": "gpt2"}', 2, "this answers for BERTs alone"),
+    ('{\n "model_type": "gpt2"}', 2, "this is for BERTs only"),
     ('{"vocab_size": 5} x', 1, "after the closing"),
     ("{'vocab_size': 5}", 1, "double quotes"),
     ('{\n "architectures": ["GPT2Model"]}', 2, "unknown architecture 'GPT2Model'"),

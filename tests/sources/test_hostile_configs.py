@@ -24,8 +24,8 @@ from bertscope.sources.find import find
 
 pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
-from bertscope.analyses.modules import build as foreign
-from bertscope.analyses.modules.confined import confined
+from bertscope.sources import transformers_models
+from bertscope.sources.confined import confined
 
 CODE = """
 open({canary!r}, "a").write("x")
@@ -251,7 +251,7 @@ def test_the_code_runs_where_nothing_guards(trap, cli, monkeypatch):
     if int(transformers.__version__.split(".")[0]) >= 5:
         pytest.skip("transformers 5 does not take a folder for a backbone")
     monkeypatch.setattr("bertscope.sources.other_models._refusal", lambda key, value: "")
-    monkeypatch.setattr("bertscope.analyses.modules.build.confined", contextlib.nullcontext)
+    monkeypatch.setattr("bertscope.sources.transformers_models.confined", contextlib.nullcontext)
     assert cli("count", trap.write(ISSUE)).code == 2
     assert trap.canary.exists()
 
@@ -289,10 +289,10 @@ def test_a_download_does_not_open_the_build_to_the_network(cli, trap, monkeypatc
         seen.append(settings.HF_HUB_OFFLINE)
         return original(*args)
 
-    original = foreign._model_class
+    original = transformers_models._model_class
     monkeypatch.setattr(settings, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("bertscope.sources.hub.download", lambda name, weights=False: trap.home / "m")
-    monkeypatch.setattr(foreign, "_model_class", look)
+    monkeypatch.setattr(transformers_models, "_model_class", look)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     trap.write({"model_type": "roberta", **sizes})
     assert cli("count", "someone/some-model", "--download").code == 0
@@ -354,6 +354,6 @@ def test_a_file_of_expectations_runs_no_factory(cli, trap):
     (trap.home / "x.bertscope.yaml").write_text("model: factory_of_a_file:build\nexpected:\n  params: 1\n")
     result = cli("check", "x.bertscope.yaml")
     assert result.code == 2
-    assert "this answers for BERTs alone" in result.err
+    assert "this is for BERTs only" in result.err
     assert "factory_of_a_file" not in sys.modules
     trap.check()

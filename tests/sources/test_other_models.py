@@ -13,7 +13,7 @@ import torch
 import bertscope
 from bertscope.errors import BertscopeError
 from bertscope.sources.find import find
-from bertscope.sources.other_models import OtherSource
+from bertscope.sources.other_models import FactorySource
 from tests.conftest import ROOT
 
 CODE = """
@@ -149,10 +149,10 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("explain",), "this answers for BERTs alone; count, tree"),
-        (("diagram",), "--kind tree any model"),
-        (("diagram", "--cross-attention"), "can be set for a BERT alone"),
-        (("check",), "this answers for BERTs alone"),
+        (("explain",), "this is for BERTs only; count, tree"),
+        (("diagram",), "--kind tree draws any model"),
+        (("diagram", "--cross-attention"), "can be set for a BERT only"),
+        (("check",), "this is for BERTs only"),
         (("count", "--pooler"), "only a BertModel comes with and without"),
         (("count", "--attention", "eager"), "decides its class and attention by itself"),
         (("flops", "--mode", "training", "--checkpointing", "every-2"), "takes --checkpointing none"),
@@ -179,21 +179,21 @@ def test_a_file_of_that_name_is_no_factory(tmp_path, monkeypatch):
     (tmp_path / "a:b").write_text("x")
     with pytest.raises(BertscopeError, match="a:b"):
         find("a:b")
-    assert isinstance(find("a:c"), OtherSource)
+    assert isinstance(find("a:c"), FactorySource)
 
 
 def test_load_gives_berts_alone(code):
-    with pytest.raises(BertscopeError, match="BERTs alone"):
+    with pytest.raises(BertscopeError, match="BERTs only"):
         bertscope.load(f"{code}:Tagger")
 
 
 def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertscope.sources.find.find_spec", lambda name: None)
+    monkeypatch.setattr("bertscope.sources.transformers_models.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
-    assert "this answers for BERTs alone" in cli("explain", tmp_path).err  # with the extra or without
+    assert "this is for BERTs only" in cli("explain", tmp_path).err  # with the extra or without
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):

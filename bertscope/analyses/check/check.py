@@ -11,13 +11,12 @@ from pathlib import Path
 from bertscope import __version__
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError, SourceError, suggestion
-from bertscope.model import build
 from bertscope.reports.base import CountReport
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.run_config import RunConfig
+from bertscope.sources.bert import BertSource
 from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
-from bertscope.sources.presets import Source
 from bertscope.torch_access import torch
 
 
@@ -51,7 +50,7 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
         yield witness.finding(expectation)
 
 
-def _remedy(source: Source) -> str:
+def _remedy(source: BertSource) -> str:
     if source.path is not None and source.path.suffix == ".json":
         return "expected counts stand in a preset file (.yaml); write one with this configuration"
     return f"'bertscope check --write {source.path}' records today's counts"
@@ -71,7 +70,7 @@ def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: 
 class Witness:
     """What one model really has, obtained once and when it is asked for."""
 
-    source: Source
+    source: BertSource
 
     @cached_property
     def counted(self) -> CountReport:
@@ -95,8 +94,7 @@ class Witness:
         return {tie.path: tie.is_path for tie in self.counted.ties}
 
     def _model(self) -> torch.nn.Module:
-        source = self.source
-        return build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+        return self.source.build()
 
     def got(self, expectation: Expectation) -> int | str | None:
         """What the model has under that key; None where it has no such row or tie."""
@@ -163,7 +161,7 @@ def _shown(path: Path | None) -> str:
         return str(path)
 
 
-def expected_block(source: Source) -> str:
+def expected_block(source: BertSource) -> str:
     """Today's counts, and the ties if there are any, as the `expected:` block of a file."""
     witness = Witness(source)
     found = witness.counts

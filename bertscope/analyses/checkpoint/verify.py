@@ -8,17 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.checkpoint.stored import in_order, sums
-from bertscope.analyses.modules.build import build_any
 from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.modules.totals import subject
 from bertscope.checkpoints.reading import Checkpoint
-from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError, SourceError
-from bertscope.model import build
 from bertscope.model.state_dict import modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
-from bertscope.sources.find import ModelSource
-from bertscope.sources.other_models import OtherSource
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
@@ -37,7 +33,7 @@ def verify(
     allowed = set(allow)
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
-    model = build_any(source)
+    model = source.build()
     expected = _Model(model, DTYPES[dtype] if dtype else source.stored_dtype)
     told = _folded(expected.rows(checkpoint))
     rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in told]
@@ -56,12 +52,10 @@ def verify(
 
 def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
     """The classes of the same configuration that the checkpoint fits, tensor by tensor."""
-    if isinstance(source, OtherSource):
-        return
-    for name in ARCHITECTURES:
-        expected = _Model(build(source.config, name), None)
-        if name != source.architecture and not any(row.is_wrong for row in expected.rows(checkpoint)):
-            yield name
+    for other in source.other_classes():
+        expected = _Model(other.build(), None)
+        if not any(row.is_wrong for row in expected.rows(checkpoint)):
+            yield str(other.architecture)
 
 
 @dataclass

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.build import quiet_transformers
 from bertscope.analyses.modules.class_names import address, is_of, type_name
 from bertscope.analyses.modules.totals import subject
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.diagram import ClassAttribute, ClassBox, ClassLink, ClassReport
+from bertscope.sources.transformers_models import quiet_transformers
 from bertscope.torch_access import nn, torch
 
 IMPLEMENTATIONS = ("bertscope", "transformers")

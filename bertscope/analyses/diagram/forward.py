@@ -17,6 +17,7 @@ from bertscope.analyses.diagram.attention_names import name_attention
 from bertscope.analyses.diagram.dataflow import Flow, dataflow
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.modules.module_tree import fold, read
+from bertscope.analyses.modules.repeat import equal_layers
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.errors import SelectionError, suggestion
@@ -89,8 +90,7 @@ def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedMod
     tensors = (*model.parameters(), *model.buffers())
     short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
     encoder = short.base_model.encoder
-    (layers,) = [node for node in fold(read(encoder)).children if node.name == "layer"]
-    runs = [node.name for node in layers.children]
+    runs = [node.name for node in equal_layers(fold(read(encoder)), "layer")]
     firsts = [int(run.partition("-")[0]) for run in runs]
     encoder.layer = nn.ModuleList(encoder.layer[first] for first in firsts)
     heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}

@@ -18,11 +18,12 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import CLASSES, build
+from bertscope.model import CLASSES
 from bertscope.reports.base import CountReport
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
 from bertscope.reports.flops import FlopsReport
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
+from bertscope.sources.model_source import ModelSource
 
 WITH_LM_HEAD = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
 CLASSIFIERS = {
@@ -40,7 +41,7 @@ SQUARE = "hidden_size * hidden_size + hidden_size"
 
 
 def explain(
-    source: Source, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128
+    source: ModelSource, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128
 ) -> ExplainReport:
     """The steps of the model, or those under `path` (any of the three namings), and the sums of its levels.
 
@@ -49,7 +50,8 @@ def explain(
     """
     if language not in LANGUAGES:
         raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
-    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    source = source.require("explain")
+    model = source.build()
     counted = count(model, by="group", name=source.name)
     worked = FlopsRun(source=source).at(batch, seq)
     walk = _Walk(source, language, batch, seq)
@@ -68,7 +70,7 @@ def explain(
 class _Walk:
     """Makes the steps; knows the names that formulas may use."""
 
-    def __init__(self, source: Source, language: str, batch: int, seq: int) -> None:
+    def __init__(self, source: BertSource, language: str, batch: int, seq: int) -> None:
         self.source, self.config, self.language = source, source.config, language
         self.prefix = "" if source.architecture == "BertModel" else "bert."
         is_choice = source.architecture == "BertForMultipleChoice"
@@ -295,7 +297,7 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
               counted_flops=whole[1])  # fmt: skip
 
 
-def _questions(counted: CountReport, source: Source, language: str) -> Iterator[Question]:
+def _questions(counted: CountReport, source: BertSource, language: str) -> Iterator[Question]:
     padding = source.config.pad_token_id
     values = {
         "norm": 2 * source.config.hidden_size,

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read
+from bertscope.analyses.modules.repeat import Repeated
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.inputs import arguments, example_inputs, loss_of
+from bertscope.analyses.tracing.fake_tensors import on_meta
+from bertscope.analyses.tracing.inputs import arguments, loss_of
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
@@ -65,13 +67,6 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
         loss.backward()
 
 
-def on_meta(tree: Any) -> Any:
-    """The same structure with tensors on meta."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
 
@@ -86,30 +81,27 @@ def report(
     batch: int | None,
     seq: int | None,
     loss: str,
-    layers: int | None = None,
+    tree: Repeated | None = None,
 ) -> FlopsReport:
-    """The rows of a recorded run. With `layers` the run had fewer equal ones, and stands for so many.
-
-    Raises ValueError where the layers that ran turn out to differ.
-    """
-    own = _own_work(recorded)
-    root = fold(_noted(read(module), own))
-    factors: dict[str, int] = {}
-    if layers is not None:
-        root, factors = _multiplied(root, layers)
-    whole = sum(work.matmul_flops for work in _subtree(root))
-    rows = tuple(_rows(root, whole or 1))
+    """Return the rows of a recorded run; `tree` counts its layers as more than ran."""
+    tree = tree or Repeated(work_tree(module, recorded))
+    whole = sum(work.matmul_flops for work in _subtree(tree.root))
     return FlopsReport(
         subject=subject(module, name),
         mode=mode,
         checkpointing=checkpointing,
         batch=batch,
         seq=seq,
-        rows=rows,
-        operators=_operators(recorded, factors),
+        rows=tuple(_rows(tree.root, whole or 1)),
+        operators=_operators(recorded, tree),
         loss=loss,
-        traced_layers=next(iter(factors.values()), None),
+        traced_layers=tree.ran if tree.path else None,
     )
+
+
+def work_tree(module: nn.Module, recorded: Trace) -> Node:
+    """Return the module tree with the work of each module as its note, so that modules with equal work fold."""
+    return fold(_noted(read(module), _own_work(recorded)))
 
 
 def _own_work(recorded: Trace) -> dict[str, dict[str, Work]]:
@@ -128,36 +120,6 @@ def _noted(node: Node, own: dict[str, dict[str, Work]]) -> Node:
         note=tuple(phases.get(phase, Work()) for phase in PHASES),
         children=tuple(_noted(child, own) for child in node.children),
     )
-
-
-def _multiplied(root: Node, layers: int) -> tuple[Node, dict[str, int]]:
-    """The tree with its one run of equal layers standing for `layers` of them, and the run's place and length."""
-    path = next((node.path for node in root.walk() if node.path.endswith("encoder.layer")), None)
-    if path is None:
-        raise ValueError("no stack of layers")
-
-    def change(node: Node) -> Node:
-        """The node with the stack below it, if it is there, multiplied."""
-        if node.path != path:
-            return replace(node, children=tuple(map(change, node.children)))
-        if len(node.children) != 1:
-            raise ValueError("the layers differ")
-        (layer,) = node.children
-        found[path] = layer.copies
-        return replace(node, children=(_renumbered(layer, layers),))
-
-    found: dict[str, int] = {}
-    return change(root), found | {"": layers}
-
-
-def _renumbered(layer: Node, layers: int) -> Node:
-    old, new = layer.path, f"{layer.path[: len(layer.path) - len(layer.name)]}0-{layers - 1}"
-
-    def moved(node: Node) -> Node:
-        """The node under its new path."""
-        return replace(node, path=new + node.path[len(old) :], children=tuple(map(moved, node.children)))
-
-    return replace(moved(layer), name=f"0-{layers - 1}", copies=layers)
 
 
 def _subtree(node: Node) -> tuple[Work, Work, Work]:
@@ -194,10 +156,10 @@ def _rows(node: Node, whole: int, depth: int = 0, copies: int = 1, is_last: bool
         yield from _rows(child, whole, depth + 1, copies, place == len(node.children))
 
 
-def _operators(recorded: Trace, factors: dict[str, int]) -> tuple[OperatorRow, ...]:
+def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
     found: dict[tuple[str, str], OperatorRow] = {}
     for (path, phase, operator), calls in recorded.calls.items():
-        times = _times(path, factors)
+        times = tree.times(path)
         empty = OperatorRow(operator=operator, phase=phase, calls=0, role=calls.role, elements=0, work=Work())
         row = found.get((operator, phase), empty)
         found[operator, phase] = replace(
@@ -209,19 +171,6 @@ def _operators(recorded: Trace, factors: dict[str, int]) -> tuple[OperatorRow, .
     return tuple(
         sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
     )
-
-
-def _times(path: str, factors: dict[str, int]) -> tuple[int, int]:
-    """How many layers stand for how many that ran, for work inside the stack."""
-    stack = next((place for place in factors if place and path.startswith(f"{place}.")), None)
-    return (factors[""], factors[stack]) if stack else (1, 1)
-
-
-def run_example(model: Any, batch: int, seq: int, mode: str) -> tuple[Trace, str]:
-    """One of our models on meta with the inputs of its class; the trace and what it went back from."""
-    training = mode == "training"
-    model.train(training)
-    return run_as_it_is(model, example_inputs(model, batch, seq, labels=training), training)
 
 
 def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:

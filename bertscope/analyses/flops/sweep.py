@@ -1,91 +1,98 @@
-"""`flops` of one of our models: a sweep, the polynomial, the conventions, and few layers for many.
+"""`flops` of a source: a sweep, the polynomial, the conventions, and few layers computed for many.
 
-The work of equal layers is equal, so three are run and, when they prove alike, stand for all; where
-something tells them apart (frozen ones, a strategy that chooses layers), all are run.
+Equal layers do equal work. Where layers may be alike, three run; if their work is equal, one of them is repeated for
+all. Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bertscope.analyses.flops.conventions import conventions
-from bertscope.analyses.flops.count import report, run_example
+from bertscope.analyses.flops.count import report, run_as_it_is, work_tree
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params.count import count
-from bertscope.model import BertPreTrainedModel, build
+from bertscope.analyses.modules.module_tree import fold, read
+from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
+from bertscope.analyses.tracing.inputs import inputs_for
+from bertscope.analyses.tracing.trace import Trace
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
-from bertscope.sources.presets import Source
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn
 
-RUN_LAYERS = 3
 _SAMPLES = ((1, 2), (1, 3), (1, 4))
 _WITNESS = (3, 7)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRun:
-    """What is asked of a model: how it runs, at which sizes."""
+    """A model and how it runs."""
 
-    source: Source
+    source: ModelSource
     mode: str = "inference"
     checkpointing: str = "none"
     freeze: tuple[str, ...] = ()
 
-    def model(self, layers: int) -> BertPreTrainedModel:
-        """The model on meta with so many layers."""
-        config = replace(self.source.config, num_hidden_layers=layers)
-        model = build(config, self.source.architecture, add_pooling_layer=self.source.add_pooling_layer)
-        model.gradient_checkpointing_enable(strategy=self.checkpointing)
+    @property
+    def is_repetitive(self) -> bool:
+        """Return whether few layers may be computed for many."""
+        one = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
+        return one and self.source.layers > RAN
+
+    def model(self, source: ModelSource) -> nn.Module:
+        """Return the model of this source or a shorter one, on meta, as it runs."""
+        model = source.build(attention=META_ATTENTION).train(self.mode == "training")
         freeze(model, self.freeze)
+        source.checkpoint(model, self.checkpointing)
         return model
 
-    def layers_alike(self) -> bool:
-        """Whether nothing in the question tells one layer from another."""
-        config = self.source.config
-        alike = not self.freeze and not config.pruned_heads and self.checkpointing in ("none", "full", "selective")
-        return alike and config.num_hidden_layers > RUN_LAYERS
-
     def at(self, batch: int, seq: int) -> FlopsReport:
-        """The report at one batch and sequence length."""
-        layers = self.source.config.num_hidden_layers
-        if self.layers_alike():
-            try:
-                return self._report(batch, seq, RUN_LAYERS, layers)
-            except ValueError as error:
-                if str(error) != "the layers differ":
-                    raise
-        return self._report(batch, seq, layers, None)
+        """Return the report at one batch and sequence length."""
+        if self.is_repetitive:
+            model, recorded, loss = self._run(self.source.with_layers(RAN), batch, seq)
+            tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
+            if tree is not None:
+                return self._report(model, recorded, loss, batch, seq, tree)
+        return self._report(*self._run(self.source, batch, seq), batch, seq)
 
-    def _report(self, batch: int, seq: int, run: int, stands_for: int | None) -> FlopsReport:
-        model = self.model(run)
-        recorded, loss = run_example(model, batch, seq, self.mode)
+    def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
+        """Return the model, its trace, and the name of the loss that backward starts from."""
+        model, training = self.model(source), self.mode == "training"
+        inputs = inputs_for(model, batch, seq, labels=training)
+        return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training))
+
+    def _report(
+        self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
+    ) -> FlopsReport:
         made = report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
-                      batch=batch, seq=seq, loss=loss, layers=stands_for)  # fmt: skip
-        about = subject(model, self.source.name)
-        return replace(made, subject=replace(about, config=self.source.config.to_dict()))
+                      batch=batch, seq=seq, loss=loss, tree=tree)  # fmt: skip
+        config = self.source.bert_config  # of all layers
+        return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
 
 
 def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:
-    """The report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
-    reports = {(batch, seq): run.at(batch, seq) for batch in batches for seq in seqs}
-    first = next(iter(reports.values()))
-    made = conventions(first, run.source.config, distinct_params(run), batches[0], seqs[0])
+    """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
+    reports = [run.at(batch, seq) for batch in batches for seq in seqs]
+    config = run.source.bert_config
+    params = 0 if config is None else distinct_params(run)
     return replace(
-        first,
-        sweep=tuple(sweep_point(found) for found in reports.values()),
+        reports[0],
+        sweep=tuple(map(sweep_point, reports)),
         polynomial=_polynomial(run),
-        conventions=tuple(made),
+        conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0])),
     )
 
 
 def distinct_params(run: FlopsRun) -> int:
-    """The distinct parameters of the whole model, from a model with few layers."""
-    layers = run.source.config.num_hidden_layers
-    if not run.layers_alike():
-        return count(run.model(layers)).totals.distinct_params
-    two, three = (count(run.model(number)).totals.distinct_params for number in (2, 3))
-    return three + (layers - 3) * (three - two)
+    """Return the unique parameters of the whole model, from a model with few layers."""
+    root = None
+    if run.is_repetitive:
+        few = fold(read(run.model(run.source.with_layers(RAN))))
+        root = repeated(few, run.source.layer_path, run.source.layers)
+    held = root.root.params if root else read(run.model(run.source)).params
+    return sum(tensor.distinct_numel for tensor in held)
 
 
 def sweep_point(found: FlopsReport) -> SweepPoint:
@@ -103,8 +110,8 @@ def sweep_point(found: FlopsReport) -> SweepPoint:
 
 def _polynomial(run: FlopsRun) -> Polynomial | None:
     """Found from three points and verified at a fourth; None where it does not hold or cannot be run."""
-    config = run.source.config
-    if config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
+    config = run.source.bert_config
+    if config is None or config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
         return None
     two, three, four = (sweep_point(run.at(*sample)).total_flops for sample in _SAMPLES)
     quadratic = (four - 2 * three + two) // 2

@@ -1,7 +1,7 @@
 """`estimate`: the memory of a step from fake tensors, with nothing allocated.
 
 Forward, backward, recomputation and the optimizer's step are really dispatched. Where layers are alike,
-two shallow models run and stand for the deep one, if the rule that lengthens the first gives the second.
+two shallow models run instead of the deep one, if the rule that lengthens the first trace gives the second.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import recorded
-from bertscope.analyses.memory.repeat_events import repeated, same_events
-from bertscope.analyses.memory.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
+from bertscope.analyses.memory.repeat_events import repeated_events, same_events
+from bertscope.analyses.memory.step import Loss, call_with_keywords, make_step, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
-from bertscope.run_config import Checkpointing, RunConfig
-from bertscope.sources.presets import Source
+from bertscope.run_config import RunConfig
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
-RUN_UNITS = 3
 # What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
 MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
-def estimate_memory(source: Source, run_config: RunConfig) -> Memory:
+def estimate_memory(source: ModelSource, run_config: RunConfig) -> Memory:
     """The memory of a step of the model that `source` names."""
     trace, ran = MemoryTraces(source).trace(run_config)
     return memory(trace, "estimated", device_terms(trace, run_config), ran)
@@ -55,45 +55,34 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | Non
 
 @dataclass
 class MemoryTraces:
-    """The traces of one source's steps; it remembers for which runs few layers have proved to stand for all."""
+    """The traces of one source's steps; it remembers for which runs repeated events have been verified."""
 
-    source: Source
-    proved: dict[RunConfig, bool] = field(default_factory=dict)
+    source: ModelSource
+    verified: dict[RunConfig, bool] = field(default_factory=dict)
 
     def trace(self, run_config: RunConfig) -> tuple[MemoryTrace, int | None]:
-        """The trace of the step, and how many layers ran where not all did."""
-        layers = self.source.config.num_hidden_layers
-        period = _period(self.source, run_config)
-        units, rest = divmod(layers, period) if period else (0, 0)
-        if units > 2 * RUN_UNITS + 1:
-            ran = RUN_UNITS * period + rest
-            short = _run(self.source, run_config, ran)
+        """Return the trace of the step, and how many layers ran where not all did."""
+        repeats = period(self.source, checkpointing=run_config.checkpointing, freeze=run_config.freeze,
+                         reentrant=run_config.reentrant)  # fmt: skip
+        units, rest = divmod(self.source.layers, repeats) if repeats else (0, 0)
+        if units > 2 * RAN + 1:
+            ran, path = RAN * repeats + rest, self.source.layer_path
+            short = source_trace(self.source.with_layers(ran), run_config)
             kind = replace(run_config, batch=1, seq=1)
-            if kind not in self.proved:
-                longer = _run(self.source, run_config, ran + period)
-                self.proved[kind] = same_events(repeated(short, RUN_UNITS, RUN_UNITS + 1, period), longer)
-            if self.proved[kind]:
-                return repeated(short, RUN_UNITS, units, period), ran
-        return _run(self.source, run_config, layers), None
+            if kind not in self.verified:
+                longer = source_trace(self.source.with_layers(ran + repeats), run_config)
+                self.verified[kind] = same_events(repeated_events(short, path, RAN, RAN + 1, repeats), longer)
+            if self.verified[kind]:
+                return repeated_events(short, path, RAN, units, repeats), ran
+        return source_trace(self.source, run_config), None
 
 
-def _period(source: Source, run_config: RunConfig) -> int:
-    """After how many layers a model repeats itself; 0 where nothing says that it does."""
-    chosen = Checkpointing.parse(run_config.checkpointing)
-    if (
-        run_config.freeze
-        or source.config.pruned_heads
-        or run_config.reentrant
-        or (chosen and chosen.layers is not None)
-    ):
-        return 0
-    return chosen.every if chosen else 1
-
-
-def _run(source: Source, run_config: RunConfig, layers: int) -> MemoryTrace:
-    model = bert_model(source, run_config, "meta", layers)
-    with _fakes(run_config):
-        return _fake_trace(fake_copy(model), bert_inputs(model, run_config, "cpu"), run_config, call_with_keywords)
+def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
+    """Return the trace of a step with every layer of the source."""
+    model = run_model(source, run_config)
+    inputs = meta_inputs(model, run_config)
+    with source.running("fake tensors"):
+        return module_trace(model, inputs, run_config, None)
 
 
 def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
@@ -115,7 +104,7 @@ def _fakes(run_config: RunConfig) -> Iterator[None]:
         yield
 
 
-def estimated_variant(source: Source, run_config: RunConfig) -> Variant:
+def estimated_variant(source: ModelSource, run_config: RunConfig) -> Variant:
     """One line of a report: the estimate for one strategy."""
     return Variant(
         checkpointing=run_config.checkpointing,
@@ -125,24 +114,24 @@ def estimated_variant(source: Source, run_config: RunConfig) -> Variant:
 
 
 def estimate_report(
-    source: Source, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
+    source: ModelSource, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
 ) -> MemoryReport:
     """The estimates of one model's step in several ways."""
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
         variant = estimated_variant(source, run_config)
-        if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
+        if variants and source.layer_path and _peak_bytes(variant) >= _peak_bytes(variants[0]):
             variant = replace(variant, outlook=outlook(source, run_configs[0], run_config))
         variants.append(variant)
-    return memory_report(bert_model(source, run_configs[0], "meta"), run_configs[0], tuple(variants), name=source.name)
+    return memory_report(run_model(source, run_configs[0]), run_configs[0], tuple(variants), name=source.name)
 
 
 def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
-def outlook(source: Source, plain: RunConfig, other: RunConfig) -> BreakEven | None:
+def outlook(source: ModelSource, plain: RunConfig, other: RunConfig) -> BreakEven | None:
     """How the peaks of two ways compare at other batches."""
     from bertscope.analyses.memory.fit import break_even  # which asks this room for traces
 

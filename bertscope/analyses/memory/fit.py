@@ -15,12 +15,12 @@ from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, workspace_bytes
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.step import bert_model
+from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import is_hopper, sdpa_kernel
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, FitReport, FitRow, Gpu
 from bertscope.run_config import RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.model_source import ModelSource
 
 LARGEST_BATCH = 2**20
 _SAMPLES = (2, 3)
@@ -113,7 +113,7 @@ def _line_of(traces: MemoryTraces, run_config: RunConfig) -> MemoryGrowth | None
 class Fitter:
     """Answers for one model and budget."""
 
-    source: Source
+    source: ModelSource
     run_config: RunConfig
     budget_bytes: int
     overhead_bytes: int = 0
@@ -226,7 +226,7 @@ def _on_card(known: Gpu | None, variant: RunConfig) -> RunConfig:
 
 
 def fit_report(
-    source: Source,
+    source: ModelSource,
     variants: Sequence[RunConfig],
     seqs: Sequence[int],
     budget: int | Gpu,
@@ -239,6 +239,7 @@ def fit_report(
 
     Raises SelectionError for a length that the model does not have.
     """
+    source = source.require("fit")
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
     overhead = overhead_bytes(variants[0], context_bytes, known)
@@ -246,7 +247,7 @@ def fit_report(
     really = [_on_card(known, variant) for variant in variants]
     rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
-    about = subject(bert_model(source, replace(variants[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    about = subject(run_model(source, replace(variants[0], dtype="fp32", checkpointing="none")), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,

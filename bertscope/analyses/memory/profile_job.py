@@ -11,14 +11,14 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory
 from bertscope.reports.reader import typed
 from bertscope.run_config import RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What the child is to run."""
 
-    source: Source
+    source: BertSource
     run_config: RunConfig
     steps: int = 3
     threads: int | None = None
@@ -40,8 +40,10 @@ class Job:
         """Return the job that `to_json` wrote."""
         data = json.loads(text)
         source = data.pop("source")
-        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("spec", "beside")}
-        return cls(source=Source(**source | {"config": BertConfig.from_dict(source["config"])}), **run_configs, **data)
+        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        return cls(
+            source=BertSource(**source | {"config": BertConfig.from_dict(source["config"])}), **run_configs, **data
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def step_flops(flops_run: Any, job: Job) -> int:
 
 
 def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+    from bertscope.analyses.memory.step import bert_inputs, make_step, run_model
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda":
@@ -125,7 +125,7 @@ def _built(job: Job) -> Any:
         if job.memory_limit_bytes is not None:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
-    model = bert_model(job.source, job.run_config, job.run_config.device)
+    model: Any = run_model(job.source, job.run_config, job.run_config.device)
     return make_step(
         model, bert_inputs(model, job.run_config, job.run_config.device), job.run_config, job.run_config.device
     )

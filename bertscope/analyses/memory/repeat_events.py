@@ -1,4 +1,4 @@
-"""Few layers for many: the trace of a deep model from that of a shallow one, where the layers are alike.
+"""The trace of a deep model from that of a shallow one, where `modules.repeat` says that layers may be alike.
 
 A trace is a sequence, and what a middle layer adds to it, each further layer adds again. That is not
 believed: the same rule must first lengthen a trace by one layer into the trace that was recorded there.
@@ -6,22 +6,20 @@ believed: the same rule must first lengthen a trace by one layer into the trace 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 
-_LAYER = re.compile(r"((?:^|\.)encoder\.layer\.)(\d+)(?=\.|$)")
 _MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
 
 
-def repeated(trace: MemoryTrace, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
-    """The trace for `wanted` units of layers, from one of `ran` units; a unit is `period` layers."""
-    stretch = _Repeater(ran, wanted, period)
-    state = [item for block, size in trace.state for item in stretch.state(block, size)]
-    events = [event for name in trace.phases for event in stretch.events(trace, name)]
+def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
+    """Return the trace for `wanted` units of layers at `path`, from one of `ran` units; a unit is `period` layers."""
+    repeater = _Repeater(path, ran, wanted, period)
+    state = [item for block, size in trace.state for item in repeater.state(block, size)]
+    events = [event for name in trace.phases for event in repeater.events(trace, name)]
     return replace(trace, state=tuple(state), events=tuple(events))
 
 
@@ -36,22 +34,24 @@ def _ordered(events: tuple[MemoryEvent, ...]) -> list[MemoryEvent]:
 
 
 class _Repeater:
-    def __init__(self, ran: int, wanted: int, period: int) -> None:
+    def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
+        self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
         self.more, self.period = wanted - ran, period
         self.memo: dict[tuple[str, int], str] = {}
 
     def unit(self, path: str) -> int | None:
-        """The unit that a path lies in."""
-        found = _LAYER.search(path)
-        return int(found[2]) // self.period if found else None
+        """Return the unit that a path lies in."""
+        number = path.removeprefix(self.prefix).partition(".")[0] if path.startswith(self.prefix) else ""
+        return int(number) // self.period if number.isdecimal() else None
 
     def moved(self, path: str, units: int) -> str:
-        """The path so many units further."""
-        if not units or (path, units) in self.memo:
-            return self.memo.get((path, units), path)
-        new = _LAYER.sub(lambda found: f"{found[1]}{int(found[2]) + units * self.period}", path)
-        self.memo[path, units] = new
-        return new
+        """Return the path so many units further."""
+        if not units or not path.startswith(self.prefix):
+            return path
+        if (path, units) not in self.memo:
+            number, dot, rest = path.removeprefix(self.prefix).partition(".")
+            self.memo[path, units] = f"{self.prefix}{int(number) + units * self.period}{dot}{rest}"
+        return self.memo[path, units]
 
     def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:
         """What lives between steps: the middle unit's once for each unit that it stands for."""
@@ -75,7 +75,7 @@ class _Repeater:
         unit = None
         for event in trace.events:
             if event.phase == phase:
-                found, is_outside = self.unit(event.path), not event.path.endswith("encoder")
+                found, is_outside = self.unit(event.path), event.path != self.around
                 if found is None and is_outside:
                     found = self.unit(event.block.path)
                 if found is None and is_outside and event.size_bytes < 0 and not event.path:

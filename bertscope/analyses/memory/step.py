@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.tracing.inputs import example_inputs, loss_of
+from bertscope.analyses.tracing.inputs import inputs_for, loss_of
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel, build
+from bertscope.model import BertPreTrainedModel
 from bertscope.run_config import RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -103,19 +103,29 @@ class Step:
                     yield "optimizer_state", f"{paths.get(id(param), '')}.{name}", value
 
 
-def bert_model(source: Source, run_config: RunConfig, device: str, layers: int | None = None) -> BertPreTrainedModel:
-    """The model of `source` as `spec` runs it, with its own number of layers or `layers`.
+def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") -> nn.Module:
+    """Return the model of `source` as `run_config` runs it.
 
     Raises SelectionError or ConfigError where the model cannot run so.
     """
-    config = source.config
-    if not run_config.dropout:
-        config = replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
-    config = replace(config, num_hidden_layers=layers or config.num_hidden_layers)
-    model = build(config, source.architecture, add_pooling_layer=source.add_pooling_layer, device=device)
-    model.gradient_checkpointing_enable({"use_reentrant": run_config.reentrant}, strategy=run_config.checkpointing)
+    source = source if run_config.dropout else source.without_dropout()
+    model = source.build(device=device)
+    source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
     return model.to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
+
+
+def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
+    """Return example inputs on meta: labels where a loss is computed, and a mask where there is padding."""
+    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=run_config.mode != "inference")
+    if run_config.padding:
+        if not isinstance(inputs, dict) or "input_ids" not in inputs:
+            raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
+        inputs["attention_mask"] = torch.empty(inputs["input_ids"].shape, dtype=torch.long, device="meta")
+    if isinstance(inputs, dict) and run_config.dtype != "fp32":
+        dtype = TORCH_DTYPES[run_config.dtype]
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    return inputs
 
 
 def make_step(
@@ -136,20 +146,20 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
 
 
 def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:
-    """Random ids, labels where a loss is computed, and a mask where there is padding."""
-    shapes = example_inputs(model, run_config.batch, run_config.seq, labels=run_config.mode != "inference")
-    dtype = TORCH_DTYPES[run_config.dtype]
-    inputs = {name: _filled(tensor, _below(model, run_config, name), dtype, device) for name, tensor in shapes.items()}
-    if run_config.padding:
-        mask = torch.ones(shapes["input_ids"].shape, dtype=torch.long, device=device)
-        mask[..., run_config.seq - min(round(run_config.padding * run_config.seq), run_config.seq - 1) :] = 0
-        inputs["attention_mask"] = mask
+    """Return the inputs of `meta_inputs` with values: random ids, and a mask that hides the padding."""
+    shapes = meta_inputs(model, run_config)
+    mask = shapes.pop("attention_mask", None)
+    inputs = {name: _filled(tensor, _below(model, run_config, name), device) for name, tensor in shapes.items()}
+    if mask is not None:
+        inputs["attention_mask"] = torch.ones(mask.shape, dtype=torch.long, device=device)
+        padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
+        inputs["attention_mask"][..., run_config.seq - padded :] = 0
     return inputs
 
 
-def _filled(like: torch.Tensor, below: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+def _filled(like: torch.Tensor, below: int, device: str) -> torch.Tensor:
     if like.is_floating_point():
-        return torch.rand(like.shape, dtype=dtype, device=device)
+        return torch.rand(like.shape, dtype=like.dtype, device=device)
     return torch.randint(0, below, like.shape, device=device)
 
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bertscope.analyses.flops.other import forward_flops
-from bertscope.analyses.modules.build import build_any
+from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
 from bertscope.reports.base import CountReport, Shape
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
-from bertscope.sources.find import ModelSource
-from bertscope.sources.other_models import OtherSource
+from bertscope.sources.model_source import ModelSource
 
 # Recorded by the file, of no effect on the model.
 _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
@@ -27,7 +25,7 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
     under a head agree.
     """
     one, other = _side(a), _side(b)
-    flops = [forward_flops(source, batch, seq) for source in (a, b)]
+    flops = [FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b)]
     return DiffReport(
         a=one.report.subject,
         b=other.report.subject,
@@ -51,17 +49,9 @@ class _Side:
     prefix: str
 
     def settings(self) -> dict[str, Any]:
-        """The settings that shape or switch it."""
-        if isinstance(self.source, OtherSource):
-            return {"architecture": self.report.subject.architecture} | (self.report.subject.config or {})
-        own = {"architecture": self.source.architecture}
-        if self.source.architecture == "BertModel":
-            own["add_pooling_layer"] = str(self.source.add_pooling_layer).lower()
-        return own | self.source.config.to_dict()
-
-    def fields(self) -> tuple[str, ...]:
-        """The settings of another family that its file names."""
-        return tuple(self.source.config) if isinstance(self.source, OtherSource) else ()
+        """Return the settings that shape or switch it: those of its file, as the built model has them."""
+        about = self.report.subject
+        return {**self.source.settings, **(about.config or {}), "architecture": about.architecture}
 
     def tensors(self) -> dict[str, tuple[Shape, int]]:
         """Path -> shape and count, each tensor under the address at which it counts as distinct."""
@@ -70,7 +60,7 @@ class _Side:
 
 
 def _side(source: ModelSource) -> _Side:
-    model = build_any(source)
+    model = source.build()
     return _Side(
         source, count(model, by="parameter", name=source.name), f"{getattr(model, 'base_model_prefix', 'bert')}."
     )
@@ -78,7 +68,7 @@ def _side(source: ModelSource) -> _Side:
 
 def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
     settings = [a.settings(), b.settings()]
-    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.fields(), *b.fields())):
+    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.source.settings, *b.source.settings)):
         one, other = (setting.get(field) for setting in settings)
         if one != other and field not in _RECORDED and not field.startswith("_"):
             yield FieldChange(field=field, a=one, b=other)

@@ -21,28 +21,29 @@ from bertscope.analyses.modules.module_tree import Held, fold, read
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.shapes import InOut, shapes
-from bertscope.model import BertPreTrainedModel, build
+from bertscope.model import BertPreTrainedModel
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
 from bertscope.run_config import Checkpointing, RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.model_source import ModelSource
 
 AWAITED = ("FLOPs and shapes", "memory")
 
 
-def explore(source: Source, run_config: RunConfig, *, folded: bool = True) -> Iterator[ExploreReport]:
+def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) -> Iterator[ExploreReport]:
     """Parameters at once; then with FLOPs and shapes; then with what is kept for backward: one tree, ever fuller.
 
     FLOPs and memory are those of a training step as `spec` runs it. Raises SelectionError or ConfigError,
     before the first report, for sizes or a strategy that the model cannot run.
     """
-    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    source = source.require("explore")
+    model = source.build()
     freeze(model, run_config.freeze)
     example_inputs(model, run_config.batch, run_config.seq)
     strategy = Checkpointing.parse(run_config.checkpointing, use_reentrant=run_config.reentrant)
     if strategy is not None:
-        strategy.check_layers(source.config.num_hidden_layers)
+        strategy.check_layers(source.layers)
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
     run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)

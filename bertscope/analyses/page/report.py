@@ -12,12 +12,13 @@ from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
-from bertscope.model import BertPreTrainedModel, build
+from bertscope.model import BertPreTrainedModel
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ModelPart, PageReport
 from bertscope.run_config import RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
+from bertscope.sources.model_source import ModelSource
 
 Progress = Callable[[str], None]
 LENGTHS = (64, 128, 256, 384, 512)
@@ -33,16 +34,16 @@ class PageRun:
     strategies: tuple[str, ...] = ("none", "full")
 
 
-def page_report(sources: Sequence[Source], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
+def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
     """The page of one source, or of two with their differences."""
-    models = tuple(_model(source, run, progress) for source in sources)
+    models = tuple(_model(source.require("report"), run, progress) for source in sources)
     differences = diff(sources[0], sources[1], batch=run.batch, seq=run.seq) if len(sources) == 2 else None
     return PageReport(models=models, diff=differences)
 
 
-def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
+def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
     progress(f"{source.name}: parameters")
-    model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
+    model = source.build()
     tensors = count(model, by="parameter", name=source.name, dtype="fp32")
     modules = tree(model, name=source.name)
     progress(f"{source.name}: FLOPs")
@@ -66,11 +67,11 @@ def _specs(run: PageRun) -> list[RunConfig]:
     return [RunConfig(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
 
 
-def _memory(source: Source, run: PageRun, progress: Progress) -> MemoryReport:
+def _memory(source: BertSource, run: PageRun, progress: Progress) -> MemoryReport:
     return estimate_report(source, _specs(run), lambda text: progress(f"{source.name}: {text}"))
 
 
-def _fit(source: Source, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
+def _fit(source: BertSource, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
     if run.budget_bytes is None:
         return None
     variants = [*_specs(run), *(replace(run_config, autocast="bf16") for run_config in _specs(run))]
@@ -84,6 +85,6 @@ def _given(run: PageRun) -> Given:
     return Given(batch=run.batch, seq=run.seq)
 
 
-def _layer(model: BertPreTrainedModel, source: Source, run: PageRun) -> GraphReport | None:
-    path = next((path for path, _ in model.named_modules() if path.endswith("encoder.layer.0")), None)
-    return None if path is None else forward_diagram(model, path, name=source.name, given=_given(run))
+def _layer(model: BertPreTrainedModel, source: BertSource, run: PageRun) -> GraphReport | None:
+    path = f"{source.layer_path}.0"
+    return forward_diagram(model, path, name=source.name, given=_given(run)) if source.layers else None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+
+_Found = TypeVar("_Found")
+# The attention kernel to run on meta: transformers' sdpa looks at values, and the matrix products are the same.
+META_ATTENTION = "eager"
 
 
 @contextmanager
@@ -62,6 +68,33 @@ def fake_like(tree: Any) -> Any:
         return made[id(leaf)]
 
     return tree_map(fake, tree)
+
+
+def on_meta(tree: Any) -> Any:
+    """Return the same structure with tensors on meta."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def run_without_values(
+    source: ModelSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]
+) -> _Found:
+    """Return what `run` returns for a source's model on meta, with the tensors that its forward makes on meta too.
+
+    Where that fails, run the model on fake CPU tensors: a program may take the CPU for its device there, and
+    transformers 5 knows not to ask whether a mask is all ones.
+    """
+    with source.running("meta tensors"):
+        try:
+            with torch.device("meta"):
+                return run(model, on_meta(inputs))
+        except BertscopeError:
+            raise
+        except Exception:
+            with contextlib.suppress(Exception), fake_tensors():
+                return run(fake_copy(model), fake_like(inputs))
+            raise
 
 
 _KNOWN = "_bertscope_known"  # of a tensor of truth values, the one that all of them have

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.trace import trace
 from bertscope.reports.base import TensorShape
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
 InOut = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
@@ -21,6 +23,12 @@ def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]
     A module that the run does not enter is absent. Raises SelectionError for sizes that the model cannot run.
     """
     return shapes_of(model, inputs_for(model, batch, seq))
+
+
+def source_shapes(source: ModelSource, batch: int, seq: int) -> dict[str, InOut]:
+    """Return the same for the model of a source."""
+    model = source.build(attention=META_ATTENTION).eval()
+    return run_without_values(source, model, inputs_for(model, batch, seq), shapes_of)
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:

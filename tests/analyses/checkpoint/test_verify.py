@@ -10,14 +10,14 @@ import torch
 
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
 
 BERT = "bert.encoder.layer"
 
 
 @pytest.fixture
 def source(tiny):
-    return Source(name="tiny", config=tiny, architecture="BertForMaskedLM")
+    return BertSource(name="tiny", config=tiny, architecture="BertForMaskedLM")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_old_names_are_understood(verified, state):
 
 @pytest.mark.parametrize("architecture", ["BertModel", "BertForMaskedLM"])
 def test_bert_in_front_is_taken_off_or_put_on(verified, tiny, architecture):
-    body = Source(name="tiny", config=tiny, architecture=architecture)
+    body = BertSource(name="tiny", config=tiny, architecture=architecture)
     other = "BertForMaskedLM" if architecture == "BertModel" else "BertModel"
     weights = bertscope.build(tiny, other, device="cpu").state_dict()
     report = verified(weights, body, allow=["missing", "unexpected"])

@@ -12,12 +12,12 @@ import bertscope
 from bertscope.analyses.flops.conventions import electra_forward
 from bertscope.analyses.flops.sweep import FlopsRun, distinct_params, flops_model
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
 
 CLASSIFIER = "BertForSequenceClassification"
 
 
-def source(preset: str = "bert-tiny", architecture: str | None = None, **fields) -> Source:
+def source(preset: str = "bert-tiny", architecture: str | None = None, **fields) -> BertSource:
     found = bertscope.load(preset, architecture=architecture)
     return replace(found, config=replace(found.config, **fields))
 

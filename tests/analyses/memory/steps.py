@@ -9,9 +9,9 @@ from bertscope import load
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.profiler_run import measured
-from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+from bertscope.analyses.memory.step import bert_inputs, make_step, run_model
 from bertscope.run_config import RunConfig
-from bertscope.sources.presets import Source
+from bertscope.sources.bert import BertSource
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
@@ -20,20 +20,20 @@ SMALL = {
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
-def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fields: Any) -> Source:
+def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fields: Any) -> BertSource:
     """A model of 2 layers, 16 wide, or as `fields` say."""
     source = load("bert-tiny", architecture=architecture, attention=attention)
     return replace(source, config=replace(source.config, **{**SMALL, **fields}))
 
 
-def estimated_trace(source: Source, run_config: RunConfig) -> MemoryTrace:
+def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The trace from fake tensors."""
     return MemoryTraces(source).trace(run_config)[0]
 
 
-def real_trace(source: Source, run_config: RunConfig) -> MemoryTrace:
+def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The allocator's own trace of the same step, really run."""
-    model = bert_model(source, run_config, "cpu")
+    model = run_model(source, run_config, "cpu")
     step = make_step(model, bert_inputs(model, run_config, "cpu"), run_config)
     step.make_optimizer_state()
     return measured(step)

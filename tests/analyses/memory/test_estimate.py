@@ -14,11 +14,11 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import fake_run as live
-from bertscope.analyses.memory.estimate import MemoryTraces, _run, estimate_memory
+from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory, source_trace
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.fit import growth
 from bertscope.analyses.memory.repeat_events import same_events
-from bertscope.analyses.memory.step import bert_inputs, bert_model
+from bertscope.analyses.memory.step import bert_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
@@ -295,7 +295,7 @@ def test_the_parts_add_up_to_every_peak(run_config):
 
 def test_the_state_is_the_model_its_inputs_and_two_moments():
     source, run_config = small(), RunConfig(batch=2, seq=8)
-    model = bert_model(source, run_config, "meta")
+    model = run_model(source, run_config)
     parts = estimate_memory(source, run_config).phases[-1].parts
     params = sum(param.numel() for param in model.parameters())
     steps = len(list(model.parameters()))
@@ -359,7 +359,7 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
         small(attention=attention),
         RunConfig(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
     )
-    model = bert_model(source, run_config, "cpu")
+    model = run_model(source, run_config, "cpu")
     inputs = bert_inputs(model, run_config, "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
     saved = {}
@@ -420,7 +420,7 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
     short, ran = MemoryTraces(source).trace(run_config)
     assert ran is not None
     assert ran < layers
-    whole = _run(source, run_config, layers)
+    whole = source_trace(source, run_config)
     assert same_events(short, whole)
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in whole.peaks()]
     assert memory(short, "estimated").kept == memory(whole, "estimated").kept

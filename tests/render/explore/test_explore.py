@@ -23,8 +23,8 @@ from bertscope.analyses.tracing.shapes import shapes
 from bertscope.config import BertConfig
 from bertscope.model import build
 from bertscope.run_config import RunConfig
+from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
-from bertscope.sources.presets import Source
 from bertscope.units import short_count_text
 
 TINY = BertConfig(
@@ -34,7 +34,7 @@ TINY = BertConfig(
 
 
 def source(architecture="BertForMaskedLM", **changes):
-    return Source(name="tiny", architecture=architecture, config=replace(TINY, **changes))
+    return BertSource(name="tiny", architecture=architecture, config=replace(TINY, **changes))
 
 
 @cache

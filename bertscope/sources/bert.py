@@ -1,0 +1,127 @@
+"""BertSource: a BERT by its configuration, built by `bertscope.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
+from bertscope.errors import ConfigError
+from bertscope.sources.expectations import Expectation
+
+if TYPE_CHECKING:
+    from bertscope.model import BertPreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSource:
+    """A BERT as its file describes it: configuration, class, and the numbers that the file expects."""
+
+    name: str
+    config: BertConfig
+    architecture: str
+    path: Path | None = None
+    add_pooling_layer: bool = True
+    description: str = ""
+    hub_names: tuple[str, ...] = ()
+    expected: tuple[Expectation, ...] = ()
+    stored_dtype: str | None = None  # of the published weights, where a config.json says it
+    config_lines: dict[str, int] = field(default_factory=dict, compare=False)
+    family = "a BERT"
+
+    def expected_params(self, key: str) -> int | None:
+        """The expected count under `key`, or None."""
+        found = next((item.value for item in self.expected if item.key == key), None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def notice(self) -> str:
+        """Name the fields of the configuration that do not shape a BERT."""
+        ignored = ", ".join(self.config.ignored)
+        return f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return whether a BertModel has a pooler; the other settings are its configuration."""
+        has_pooler = str(self.add_pooling_layer).lower()
+        return {"add_pooling_layer": has_pooler} if self.architecture == "BertModel" else {}
+
+    @property
+    def bert_config(self) -> BertConfig:
+        """Return the configuration."""
+        return self.config
+
+    @property
+    def layers(self) -> int:
+        """Return the number of encoder layers."""
+        return self.config.num_hidden_layers
+
+    @property
+    def layer_path(self) -> str:
+        """Return the path of the encoder's layers."""
+        return "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Return whether no heads are pruned."""
+        return not self.config.pruned_heads
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel:
+        """Build the model with the attention kernel of its configuration."""
+        from bertscope.model import build
+
+        return build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
+
+    def with_layers(self, layers: int) -> BertSource:
+        """Return the source with so many encoder layers."""
+        return self.with_fields({"num_hidden_layers": layers})
+
+    def without_dropout(self) -> BertSource:
+        """Return the source with every dropout 0."""
+        return self.with_fields(
+            {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+        )
+
+    def with_options(
+        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+    ) -> BertSource:
+        """Return the source with another class, attention kernel or pooler; raises ConfigError for an unknown class."""
+        changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
+        if attention is not None:
+            changes["config"] = replace(self.config, attn_implementation=attention)
+        source = replace(self, **{name: value for name, value in changes.items() if value is not None})
+        if source.architecture not in ARCHITECTURES:
+            line = self.config_lines.get("architectures")
+            raise unknown_architecture(source.architecture).at(f"{self.path}:{line}" if architecture is None else "")
+        if add_pooling_layer is not None and source.architecture != "BertModel":
+            raise ConfigError(
+                f"only BertModel comes with and without a pooler; {source.architecture} decides by itself"
+            )
+        return source
+
+    def with_fields(self, fields: Mapping[str, object]) -> BertSource:
+        """Return the source with other fields of its configuration."""
+        return replace(self, config=replace(self.config, **fields))  # type: ignore[arg-type]
+
+    def other_classes(self) -> tuple[BertSource, ...]:
+        """Return the sources of the other classes of the same configuration."""
+        return tuple(
+            replace(self, architecture=name, add_pooling_layer=True)
+            for name in ARCHITECTURES
+            if name != self.architecture
+        )
+
+    def checkpoint(self, model: BertPreTrainedModel, strategy: str, *, reentrant: bool = False) -> None:
+        """Make the built model recompute the layers that the strategy names."""
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
+
+    def running(self, where: str) -> AbstractContextManager[None]:
+        """Run the model as it is: its errors name their cause themselves."""
+        return nullcontext()
+
+    def require(self, ability: str) -> BertSource:
+        """Return itself: a BERT can do everything."""
+        return self

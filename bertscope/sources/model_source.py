@@ -1,0 +1,92 @@
+"""ModelSource: the one type for a model, which every analysis takes; nothing is built before `build`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from bertscope.config import BertConfig
+    from bertscope.sources.bert import BertSource
+    from bertscope.torch_access import nn
+
+
+class ModelSource(Protocol):
+    """A model: a preset, a `config.json` of any family, a checkpoint, `module:attribute`, a module from Python.
+
+    What a source cannot do, it says itself in an error of one line. Example inputs follow from the built module's
+    `forward` (`analyses.tracing.inputs`), as they do for a module without a source.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name that reports show."""
+
+    @property
+    def family(self) -> str:
+        """Return its kind in a few words, such as `a gpt2 of transformers`."""
+
+    @property
+    def architecture(self) -> str | None:
+        """Return the name of the class to build, if the source gives one."""
+
+    @property
+    def stored_dtype(self) -> str | None:
+        """Return the dtype of the published weights, if the source gives one."""
+
+    @property
+    def notice(self) -> str:
+        """Return a note for the user before the model is built, or an empty string."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings that shape the model by the names in its file, besides those of a BertConfig."""
+
+    @property
+    def bert_config(self) -> BertConfig | None:
+        """Return the configuration that closed formulas of a BERT need; None for another family."""
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers at `layer_path`; 0 without one."""
+
+    @property
+    def layer_path(self) -> str:
+        """Return the path of the stack of layers that `with_layers` can shorten; empty without one."""
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Return whether the configuration makes all layers at `layer_path` equal."""
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Build the model; `attention` is the kernel for a source that sets none.
+
+        Raises SourceError or ConfigError for a model that cannot be built.
+        """
+
+    def with_layers(self, layers: int) -> ModelSource:
+        """Return the source with another number of layers at `layer_path`."""
+
+    def without_dropout(self) -> ModelSource:
+        """Return the source with every dropout 0; raises SelectionError where that cannot be set."""
+
+    def with_options(
+        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+    ) -> ModelSource:
+        """Return the source with the options that are not None; raises ConfigError for one that it does not take."""
+
+    def with_fields(self, fields: Mapping[str, object]) -> ModelSource:
+        """Return the source with other fields of a BertConfig; raises SelectionError for another family."""
+
+    def other_classes(self) -> tuple[ModelSource, ...]:
+        """Return the sources of the other classes that the same configuration can build."""
+
+    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
+        """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take."""
+
+    def running(self, where: str) -> AbstractContextManager[None]:
+        """Run the built model inside this context; `where` completes its error: `cannot be run on ...`."""
+
+    def require(self, ability: str) -> BertSource:
+        """Return the BERT that `ability` needs; raises SelectionError with the remedy for another family."""

@@ -1,0 +1,72 @@
+"""The first barrier before the code of transformers: refuse the settings of a `config.json` that lead to other code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bertscope.errors import ConfigError
+
+MAX_SIZE = 2**31
+MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
+MAX_LABELS = 100_000
+MAX_TEXT = 10_000
+# Fields that say how many modules there are, over all families.
+_MODULES = re.compile(
+    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+)
+# Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
+_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+_IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
+
+
+def without_code(value: Any) -> Any:
+    """Return a copy of a configuration without `auto_map`, which names code in the model's repository."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if key != "auto_map"}
+    return [without_code(item) for item in value] if isinstance(value, list) else value
+
+
+def check_setting(key: str, value: Any, where: str) -> None:
+    """Refuse what would take minutes or gigabytes to build, and what leads to code, files or the network."""
+    if reason := _refusal(key, value):
+        raise ConfigError(f"{key[:60]} {reason}", where=where, field=key)
+    if isinstance(value, dict):
+        for inner, item in value.items():
+            check_setting(str(inner), item, where)
+    elif isinstance(value, list):
+        for item in value:
+            check_setting(key, item, where)
+    elif isinstance(value, int):
+        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else MAX_SIZE
+        if abs(value) > most:
+            shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
+            raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def _refusal(key: str, value: Any) -> str:
+    """Return why a setting is refused: it would have transformers or timm look for a model, weights or code."""
+    if not value:
+        return ""
+    if kind := _IMPLEMENTATION.search(key):
+        allowed = _KERNELS[kind[1]]
+        unknown = [name for name in _strings(value) if name not in allowed]
+        return f"may be {' or '.join(allowed)} here; got {unknown[0][:60]!r}; remove it" if unknown else ""
+    if "backbone" in key and isinstance(value, str):
+        return f"names another model ({value[:60]!r}), which is not loaded; describe it in backbone_config instead"
+    if key == "backbone_kwargs" or re.fullmatch(r"use_\w+_backbone", key):
+        return "is for a backbone that is loaded by its name; remove it, and describe the backbone in backbone_config"
+    if key == "architecture" and isinstance(value, str) and re.search(r"[:/]", value):
+        return f"names a place ({value[:60]!r}), from which nothing is loaded; name an architecture of timm"
+    if key == "checkpoint_path":
+        return "names a file of weights, which are not loaded; remove it"
+    if key in ("trust_remote_code", "attribute_map"):
+        return "is refused, since a configuration is data and no code of its model is run; remove it"
+    return ""
+
+
+def _strings(value: Any) -> list[str]:
+    """Return every string in a value, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [name for item in (value.values() if isinstance(value, dict) else value) for name in _strings(item)]
+    return [value] if isinstance(value, str) else []

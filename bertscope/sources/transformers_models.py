@@ -1,0 +1,183 @@
+"""Models of other families, built by `transformers` from their `config.json` on the meta device."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
+from bertscope.sources.confined import confined
+from bertscope.sources.other_models import OtherSource, as_source_error
+from bertscope.sources.safe_config import check_setting, without_code
+from bertscope.text_files import Mapping as Entries
+
+if TYPE_CHECKING:
+    from bertscope.torch_access import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersSource(OtherSource):
+    """A model that transformers builds from the configuration of another family than BERT's."""
+
+    model_type: str
+    path: Path
+    line: int = 1  # of its model_type
+    attention: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # as its file says
+
+    @property
+    def family(self) -> str:
+        """Return the model type."""
+        return f"a {self.model_type} of transformers"
+
+    @property
+    def where(self) -> str:
+        """Return file and line of the model type."""
+        return f"{self.path}:{self.line}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings in its file."""
+        return self.config
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Build the model with its own attention kernel, else with `attention`, else as transformers chooses.
+
+        Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
+        """
+        from bertscope.torch_access import torch
+
+        kernel = self.attention or attention
+        with torch.device(device), quiet_transformers() as transformers:
+            config_class = _config_class(transformers, self)
+            options = {"attn_implementation": kernel} if kernel else {}
+            what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
+            with as_source_error(what):
+                config = config_class.from_dict(without_code(self.config), **options)
+                model_class = _model_class(transformers, self, type(config))
+                with _without_values():
+                    model = model_class(config)
+                model.tie_weights()
+                built: nn.Module = model.eval()
+        return built
+
+    def with_options(
+        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+    ) -> TransformersSource:
+        """Return the source with another class or attention kernel; raises MissingExtraError without transformers."""
+        if find_spec("transformers") is None:
+            what = f"{self.path}: the model type {self.model_type!r}, which is not built here,"
+            raise MissingExtraError(what, "transformers")
+        self._refuse_pooler(add_pooling_layer)
+        return replace(self, architecture=architecture or self.architecture, attention=attention)
+
+    @contextmanager
+    def running(self, where: str) -> Iterator[None]:
+        """Run the model without messages of transformers, and confined as when it was built."""
+        with quiet_transformers(), super().running(where):
+            yield
+
+
+def from_config(entries: Entries, path: Path, name: str) -> TransformersSource:
+    """Return the source in a `config.json` of another family.
+
+    Raises ConfigError for sizes that no model has.
+    """
+    model_type = entries["model_type"].value
+    where = f"{path}:{entries['model_type'].line}"
+    if not isinstance(model_type, str) or not re.fullmatch(r"[\w.-]{1,60}", model_type):
+        raise ConfigError("model_type must be the name of a model family, such as bert or roberta", where=where)
+    for key, entry in entries.items():
+        check_setting(key, entry.value, f"{path}:{entry.line}")
+    config = entries.plain()
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    return TransformersSource(
+        name=name,
+        architecture=_architecture(config.get("architectures")),
+        model_type=model_type,
+        path=path,
+        line=entries["model_type"].line,
+        config=config,
+        stored_dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+def _architecture(names: Any) -> str | None:
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _config_class(transformers: Any, source: TransformersSource) -> Any:
+    try:
+        return transformers.models.auto.configuration_auto.CONFIG_MAPPING[source.model_type]
+    except KeyError:
+        own = "; the code in its repository (auto_map) is not run" if "auto_map" in source.config else ""
+        raise SourceError(
+            f"transformers {transformers.__version__} does not know the model type {source.model_type!r}; "
+            f"a newer one may{own}",
+            where=str(source.path),
+        ) from None
+
+
+def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
+    """The class of the given name if it takes such a configuration; without a name the one without a head."""
+    family = [name for mapping in _mappings(transformers) for name in _names(mapping, config_class)]
+    name = source.architecture or (family[0] if family else "")
+    found = getattr(transformers, name, None)
+    if not isinstance(found, type) or getattr(found, "config_class", None) is not config_class:
+        raise ConfigError(
+            f"unknown architecture {name[:60]!r} for a {source.model_type}; {suggestion(name, set(family))}",
+            field="architecture",
+        )
+    return found
+
+
+def _mappings(transformers: Any) -> Iterator[Any]:
+    home = transformers.models.auto.modeling_auto
+    yield home.MODEL_MAPPING
+    for name in sorted(vars(home)):
+        if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"):
+            yield getattr(home, name)
+
+
+def _names(mapping: Any, config_class: type) -> list[str]:
+    try:
+        found = mapping[config_class]
+    except KeyError:
+        return []
+    return [item.__name__ for item in (found if isinstance(found, (list, tuple)) else [found])]
+
+
+@contextmanager
+def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
+    """Return the package, confined and with its warnings off until the end; raise MissingExtraError for `purpose`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import transformers
+        except ImportError:
+            raise MissingExtraError(purpose, "transformers") from None
+        before = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
+        try:
+            with confined():
+                yield transformers
+        finally:
+            transformers.logging.set_verbosity(before)
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """No initial values: on meta there are none, and drawing them would import torch._dynamo."""
+    with ExitStack() as stack:
+        with contextlib.suppress(ImportError, AttributeError):
+            from transformers.modeling_utils import no_init_weights
+
+            stack.enter_context(no_init_weights())
+        yield

@@ -1,0 +1,47 @@
+"""A few layers computed for many: the one test that layers are alike, and the repetition in a module tree."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import bertscope
+from bertscope.analyses.modules.module_tree import fold, read
+from bertscope.analyses.modules.repeat import equal_layers, period, repeated
+from bertscope.sources.other_models import GivenModule
+from tests.analyses.memory.steps import small
+
+
+def stack(*widths: int) -> nn.Module:
+    return nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, width) for width in widths)), "head": nn.Linear(4, 2)})
+
+
+def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
+    tree = repeated(fold(read(stack(4, 4, 4))), "body", 10)
+    assert tree is not None
+    assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
+    assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
+    assert (tree.times("body.1"), tree.times("head"), tree.times("bodyguard")) == ((10, 3), (1, 1), (1, 1))
+
+
+def test_a_tree_whose_layers_differ_is_not_repeated():
+    assert repeated(fold(read(stack(4, 4, 5))), "body", 10) is None
+    assert repeated(fold(read(stack(4, 4))), "no.such.path", 10) is None
+    assert [node.name for node in equal_layers(fold(read(stack(4, 4, 5))), "body")] == ["0-1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("run", "layers"),
+    [({}, 1), ({"checkpointing": "full"}, 1), ({"checkpointing": "every-3"}, 3), ({"checkpointing": "layers:0"}, 0),
+     ({"freeze": ("embeddings",)}, 0), ({"checkpointing": "full", "reentrant": True}, 0)],
+)  # fmt: skip
+def test_what_tells_layers_apart_ends_the_repetition(run, layers):
+    assert period(small(), **run) == layers
+    assert period(small(pruned_heads={0: (1,)}), **run) == 0
+    assert period(GivenModule(name="linear", module=nn.Linear(2, 3)), **run) == 0
+
+
+def test_the_layers_of_every_class_lie_at_the_path_of_its_source():
+    for architecture in bertscope.config.ARCHITECTURES:
+        source = small(architecture)
+        assert len(source.build().get_submodule(source.layer_path)) == source.layers == 2
