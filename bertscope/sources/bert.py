@@ -79,12 +79,6 @@ class BertSource:
         """Return the source with so many encoder layers."""
         return self.with_fields({"num_hidden_layers": layers})
 
-    def without_dropout(self) -> BertSource:
-        """Return the source with every dropout 0."""
-        return self.with_fields(
-            {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
-        )
-
     def with_options(
         self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
     ) -> BertSource:
@@ -114,7 +108,7 @@ class BertSource:
             if name != self.architecture
         )
 
-    def checkpoint(self, model: BertPreTrainedModel, strategy: str, *, reentrant: bool = False) -> None:
+    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute the layers that the strategy names."""
         model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
 

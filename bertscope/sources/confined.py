@@ -1,6 +1,6 @@
 """A guard around the code of transformers, which a configuration could make fetch, ask, unpickle or run code.
 
-`safe_config` refuses the settings that are known to lead there. This is the second barrier: it does not know the settings.
+`safe_config` refuses the settings that are known to lead there. This second barrier does not know the settings.
 """
 
 from __future__ import annotations

@@ -68,9 +68,6 @@ class ModelSource(Protocol):
     def with_layers(self, layers: int) -> ModelSource:
         """Return the source with another number of layers at `layer_path`."""
 
-    def without_dropout(self) -> ModelSource:
-        """Return the source with every dropout 0; raises SelectionError where that cannot be set."""
-
     def with_options(
         self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
     ) -> ModelSource:

@@ -70,10 +70,6 @@ class OtherSource:
         """Raise SelectionError."""
         raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
 
-    def without_dropout(self) -> NoReturn:
-        """Raise SelectionError."""
-        self.require("--no-dropout")
-
     def with_options(
         self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
     ) -> OtherSource:

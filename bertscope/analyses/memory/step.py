@@ -26,6 +26,7 @@ _WAYS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -108,7 +109,7 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
 
     Raises SelectionError or ConfigError where the model cannot run so.
     """
-    source = source if run_config.dropout else source.without_dropout()
+    source = source if run_config.dropout else source.require("--no-dropout").with_fields(_NO_DROPOUT)
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
