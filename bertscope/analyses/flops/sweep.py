@@ -55,6 +55,10 @@ class FlopsRun:
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
             if tree is not None:
                 return self._report(model, recorded, loss, batch, seq, tree)
+        return self.of_all_layers(batch, seq)
+
+    def of_all_layers(self, batch: int, seq: int) -> FlopsReport:
+        """Return the same report from a run of every layer."""
         return self._report(*self._run(self.source, batch, seq), batch, seq)
 
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:

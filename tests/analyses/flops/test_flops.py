@@ -169,7 +169,7 @@ def test_recomputation_is_one_forward_of_the_layers_recomputed(strategy, layers)
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 def test_few_layers_multiplied_equal_all_layers_run(mode, checkpointing):
     run = FlopsRun(source=source(num_hidden_layers=6), mode=mode, checkpointing=checkpointing)
-    few, every = run.at(2, 16), run._report(2, 16, 6, None)
+    few, every = run.at(2, 16), run.of_all_layers(2, 16)
     assert few.traced_layers == 3
     assert every.traced_layers is None
     assert few.rows == every.rows
