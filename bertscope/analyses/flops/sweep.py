@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from bertscope.analyses.flops.conventions import conventions
-from bertscope.analyses.flops.count import report, run_as_it_is, work_tree
+from bertscope.analyses.flops.count import flops_report, run_as_it_is, work_tree
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
@@ -70,7 +70,7 @@ class FlopsRun:
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
+        made = flops_report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
                       batch=batch, seq=seq, loss=loss, tree=tree)  # fmt: skip
         config = self.source.bert_config  # of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
