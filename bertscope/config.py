@@ -16,7 +16,7 @@ from bertscope.errors import ConfigError, suggestion
 
 # Larger than any BERT, small enough that no product of two of them overflows torch's 64-bit sizes.
 MAX_SIZE = 2**24
-MAX_LAYERS = 1000  # every layer costs real modules, even on the meta device: 20,000 take 20 s
+MAX_LAYERS = 256  # every layer costs real modules, even on the meta device; a reentrant step runs each of them
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (

@@ -14,12 +14,13 @@ from bertscope.errors import ConfigError
 from bertscope.text_files import Mapping
 
 MAX_SIZE = 2**31
-MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
+MAX_LAYERS = 150  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
+MAX_EXPERTS = 8192  # over all layers; each is a module with layers of its own
 MAX_LABELS = 100_000
 MAX_TEXT = 10_000
 # Fields that say how many modules there are, over all families.
 _MODULES = re.compile(
-    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_(?!size)|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
 )
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
 _KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
@@ -70,6 +71,7 @@ def from_config(entries: Mapping, path: Path, name: str) -> OtherSource:
     for key, entry in entries.items():
         _check(key, entry.value, f"{path}:{entry.line}")
     config = entries.plain()
+    _check_experts(config, where)
     dtype = config.get("torch_dtype", config.get("dtype"))
     return OtherSource(
         name=name,
@@ -109,6 +111,19 @@ def _check(key: str, value: Any, where: str) -> None:
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def _check_experts(config: dict[str, Any], where: str) -> None:
+    """Raise ConfigError where layers times experts give too many modules."""
+    counts = [(key, value) for key, value in config.items() if type(value) is int and _MODULES.search(key)]
+    experts = max((value for key, value in counts if "expert" in key), default=0)
+    layers = max((value for key, value in counts if "expert" not in key), default=1)
+    if experts * layers > MAX_EXPERTS:
+        raise ConfigError(
+            f"{layers:,} layers of {experts:,} experts are {layers * experts:,} modules; at most {MAX_EXPERTS:,} are "
+            "built here; lower the number of layers and multiply",
+            where=where,
+        )
 
 
 def _refusal(key: str, value: Any) -> str:
