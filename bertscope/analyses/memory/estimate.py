@@ -26,7 +26,7 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import Checkpointing, RunConfig
 from bertscope.sources.presets import Source
-from bertscope.torch_access import nn
+from bertscope.torch_access import nn, value_errors
 
 RUN_UNITS = 3
 # What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
@@ -211,14 +211,12 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
     """The trace of a step of any module."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
     given, how = named_inputs(inputs, loss)
     with _fakes(run_config):
         copied = fake_copy(module).train(run_config.mode != "inference")
         try:
             return _fake_trace(copied, fake_like(given), run_config, how)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except value_errors() as error:
             raise SelectionError(
                 f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"
             ) from None
