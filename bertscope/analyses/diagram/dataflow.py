@@ -13,13 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.overrides import TorchFunctionMode, resolve_name
-
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import nn, storage_key, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
 _SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy, and change no value that this diagram is about
@@ -74,7 +72,7 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
     return recorder.flow
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(torch.overrides.TorchFunctionMode):
     def __init__(self, scope: nn.Module, opens: Callable[[nn.Module, int], bool]) -> None:
         super().__init__()
         self.scope, self.opens = scope, opens
@@ -96,7 +94,7 @@ class _Recorder(TorchFunctionMode):
         return out
 
     def _record(self, function: Any, args: Any, kwargs: Mapping[str, Any], given: list[torch.Tensor], out: Any) -> None:
-        name = resolve_name(function) or function.__name__
+        name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
         first = self._flowing(given[0]) if len(given) == 1 else None
         if first is not None and (short in _SAME_CONTENT or _shares_storage(given[0], out)):
@@ -224,8 +222,7 @@ def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
-    storage = tensor.untyped_storage()._cdata
-    return all(result.untyped_storage()._cdata == storage for result in tensors(out))
+    return all(storage_key(result) == storage_key(tensor) for result in tensors(out))
 
 
 def _index_text(index: Any) -> str:

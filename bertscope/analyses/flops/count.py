@@ -13,7 +13,7 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPU
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import nn, torch, tree_map
 
 MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
@@ -67,8 +67,6 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
 
 def on_meta(tree: Any) -> Any:
     """The same structure with tensors on meta."""
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bertscope.analyses.memory.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.cuda_attention import attention
 from bertscope.run_config import RunConfig
-from bertscope.torch_access import torch
+from bertscope.torch_access import close_library, has_kernel, torch
 
 # What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
 _WORKSPACE_BYTES = {True: 32 * 2**20, False: 8_519_680}
@@ -58,7 +58,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     finally:
         for name, function in kept.items():
             setattr(functional, name, function)
-        library._destroy()
+        close_library(library)
 
 
 def _add_lists(library: Any) -> None:
@@ -67,7 +67,7 @@ def _add_lists(library: Any) -> None:
         for name in names:
             packet, _, overload = name.partition(".")
             known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-            if known is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+            if known is not None and not has_kernel(known, "AutocastCPU"):
                 library.impl(name, wrapped(name, known), "AutocastCPU")
 
 

@@ -16,6 +16,7 @@ from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import recorded
+from bertscope.analyses.memory.growth import break_even
 from bertscope.analyses.memory.repeat_events import repeated, same_events
 from bertscope.analyses.memory.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
 from bertscope.analyses.memory.summary import memory
@@ -26,7 +27,7 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import Checkpointing, RunConfig
 from bertscope.sources.presets import Source
-from bertscope.torch_access import nn
+from bertscope.torch_access import nn, value_errors
 
 RUN_UNITS = 3
 # What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
@@ -133,7 +134,7 @@ def estimate_report(
         progress(f"estimating {run_config.checkpointing}")
         variant = estimated_variant(source, run_config)
         if variants and _peak_bytes(variant) >= _peak_bytes(variants[0]):
-            variant = replace(variant, outlook=outlook(source, run_configs[0], run_config))
+            variant = replace(variant, outlook=estimated_break_even(source, run_configs[0], run_config))
         variants.append(variant)
     return memory_report(bert_model(source, run_configs[0], "meta"), run_configs[0], tuple(variants), name=source.name)
 
@@ -142,11 +143,10 @@ def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
-def outlook(source: Source, plain: RunConfig, other: RunConfig) -> BreakEven | None:
-    """How the peaks of two ways compare at other batches."""
-    from bertscope.analyses.memory.fit import break_even  # which asks this room for traces
-
-    return break_even(MemoryTraces(source), plain, other)
+def estimated_break_even(source: Source, plain: RunConfig, other: RunConfig) -> BreakEven | None:
+    """Return the batch from which `other` needs less memory than `plain`."""
+    traces = MemoryTraces(source)
+    return break_even(lambda run_config: traces.trace(run_config)[0], plain, other)
 
 
 def estimate(
@@ -211,14 +211,12 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
     """The trace of a step of any module."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
     given, how = named_inputs(inputs, loss)
     with _fakes(run_config):
         copied = fake_copy(module).train(run_config.mode != "inference")
         try:
             return _fake_trace(copied, fake_like(given), run_config, how)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except value_errors() as error:
             raise SelectionError(
                 f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"
             ) from None

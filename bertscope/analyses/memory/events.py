@@ -56,9 +56,8 @@ class MemoryTrace:
     granule_bytes: int = 1  # what the allocator rounds a size up to; sizes here are as asked for
 
     def taken(self, size_bytes: int) -> int:
-        """What a size takes up, rounded; a negative one, what it gives back."""
-        granule = self.granule_bytes
-        return -(-size_bytes // granule) * granule if size_bytes > 0 else size_bytes // granule * granule
+        """Return a size as the allocator rounds it."""
+        return rounded(size_bytes, self.granule_bytes)
 
     @property
     def state_bytes(self) -> int:
@@ -98,6 +97,12 @@ class MemoryTrace:
         for event in self.events[: moment.index + 1]:
             there[event.block] += self.taken(event.size_bytes)
         return Counter({block: size for block, size in there.items() if size})
+
+
+def rounded(size_bytes: int, granule_bytes: int) -> int:
+    """Return a size, or the negative size of a free, rounded away from 0 to a multiple of the granule."""
+    granules = -(-size_bytes // granule_bytes) if size_bytes > 0 else size_bytes // granule_bytes
+    return granules * granule_bytes
 
 
 def parts(blocks: Counter[Block]) -> dict[str, int]:

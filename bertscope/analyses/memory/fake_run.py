@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
 from bertscope.analyses.memory.step import FORWARD, OPTIMIZER, Step
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.torch_access import torch
+from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
 
 Scratch = Callable[[Any, Any], int]
 DEVICE_GRANULE_BYTES = 512  # CUDA's caching allocator, c10/core/AllocatorConfig.h: kMinBlockSize
@@ -76,14 +74,14 @@ class _FakeRunMode(_AnsweringMode):
                 block = Block(part, path, "", tuple(tensor.shape), _dtype(tensor))
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
                 owner = path.rpartition(".")[0] if part == "optimizer_state" else path
-                self.owners[tensor.untyped_storage()._cdata] = owner
+                self.owners[storage_key(tensor)] = owner
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """The operator, and what came and went with it."""
-        self.operator = operator._schema.name.removeprefix("aten::")
+        self.operator = operator_name(operator)
         if self.name == OPTIMIZER:
             self._find_updated(args)
-        reused = args[0].untyped_storage()._cdata if self._adds_in_place(operator, args) else None
+        reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = operator(*args, **kwargs)
         if reused is not None:
             self._hand_over(reused, out)
@@ -97,7 +95,7 @@ class _FakeRunMode(_AnsweringMode):
     def _find_updated(self, args: Any) -> None:
         """The optimizer works on one parameter after the other; which, is told by its state."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        self.updated = "" if first is None else self.owners.get(first.untyped_storage()._cdata, self.updated)
+        self.updated = "" if first is None else self.owners.get(storage_key(first), self.updated)
 
     def _where(self) -> tuple[str, str, str]:
         """The module, or while it is updated the parameter; the operator; the phase."""
@@ -114,8 +112,8 @@ class _FakeRunMode(_AnsweringMode):
         """Whether autograd, with no mode watching, would have added into the first argument."""
         if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or self.signature is None:
             return False
-        is_autograd = torch._C._current_autograd_node() is not None
-        return is_autograd and _holders(args[0]) == self.signature and _is_dense(args[0])
+        is_autograd = autograd_node() is not None
+        return is_autograd and use_counts(args[0]) == self.signature and _is_dense(args[0])
 
     def _hand_over(self, key: int, out: torch.Tensor) -> None:
         """The result lies where the first argument lay."""
@@ -125,7 +123,7 @@ class _FakeRunMode(_AnsweringMode):
     def _watch(self, tensor: torch.Tensor) -> int | None:
         """The key of a storage that was not known; None for an old one, or an empty one."""
         storage = tensor.untyped_storage()
-        key: int = storage._cdata
+        key = storage_key(tensor)
         if key in self.watched or storage.nbytes() == 0:
             return None
 
@@ -173,7 +171,7 @@ class _FakeRunMode(_AnsweringMode):
             self.recorder.end_forward()
         for path, param in self.step.model.named_parameters():
             if param.grad is not None:
-                key = param.grad.untyped_storage()._cdata
+                key = storage_key(param.grad)
                 self.owners[key] = path
                 self.recorder.name((key,), "gradients")
 
@@ -201,11 +199,6 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold the tensor and its storage; private to torch, hence found by trial, not assumed."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
@@ -215,11 +208,11 @@ class _Trial(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[int, int]] = []
+        self.seen: list[tuple[int, int] | None] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None:
-            self.seen.append(_holders(args[0]))
+        if operator is torch.ops.aten.add.Tensor and autograd_node() is not None:
+            self.seen.append(use_counts(args[0]))
         return operator(*args, **(kwargs or {}))
 
 
@@ -229,10 +222,7 @@ def _owned_by_autograd() -> tuple[int, int] | None:
     None where torch no longer tells: sums are then counted as new tensors, and an estimate may be high.
     """
     trial = _Trial()
-    try:
-        with torch.enable_grad(), trial:
-            start = torch.ones(8, requires_grad=True).clone()
-            torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
-    except AttributeError:
-        return None
+    with torch.enable_grad(), trial:
+        start = torch.ones(8, requires_grad=True).clone()
+        torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
     return trial.seen[-1] if trial.seen else None

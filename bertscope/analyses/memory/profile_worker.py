@@ -85,7 +85,7 @@ def run(job: Job, say: Say) -> Timed:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope.analyses.flops.sweep import FlopsRun
-    from bertscope.analyses.memory.estimate import estimate_memory, outlook
+    from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
     from bertscope.torch_access import torch
 
     if job.threads is not None:
@@ -93,7 +93,7 @@ def run(job: Job, say: Say) -> Timed:
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
-        say("outlook", outlook(job.source, job.beside, job.run_config))
+        say("outlook", estimated_break_even(job.source, job.beside, job.run_config))
     flops = step_flops(FlopsRun, job)
     gc.enable()
     gc.collect()

@@ -18,7 +18,7 @@ from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_s
 from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, storage_key, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
@@ -37,7 +37,7 @@ def measured(step: Step, told: Callable[[str], None] = lambda phase: None, devic
     with marks.around(step.model), profile(activities=activities, profile_memory=True) as profiler:
         step.run(marks.phase)
     reader = _Reader(marks.gradients, device)
-    for event in profiler.profiler.kineto_results.experimental_event_tree():
+    for event in profiled_events(profiler):
         reader.read(event, _Place())
     reader.recorder.state.extend(state)
     return reader.trace()
@@ -110,8 +110,9 @@ def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
     seen: set[int] = set()
     for part, path, tensor in step.state():
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes() and tensor.device.type == device:
-            seen.add(storage._cdata)
+        key = storage_key(tensor)
+        if key not in seen and storage.nbytes() and tensor.device.type == device:
+            seen.add(key)
             yield Block(part, path, "", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), storage.nbytes()
 
 
@@ -145,7 +146,7 @@ class _Marks:
 
     def _enter(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            name = torch._C._profiler._RecordFunctionFast(_MODULE + path)  # not dispatched: seen under any mode
+            name = record_name(_MODULE + path)
             name.__enter__()
             open_names.append((path, name))
 
@@ -236,9 +237,8 @@ class _Reader:
 def _is_made_of_others(operator: str) -> bool:
     """Whether torch takes the operator apart before a dispatch mode sees it: linear, dropout, reshape ..."""
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::"), None)
-    names = [operator if name == "default" else f"{operator}.{name}" for name in packet.overloads()] if packet else []
-    known = (name for name in names if torch._C._dispatch_has_kernel(name))  # some are TorchScript's alone
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in known)
+    overloads = packet.overloads() if packet else ()
+    return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)
 
 
 def device_terms(step: Step) -> DeviceTerms:

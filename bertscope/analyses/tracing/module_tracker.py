@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import autograd_node, in_backward, nn, torch
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 _LABEL = "bertscope_module"
@@ -33,18 +33,17 @@ class ModuleTracker:
 
     def current(self) -> tuple[str, str]:
         """The path of the innermost module, and the phase."""
-        in_backward = torch._C._current_graph_task_id() != -1
         if self.stack:
-            return self.stack[-1], RECOMPUTE if in_backward else FORWARD
-        if in_backward:
-            node: Any = torch._C._current_autograd_node()
+            return self.stack[-1], RECOMPUTE if in_backward() else FORWARD
+        if in_backward():
+            node = autograd_node()
             return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
         return "", FORWARD
 
     @property
     def recomputation(self) -> int:
         """The number of the stretch of recomputation that is under way; 0 outside."""
-        return self.stretches if self.stack and torch._C._current_graph_task_id() != -1 else 0
+        return self.stretches if self.stack and in_backward() else 0
 
     @contextmanager
     def track(self, model: nn.Module) -> Iterator[None]:
@@ -61,7 +60,7 @@ class ModuleTracker:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if self.stack:  # what came before belongs to the module around this one
                 _label(tensors((args, kwargs)), self.stack[-1])
-            elif torch._C._current_graph_task_id() != -1:
+            elif in_backward():
                 self.stretches += 1
             self.stack.append(path)
             self.entered(path, (args, kwargs))
