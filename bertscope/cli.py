@@ -13,29 +13,8 @@ from typing import Annotated
 import typer
 
 from bertscope import __version__
-from bertscope.commands import (
-    check,
-    convert,
-    count,
-    diagram,
-    diff,
-    doctor,
-    estimate,
-    explain,
-    explore,
-    fit,
-    flops,
-    presets,
-    print_model,
-    profile,
-    report,
-    schema,
-    tree,
-    verify,
-)  # fmt: skip
-from bertscope.commands.options import Color, Debug, with_shared_options
 from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure, run
-from bertscope.commands.running import WithBareCheckpointing
+from bertscope.commands.registry import Color, Debug, add_commands
 from bertscope.errors import BertscopeWarning, one_line
 from bertscope.render.console import choose_color
 
@@ -50,40 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-app.command(epilog=count.EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")(
-    count.count
-)
-app.command(epilog=tree.EPILOG)(tree.tree)
-app.command(epilog=flops.EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")(flops.flops)
-app.command(
-    epilog=estimate.EPILOG,
-    cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: its peak, its parts, where it stands.",
-)(estimate.estimate)
-app.command(
-    epilog=profile.EPILOG, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
-)(profile.profile)
-app.command(epilog=fit.EPILOG, short_help="Find the largest batch that a memory budget holds.")(fit.fit)
-app.command(epilog=report.EPILOG, short_help="Write everything about a model on one page.")(report.report)
-app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
-    explain.explain
-)
-app.command(epilog=explore.EPILOG, short_help="Walk through the module tree in the terminal.")(explore.explore)
-app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")(
-    diagram.diagram
-)
-app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
-app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
-app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(
-    epilog=check.EPILOG, cls=check.WithFilesLikeOptions, short_help="Verify what files expect of their models."
-)(check.check)
-app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
-app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
-    convert.convert
-)
-app.command(epilog=schema.EPILOG, short_help="Print the JSON Schema of what --format json writes.")(schema.schema)
-app.command(epilog=doctor.EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")(doctor.doctor)
+add_commands(app, "bertscope.commands")
 
 
 def _show_version(value: bool) -> None:
@@ -102,10 +48,6 @@ def options(
 ) -> None:
     """Options of bertscope itself."""
     choose_color(color or "auto")
-
-
-for _command in app.registered_commands:
-    _command.callback = with_shared_options(_command.callback)  # type: ignore[arg-type]
 
 
 def main() -> None:

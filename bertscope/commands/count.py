@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model, traced_shapes
-from bertscope.commands.output import show
+from bertscope.commands import model_options
+from bertscope.commands.model_options import build_model, traced_shapes
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import CheckpointReport
-from bertscope.sources.find import stored_alone, weights_path
+from bertscope.sources.find import DEFAULT_MODEL, stored_alone, weights_path
 from bertscope.units import count_text, signed_text
 
 EPILOG = """\b
@@ -31,13 +32,14 @@ examples:
 """
 
 
+@command(place=10, epilog=EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")
 def count(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")] = "layer",
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    pooler: model_options.Pooler = None,
+    freeze: model_options.Freeze = None,
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="The type that the bytes are for.")] = "fp32",
     unfold: Annotated[
         bool | None,
@@ -52,15 +54,15 @@ def count(
             metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."
         ),
     ] = None,
-    shapes: options.Shapes = False,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    shapes: model_options.Shapes = False,
+    batch: model_options.Batch = 1,
+    seq: model_options.Seq = 128,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count what MODEL's checkpoint stores, instead of the model.")
     ] = False,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Count the parameters of a model, layer by layer, or what a checkpoint stores.
 

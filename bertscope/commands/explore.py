@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import options, running
-from bertscope.commands.options import note_ignored
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import note_ignored
+from bertscope.commands.registry import command
 from bertscope.errors import BertscopeError, MissingExtraError
-from bertscope.sources.find import load
+from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -27,21 +28,22 @@ o restores the model's order, x opens or closes all, tab goes to the details, q 
 """
 
 
+@command(place=90, epilog=EPILOG, short_help="Walk through the module tree in the terminal.")
 def explore(
-    model: options.Model = options.DEFAULT_MODEL,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    model: model_options.Model = DEFAULT_MODEL,
+    batch: model_options.Batch = 1,
+    seq: model_options.Seq = 128,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
     checkpointing: Annotated[
         str, typer.Option(metavar="STRATEGY", help="none, full, every-2, layers:0-5, selective.")
     ] = "none",
-    dtype: running.Dtype = None,
-    autocast: running.Autocast = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    download: options.Download = False,
+    dtype: run_options.Dtype = None,
+    autocast: run_options.Autocast = False,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    pooler: model_options.Pooler = None,
+    freeze: model_options.Freeze = None,
+    download: model_options.Download = False,
 ) -> None:
     """Walk through the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
 
@@ -50,7 +52,7 @@ def explore(
     """
     _check_terminal()
     run = {"batch": batch, "seq": seq, "freeze": tuple(freeze or ())}
-    (run_config, *others) = running.run_configs(run, checkpointing, dtype, autocast)
+    (run_config, *others) = run_options.run_configs(run, checkpointing, dtype, autocast)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)

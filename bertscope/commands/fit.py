@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import options, running
-from bertscope.commands.output import show
+from bertscope.commands import model_options, run_options
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.run_config import RunConfig, parse_strategies
-from bertscope.sources.find import load
+from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -24,8 +25,9 @@ examples:
 PRECISIONS = ("fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16")
 
 
+@command(place=60, epilog=EPILOG, short_help="Find the largest batch that a memory budget holds.")
 def fit(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
     ] = None,
@@ -44,25 +46,25 @@ def fit(
     precision: Annotated[
         str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(PRECISIONS)}.")
     ] = "fp32,autocast-bf16",
-    mode: running.Mode = "training",
-    optimizer: running.Optimizer = "adamw",
-    implementation: running.Implementation = "default",
+    mode: run_options.Mode = "training",
+    optimizer: run_options.Optimizer = "adamw",
+    implementation: run_options.Implementation = "default",
     device: Annotated[
         str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --gpu, else cpu.")
     ] = None,
-    kernel: running.Kernel = "auto",
+    kernel: run_options.Kernel = "auto",
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the CUDA context takes, if you know it for your card.")
     ] = None,
-    padding: running.Padding = 0.0,
-    no_dropout: running.NoDropout = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    padding: run_options.Padding = 0.0,
+    no_dropout: run_options.NoDropout = False,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    pooler: model_options.Pooler = None,
+    freeze: model_options.Freeze = None,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:  # fmt: skip
     """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
 
@@ -81,11 +83,11 @@ def fit(
     from bertscope.analyses.memory.fit import fit_report
     from bertscope.render import fit as renderer
 
-    size = running.size("--budget", budget)
-    with running.Progress() as progress:
+    size = run_options.size("--budget", budget)
+    with run_options.Progress() as progress:
         report = fit_report(
-            source, variants, running.numbers("--seq", seq), known if known is not None else size or 0,
-            batch=batch, context_bytes=running.size("--context", context), progress=progress,
+            source, variants, run_options.numbers("--seq", seq), known if known is not None else size or 0,
+            batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
         )  # fmt: skip
     show(report, renderer, fmt, output)
     if not report.fits:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bertscope.commands import options
-from bertscope.commands.output import show
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
 from bertscope.render import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.presets import Source, preset_paths, read_preset
@@ -15,7 +15,8 @@ examples:
 """
 
 
-def presets(fmt: options.Format = "table", output: options.Output = None) -> None:
+@command(place=130, epilog=EPILOG)
+def presets(fmt: Format = "table", output: Output = None) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(_row(read_preset(path)) for path in preset_paths().values())
     show(PresetsReport(rows=rows), renderer, fmt, output)

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model
-from bertscope.commands.output import show
+from bertscope.commands import model_options
+from bertscope.commands.model_options import build_model
+from bertscope.commands.output import Output, show
+from bertscope.commands.registry import command
 from bertscope.render import print_model as renderer
 from bertscope.reports.tool import PrintReport
+from bertscope.sources.find import DEFAULT_MODEL
 
 EPILOG = """\b
 examples:
@@ -21,16 +23,17 @@ examples:
 """
 
 
+@command(place=120, name="print", epilog=EPILOG)
 def print_model(
-    model: options.Model = options.DEFAULT_MODEL,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
+    model: model_options.Model = DEFAULT_MODEL,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    pooler: model_options.Pooler = None,
     fmt: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
     ] = "text",
-    download: options.Download = False,
-    output: options.Output = None,
+    download: model_options.Download = False,
+    output: Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model, traced_shapes
-from bertscope.commands.output import show
+from bertscope.commands import model_options
+from bertscope.commands.model_options import build_model, traced_shapes
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
+from bertscope.sources.find import DEFAULT_MODEL
 
 EPILOG = """\b
 examples:
@@ -19,22 +21,23 @@ examples:
 """
 
 
+@command(place=20, epilog=EPILOG)
 def tree(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep to go; everything without it.")
     ] = None,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    pooler: model_options.Pooler = None,
+    freeze: model_options.Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    shapes: options.Shapes = False,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    shapes: model_options.Shapes = False,
+    batch: model_options.Batch = 1,
+    seq: model_options.Seq = 128,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Show the module tree with parameters and shares.
 

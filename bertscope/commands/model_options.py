@@ -1,23 +1,18 @@
-"""The arguments and options that commands share."""
+"""The options that name a model and change it."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.output import check_outputs, note
-from bertscope.commands.process import Unexpected
+from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.render.console import choose_color
 from bertscope.run_config import STRATEGIES
-from bertscope.sources.find import DEFAULT_MODEL, ModelSource, find
+from bertscope.sources.find import ModelSource, find
 from bertscope.sources.other_models import OtherSource
 from bertscope.sources.presets import Source, preset_paths
 
@@ -86,68 +81,6 @@ Checkpointing = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
-Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
-]
-Color = Annotated[
-    Literal["auto", "always", "never"] | None,
-    typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR (auto), or as said here.", show_default=False),
-]
-
-
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
-]
-
-
-def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with `--color` and `--debug`, which `bertscope` itself takes before the command.
-
-    Before the command starts, check that every file it will write can be written: each option of type Path names one.
-    """
-
-    @functools.wraps(command)
-    def shared(*, color: Literal["auto", "always", "never"] | None = None, debug: bool = False, **given: Any) -> Any:
-        if color is not None:
-            choose_color(color)
-        check_outputs([value for value in given.values() if isinstance(value, Path)])
-        try:
-            return command(
-                **given
-            )  # `bertscope.commands.process` reads --debug, since an error may come before it is parsed
-        except (EOFError, OSError) as error:  # Typer makes exit code 1 of them, which is an answer
-            raise Unexpected from error
-
-    signature = inspect.signature(command, eval_str=True)
-    own = [
-        inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Color),
-        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug),
-    ]
-    shared.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
-    shared.__annotations__ = command.__annotations__ | {"color": Color, "debug": Debug}
-    return shared
-
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "Architecture",
-    "Attention",
-    "Batch",
-    "Checkpointing",
-    "Color",
-    "Debug",
-    "Download",
-    "Format",
-    "Freeze",
-    "Model",
-    "Output",
-    "Pooler",
-    "Seq",
-    "Shapes",
-    "with_shared_options",
-]
 
 
 def found_model(
