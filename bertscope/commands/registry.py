@@ -133,4 +133,5 @@ def _narrowed(annotation: Any) -> Any:
     taken: Any = Literal[tuple(words)]
     form: Any = Annotated
     metadata = [item for item in others if item is not words]
-    return form[(taken | None if type(None) in get_args(kind) else taken, *metadata)]
+    parts = (taken | None if type(None) in get_args(kind) else taken, *metadata)
+    return form[parts]
