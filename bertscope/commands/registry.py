@@ -132,5 +132,5 @@ def _narrowed(annotation: Any) -> Any:
         return annotation
     taken: Any = Literal[tuple(words)]
     form: Any = Annotated
-    metadata = [item for item in others if item is not words]
-    return form[(taken | None if type(None) in get_args(kind) else taken, *metadata)]
+    parts = (taken | None if type(None) in get_args(kind) else taken, *(item for item in others if item is not words))
+    return form[parts]

@@ -17,10 +17,11 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.step import bert_model
 from bertscope.analyses.modules.totals import subject
-from bertscope.gpus import is_hopper, sdpa_kernel
+from bertscope.gpus import capability, sdpa_kernel
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, FitReport, FitRow, Gpu
-from bertscope.run_config import RunConfig
+from bertscope.run_config import NONE, RunConfig
 from bertscope.sources.presets import Source
+from bertscope.units import FP32
 
 LARGEST_BATCH = 2**20
 _SAMPLES = (2, 3)
@@ -33,7 +34,7 @@ def overhead_bytes(run_config: RunConfig, context_bytes: int | None, known: Gpu 
     """What a device holds beside tensors: on CUDA workspaces and the context, by default the middle of its range."""
     if run_config.device != "cuda":
         return context_bytes or 0
-    workspaces = workspace_bytes(run_config, is_hopper=None if known is None else is_hopper(known))
+    workspaces = workspace_bytes(run_config, None if known is None else capability(known))
     return workspaces + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
 
 
@@ -142,7 +143,7 @@ class Fitter:
                 self.progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
                 run_config = replace(variant, seq=seq, batch=batch)
                 rows.append(self._row(run_config, batch if self.peak_bytes(run_config) <= self.budget_bytes else 0))
-        return sorted(rows, key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != "fp32"))
+        return sorted(rows, key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != FP32.name))
 
     def peak_bytes(self, run_config: RunConfig) -> int:
         """All that the budget must hold at the peak of this step."""
@@ -171,7 +172,7 @@ class Fitter:
         trace = self._trace(run_config)
         limit = self.budget_bytes - self.overhead_bytes
         flops = self._flops(run_config)
-        plain = self._flops(replace(run_config, checkpointing="none"))
+        plain = self._flops(replace(run_config, checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -190,7 +191,7 @@ class Fitter:
     def _flops(self, run_config: RunConfig) -> int:
         """FLOPs of the step, which are those of one sequence as often as there are sequences."""
         training = run_config.mode == "training"
-        checkpointing = run_config.checkpointing if training else "none"
+        checkpointing = run_config.checkpointing if training else NONE
         if (checkpointing, run_config.seq) not in self.flops:
             mode = "training" if training else "inference"
             run = FlopsRun(source=self.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
@@ -246,7 +247,7 @@ def fit_report(
     really = [_on_card(known, variant) for variant in variants]
     rows = fitter.at_batch(batch, seqs, really) if batch else list(fitter.largest(seqs, really))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
-    about = subject(bert_model(source, replace(variants[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    about = subject(bert_model(source, replace(variants[0], dtype=FP32.name, checkpointing=NONE), "meta"), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,
