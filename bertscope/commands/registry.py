@@ -132,5 +132,6 @@ def _narrowed(annotation: Any) -> Any:
         return annotation
     taken: Any = Literal[tuple(words)]
     form: Any = Annotated
-    parts = (taken | None if type(None) in get_args(kind) else taken, *(item for item in others if item is not words))
+    metadata = [item for item in others if item is not words]
+    parts = (taken | None if type(None) in get_args(kind) else taken, *metadata)
     return form[parts]
