@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from html import escape  # xml.sax.saxutils would import urllib.request, 27 ms on every command
 from typing import Any
 
-# Bytes of one element, by the names that the command line and the reports use.
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """A floating-point type by the name that the command line and the reports use."""
+
+    name: str
+    size_bytes: int  # of one element
+    torch_name: str
+    autocast: bool  # torch.autocast can compute in it
+
+
+FP32 = Precision(name="fp32", size_bytes=4, torch_name="float32", autocast=False)
+BF16 = Precision(name="bf16", size_bytes=2, torch_name="bfloat16", autocast=True)
+FP16 = Precision(name="fp16", size_bytes=2, torch_name="float16", autocast=True)
+PRECISIONS = {precision.name: precision for precision in (FP32, BF16, FP16)}
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import build_model, traced_shapes
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions, traced_shapes
 from bertscope.commands.output import Format, Output, show
-from bertscope.commands.registry import command
+from bertscope.commands.registry import OneOf, command
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import CheckpointReport
-from bertscope.sources.find import DEFAULT_MODEL, stored_alone, weights_path
-from bertscope.units import count_text, signed_text
+from bertscope.sources.find import stored_alone, weights_path
+from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
 EPILOG = """\b
 examples:
@@ -34,13 +34,11 @@ examples:
 
 @command(place=10, epilog=EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")
 def count(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
     by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")] = "layer",
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    pooler: model_options.Pooler = None,
+    model: ModelOptions,
     freeze: model_options.Freeze = None,
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="The type that the bytes are for.")] = "fp32",
+    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The type that the bytes are for.")] = FP32.name,
     unfold: Annotated[
         bool | None,
         typer.Option(
@@ -55,12 +53,11 @@ def count(
         ),
     ] = None,
     shapes: model_options.Shapes = False,
-    batch: model_options.Batch = 1,
-    seq: model_options.Seq = 128,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count what MODEL's checkpoint stores, instead of the model.")
     ] = False,
-    download: model_options.Download = False,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
@@ -70,12 +67,12 @@ def count(
     under both conventions: distinct (every tensor once) and over layers (at every layer that uses them).
     """
     expected = None if expect is None else _expected(expect)
-    if (weights := _weights(model, stored, download)) is not None:
+    if (weights := _weights(model.model, stored, model.download)) is not None:
         counted = _stored_report(weights, by, fmt, output).stored
         if expected is not None:
             _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
         return
-    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
+    source, built = model.built(freeze)
     from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold

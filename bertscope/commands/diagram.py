@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
+from bertscope.commands import model_options, run_options
 from bertscope.commands.model_options import build_model
 from bertscope.commands.output import Output, note, show
 from bertscope.commands.registry import command
@@ -77,8 +77,8 @@ def diagram(
         bool | None,
         typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; only for an attention alone."),
     ] = None,
-    batch: model_options.Batch = 1,
-    seq: model_options.Seq = 128,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     direction: Annotated[
         Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
     ] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options
+from bertscope.commands import model_options, run_options
 from bertscope.commands.model_options import found_model
 from bertscope.commands.output import Format, Output, show
 from bertscope.commands.registry import command
@@ -30,8 +30,8 @@ def diff(
     b: _B,
     architecture: model_options.Architecture = None,
     attention: model_options.Attention = None,
-    batch: model_options.Batch = 1,
-    seq: model_options.Seq = 128,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
     download: model_options.Download = False,
     fmt: Format = "table",

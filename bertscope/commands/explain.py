@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
+from bertscope.commands import model_options, run_options
 from bertscope.commands.output import Format, Output, show, write
 from bertscope.commands.registry import command
 from bertscope.render.console import Target, stdout_target
@@ -37,8 +37,8 @@ def explain(
     lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
     architecture: model_options.Architecture = None,
     pooler: model_options.Pooler = None,
-    batch: model_options.Batch = 1,
-    seq: model_options.Seq = 128,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     download: model_options.Download = False,
     fmt: Format = "table",
     output: Output = None,

@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import model_options, run_options
+from bertscope.commands import run_options
+from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import Format, Output, show
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import StepOptions, by_strategy
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
-from bertscope.run_config import RunConfig, parse_strategies
-from bertscope.sources.find import DEFAULT_MODEL, load
+from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
+from bertscope.units import BF16, FP32, PRECISIONS
 
 EPILOG = """\b
 examples:
@@ -22,12 +24,13 @@ examples:
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
-PRECISIONS = ("fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16")
+_AUTOCAST = "autocast-"
+_PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 
 
 @command(place=60, epilog=EPILOG, short_help="Find the largest batch that a memory budget holds.")
 def fit(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
     budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
     ] = None,
@@ -42,27 +45,19 @@ def fit(
     ] = None,
     checkpointing: Annotated[
         str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
-    ] = "none,selective,every-2,full",
+    ] = CHEAPEST_FIRST,
     precision: Annotated[
-        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(PRECISIONS)}.")
-    ] = "fp32,autocast-bf16",
-    mode: run_options.Mode = "training",
-    optimizer: run_options.Optimizer = "adamw",
-    implementation: run_options.Implementation = "default",
+        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.")
+    ] = f"{FP32.name},{_AUTOCAST}{BF16.name}",
+    step: StepOptions,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --gpu, else cpu.")
+        str | None, typer.Option(metavar="|".join(DEVICES), help="Whose semantics; cuda with --gpu, else cpu.")
     ] = None,
-    kernel: run_options.Kernel = "auto",
+    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the CUDA context takes, if you know it for your card.")
     ] = None,
-    padding: run_options.Padding = 0.0,
-    no_dropout: run_options.NoDropout = False,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    pooler: model_options.Pooler = None,
-    freeze: model_options.Freeze = None,
-    download: model_options.Download = False,
+    model: ModelOptions,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:  # fmt: skip
@@ -74,12 +69,9 @@ def fit(
     known = find_gpu(gpu) if gpu else None
     if (known is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
-    run_config = RunConfig(
-        mode=mode, optimizer=optimizer, implementation=implementation, device=device or ("cuda" if known else "cpu"),
-        sdpa_kernel=kernel, padding=padding, dropout=not no_dropout, freeze=tuple(freeze or ()),
-    )  # fmt: skip
+    run_config = step.run_config(device=device or ("cuda" if known else RunConfig.device), sdpa_kernel=kernel)
     variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
     from bertscope.render import fit as renderer
 
@@ -95,9 +87,8 @@ def fit(
 
 
 def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:
-    if precision not in PRECISIONS:
-        raise SelectionError(f"--precision takes {', '.join(PRECISIONS)}; got {precision[:40]!r}")
-    kind = "autocast" if precision.startswith("autocast-") else "dtype"
-    chosen = parse_strategies(strategies) if run_config.mode != "inference" else ("none",)
-    changes: dict[str, Any] = {kind: precision.removeprefix("autocast-")}
-    return [replace(run_config, checkpointing=strategy, **changes) for strategy in chosen]
+    if precision not in _PRECISIONS:
+        raise SelectionError(f"--precision takes {', '.join(_PRECISIONS)}; got {precision[:40]!r}")
+    name = precision.removeprefix(_AUTOCAST)
+    changes: dict[str, Any] = {"dtype": name} if name == precision else {"autocast": name}
+    return by_strategy(replace(run_config, **changes), strategies if run_config.mode != "inference" else NONE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,15 +11,12 @@ import typer
 from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.run_config import STRATEGIES
-from bertscope.sources.find import ModelSource, find
+from bertscope.sources.find import DEFAULT_MODEL, ModelSource, find, load
 from bertscope.sources.other_models import OtherSource
 from bertscope.sources.presets import Source, preset_paths
 
 if TYPE_CHECKING:
     from torch import nn
-
-EXAMPLE_STRATEGIES = ("none", "full", "every-2", "layers:0-5", "selective")
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -30,11 +27,6 @@ def complete_model(incomplete: str) -> list[str]:
 def complete_architecture(incomplete: str) -> list[str]:
     """Class names that begin with what is typed."""
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
-
-
-def complete_checkpointing(incomplete: str) -> list[str]:
-    """Strategies that begin with what is typed; the numbers in two of them are examples."""
-    return [name for name in EXAMPLE_STRATEGIES if name.startswith(incomplete)]
 
 
 # The shell completes file names by itself where no preset fits.
@@ -70,17 +62,35 @@ Freeze = Annotated[
     ),
 ]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
-Checkpointing = Annotated[
-    str,
-    typer.Option(
-        metavar="STRATEGY",
-        help=f"With training, which layers are recomputed: {STRATEGIES}.",
-        autocompletion=complete_checkpointing,
-    ),
-]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
-Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """MODEL and what the options change of it."""
+
+    model: Model = DEFAULT_MODEL
+    architecture: Architecture = None
+    attention: Attention = None
+    pooler: Pooler = None
+    download: Download = False
+
+    def found(self) -> ModelSource:
+        """Return what MODEL names."""
+        return found_model(self.model, self.architecture, self.attention, self.pooler, self.download)
+
+    def loaded(self) -> Source:
+        """Return the BERT that MODEL names; raises SourceError for another model."""
+        return load(
+            self.model, architecture=self.architecture, attention=self.attention, add_pooling_layer=self.pooler,
+            download=self.download,
+        )  # fmt: skip
+
+    def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
+        """Return what MODEL names and its model on meta."""
+        return build_model(
+            self.model, self.architecture, self.attention, self.pooler, freeze_patterns, download=self.download
+        )
 
 
 def found_model(

@@ -6,13 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import build_model
+from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import Output, show
 from bertscope.commands.registry import command
 from bertscope.render import print_model as renderer
 from bertscope.reports.tool import PrintReport
-from bertscope.sources.find import DEFAULT_MODEL
 
 EPILOG = """\b
 examples:
@@ -25,21 +23,18 @@ examples:
 
 @command(place=120, name="print", epilog=EPILOG)
 def print_model(
-    model: model_options.Model = DEFAULT_MODEL,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    pooler: model_options.Pooler = None,
+    *,
+    model: ModelOptions,
     fmt: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
     ] = "text",
-    download: model_options.Download = False,
     output: Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
-    source, built = build_model(model, architecture, attention, pooler, download=download)
+    source, built = model.built()
     from bertscope.analyses.modules.totals import subject
 
     show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

@@ -2,104 +2,201 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from bertscope.commands.model_options import Freeze
 from bertscope.commands.output import note, show, write_bytes
+from bertscope.commands.registry import OneOf
 from bertscope.errors import SelectionError, one_line
-from bertscope.run_config import STRATEGIES, RunConfig, parse_strategies
-from bertscope.sources.presets import preset_paths
-from bertscope.units import parse_bytes
+from bertscope.run_config import (
+    COMPARED,
+    DEVICES,
+    EXAMPLE_STRATEGIES,
+    IMPLEMENTATIONS,
+    KERNELS,
+    MODES,
+    NO_OPTIMIZER,
+    NONE,
+    OPTIMIZERS,
+    STRATEGIES,
+    RunConfig,
+    are_strategies,
+    parse_strategies,
+    takes_reentrant,
+)  # fmt: skip
+from bertscope.units import BF16, PRECISIONS, parse_bytes
 
-BARE = "none,full"
-Mode = Annotated[
-    Literal["inference", "forward", "training"],
-    typer.Option(help="Eval; or train and what is kept for backward; or forward, backward and optimizer."),
-]
+COMPLETIONS = (*EXAMPLE_STRATEGIES, COMPARED)
+Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
+Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Dtype = Annotated[
-    Literal["fp32", "bf16", "fp16"] | None,
-    typer.Option(help="Of the parameters; with --autocast of the matrix products.", show_default="fp32"),
+    str | None,
+    OneOf(PRECISIONS),
+    typer.Option(help="Of the parameters; with --autocast of the matrix products.", show_default=RunConfig.dtype),
 ]
 Autocast = Annotated[
-    bool, typer.Option("--autocast", help="Keep the parameters in fp32 and compute in --dtype (bf16 if not given).")
-]
-Optimizer = Annotated[
-    Literal["none", "sgd", "adam", "adamw", "adafactor"], typer.Option(help="torch's own class, with its defaults.")
-]
-Implementation = Annotated[
-    Literal["default", "loop", "foreach", "fused"],
-    typer.Option("--optimizer-implementation", help="How the optimizer goes over the parameters."),
-]
-Strategies = Annotated[
-    str,
+    bool,
     typer.Option(
-        "--checkpointing",
-        metavar="[STRATEGY[,...]]",
-        help=f"Alone: without and with. Else one or several of {STRATEGIES}.",
-        autocompletion=lambda incomplete: [
-            word for word in ("none", "full", "every-2", "selective", "none,full") if word.startswith(incomplete)
-        ],
+        "--autocast",
+        help=f"Keep the parameters in {RunConfig.dtype} and compute in --dtype ({BF16.name} if not given).",
     ),
 ]
-Reentrant = Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")]
-Padding = Annotated[
-    float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
-]
-NoDropout = Annotated[bool, typer.Option("--no-dropout", help="Set every dropout to 0.")]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the step runs, or whose semantics are estimated.")]
 Kernel = Annotated[
-    Literal["auto", "flash", "efficient", "math"],
+    str,
+    OneOf(KERNELS),
     typer.Option("--sdpa-kernel", help="CUDA's kernel for fused attention; auto: what torch takes for dtype and mask."),
 ]
-Rows = Annotated[int, typer.Option(metavar="N", min=0, help="How many kinds of kept tensors are listed; 0: all.")]
-Timeline = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Draw live bytes over the step: .html, .svg, .png, .csv or .json."),
+
+
+def complete_strategy(incomplete: str) -> list[str]:
+    """Return strategies that begin with what is typed; the numbers in two of them are examples."""
+    return [name for name in COMPLETIONS if name.startswith(incomplete)]
+
+
+Strategy = Annotated[
+    str,
+    typer.Option(
+        metavar="STRATEGY",
+        help=f"With training, which layers are recomputed: {STRATEGIES}.",
+        autocompletion=complete_strategy,
+    ),
 ]
-Snapshot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """The sizes of the inputs of a run."""
+
+    batch: Batch = RunConfig.batch
+    seq: Seq = RunConfig.seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions:
+    """The precision of a run."""
+
+    dtype: Dtype = None
+    autocast: Autocast = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """The options of a step: what is computed and trained."""
+
+    mode: Annotated[
+        str,
+        OneOf(MODES),
+        typer.Option(help="Eval; or train and what is kept for backward; or forward, backward and optimizer."),
+    ] = RunConfig.mode
+    optimizer: Annotated[
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="torch's own class, with its defaults.")
+    ] = RunConfig.optimizer
+    implementation: Annotated[
+        str,
+        OneOf(IMPLEMENTATIONS),
+        typer.Option("--optimizer-implementation", help="How the optimizer goes over the parameters."),
+    ] = RunConfig.implementation
+    padding: Annotated[
+        float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
+    ] = RunConfig.padding
+    no_dropout: Annotated[bool, typer.Option("--no-dropout", help="Set every dropout to 0.")] = False
+    freeze: Freeze = None
+
+    def run_config(self, **others: Any) -> RunConfig:
+        """Return the run that these options and the other fields of RunConfig give; raises SelectionError."""
+        return RunConfig(
+            mode=self.mode, optimizer=self.optimizer, implementation=self.implementation, padding=self.padding,
+            dropout=not self.no_dropout, freeze=tuple(self.freeze or ()), **others,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
+    """The options of a step at one size, by one or several strategies of checkpointing."""
+
+    checkpointing: Annotated[
+        str,
+        typer.Option(
+            "--checkpointing",
+            metavar="[STRATEGY[,...]]",
+            help=f"The next word is its value when each comma-separated part is one of {STRATEGIES}, else it is MODEL "
+            f"and the value is {COMPARED}.",
+            autocompletion=complete_strategy,
+        ),
+    ] = RunConfig.checkpointing
+    reentrant: Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")] = (
+        RunConfig.reentrant
+    )
+    device: Annotated[
+        str, OneOf(DEVICES), typer.Option(help="Where the step runs, or whose semantics are estimated.")
+    ] = RunConfig.device
+
+    def run_configs(self, **others: Any) -> list[RunConfig]:
+        """Return one run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
+        given = precision(self.dtype, self.autocast)
+        first = self.run_config(batch=self.batch, seq=self.seq, device=self.device, **given, **others)
+        return by_strategy(first, self.checkpointing, reentrant=self.reentrant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """The options of how a report of memory is shown besides its format."""
+
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many kinds of kept tensors are listed; 0: all.")
+    ] = 10
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw live bytes over the step: .html, .svg, .png, .csv or .json."),
+    ] = None
+    snapshot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
+    ] = None
 
 
 class WithBareCheckpointing(TyperCommand):
-    """`--checkpointing` with nothing after it means without and with."""
+    """A command whose `--checkpointing` may have no value, which means without and with."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments, with the value that was left out put in."""
+        """Put in the value that was left out: the word after the option is none if it is not a list of strategies."""
         full: list[str] = []
-        for place, word in enumerate(args):
+        for word, following in zip(args, [*args, ""][1:], strict=True):
             full.append(word)
-            if word == "--checkpointing" and _is_no_strategy(args[place + 1 : place + 2]):
-                full.append(BARE)
-        return super().parse_args(ctx, full)
+            if word == "--checkpointing" and not are_strategies(following):
+                full.append(COMPARED)
+        ctx.allow_extra_args = True  # an unknown strategy is one, and Typer's own message names no strategies
+        rest = super().parse_args(ctx, full)
+        if rest and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
+            )
+        return rest
 
 
-def _is_no_strategy(following: list[str]) -> bool:
-    if not following or following[0].startswith("-"):
-        return True
-    word = following[0]
-    return word in preset_paths() or "/" in word or word.endswith((".yaml", ".yml", ".json")) or os.path.exists(word)
+def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
+    """Return the field of RunConfig that --dtype and --autocast give."""
+    if autocast and dtype == RunConfig.dtype:
+        words = " or ".join(name for name, row in PRECISIONS.items() if row.autocast)
+        raise SelectionError(f"autocast computes in {words}; give --dtype {BF16.name}, or leave --dtype out")
+    return {"autocast": dtype or BF16.name} if autocast else {"dtype": dtype or RunConfig.dtype}
 
 
-def run_configs(run_config: dict[str, Any], strategies: str, dtype: str | None, autocast: bool) -> list[RunConfig]:
-    """One run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
-    if autocast and dtype == "fp32":
-        raise SelectionError("autocast computes in bf16 or fp16; give --dtype bf16, or leave --dtype out")
-    precision: dict[str, Any] = {"autocast": dtype or "bf16"} if autocast else {"dtype": dtype or "fp32"}
-    if run_config.get("mode") == "inference" and strategies != "none":
+def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = False) -> list[RunConfig]:
+    """Return the run by each strategy; raises SelectionError or ConfigError for what cannot be run."""
+    if run_config.mode == "inference" and strategies != NONE:
         raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
-    first = RunConfig(**run_config, **precision)
-    chosen = parse_strategies(strategies)
-    reentrant = {strategy: first.reentrant and strategy not in ("none", "selective") for strategy in chosen}
-    return [replace(first, checkpointing=strategy, reentrant=reentrant[strategy]) for strategy in chosen]
+    return [
+        replace(run_config, checkpointing=strategy, reentrant=reentrant and takes_reentrant(strategy))
+        for strategy in parse_strategies(strategies)
+    ]
 
 
 def size(option: str, text: str | None) -> int | None:

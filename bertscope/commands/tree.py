@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import build_model, traced_shapes
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions, traced_shapes
 from bertscope.commands.output import Format, Output, show
 from bertscope.commands.registry import command
-from bertscope.sources.find import DEFAULT_MODEL
 
 EPILOG = """\b
 examples:
@@ -23,19 +22,16 @@ examples:
 
 @command(place=20, epilog=EPILOG)
 def tree(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep to go; everything without it.")
     ] = None,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    pooler: model_options.Pooler = None,
+    model: ModelOptions,
     freeze: model_options.Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
     shapes: model_options.Shapes = False,
-    batch: model_options.Batch = 1,
-    seq: model_options.Seq = 128,
-    download: model_options.Download = False,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
@@ -44,7 +40,7 @@ def tree(
     Every row sums what is at and below its module, so the totals are the same at every depth. Numbers
     such as 3-6 are torchinfo's: the sixth module at depth 3.
     """
-    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
+    source, built = model.built(freeze)
     from bertscope.analyses.params.tree import tree as analyse
     from bertscope.render import tree as renderer
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from bertscope.commands import model_options
 from bertscope.commands.model_options import found_model
 from bertscope.commands.output import Format, Output, show
-from bertscope.commands.registry import command
+from bertscope.commands.registry import OneOf, command
+from bertscope.units import PRECISIONS
 
 EPILOG = """\b
 examples:
@@ -38,7 +39,8 @@ def verify(
         ),
     ] = None,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
+        str | None,
+        OneOf(PRECISIONS),
         typer.Option(help="What floating-point tensors must be, instead of what the config.json says."),
     ] = None,
     allow: Annotated[

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertscope.config import BertConfig
 from bertscope.model.encoder import BertEncoder
 from bertscope.model.state_dict import translated
-from bertscope.run_config import Checkpointing
+from bertscope.run_config import FULL, Checkpointing
 
 
 class BertPreTrainedModel(nn.Module):
@@ -117,7 +117,7 @@ class BertPreTrainedModel(nn.Module):
         return self._encoder().gradient_checkpointing
 
     def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = "full"
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
     ) -> None:
         """Recompute layers in the backward pass instead of keeping what they computed; in train mode alone.
 

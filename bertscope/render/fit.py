@@ -10,7 +10,7 @@ from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
 from bertscope.reports.memory import FitReport, FitRow
-from bertscope.units import bytes_text, count_text
+from bertscope.units import BF16, FP16, bytes_text, count_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -80,10 +80,11 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"{report.card.name}: {report.card.source}"
         if (
             report.subject.attention == "sdpa"
-            and any("bf16" in row.precision for row in report.rows)
-            and (sdpa_kernel(report.card, "bf16") == "math")
+            and any(BF16.name in row.precision for row in report.rows)
+            and (sdpa_kernel(report.card, BF16.name) == "math")
         ):
-            yield f"bf16: no fused kernel for it on {report.card.name}, attention keeps its scores; fp16 has one"
+            on = f"on {report.card.name}, attention keeps its scores"
+            yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
         yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"

@@ -16,10 +16,10 @@ import pytest
 
 from bertscope.commands import presets as presets_command
 from bertscope.commands import process
+from tests.analyses.memory.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
 from tests.conftest import ROOT
 from tests.test_ci_kit import DIFFERS, HOLDS
 from tests.test_cli import ENV, spawn
-from tests.analyses.memory.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")

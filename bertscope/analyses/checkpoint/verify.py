@@ -20,9 +20,9 @@ from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.sources.find import ModelSource
 from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
+from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tied", "renamed", "buffer")
 
 
@@ -38,7 +38,7 @@ def verify(
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
     model = build_any(source)
-    expected = _Model(model, DTYPES[dtype] if dtype else source.stored_dtype)
+    expected = _Model(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
     told = _folded(expected.rows(checkpoint))
     rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in told]
     wrong = {row.status for row in rows if row.is_wrong}

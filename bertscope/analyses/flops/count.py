@@ -13,6 +13,7 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPU
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
+from bertscope.run_config import NONE
 from bertscope.torch_access import nn, torch, tree_map
 
 MODES = ("inference", "training")
@@ -25,7 +26,7 @@ def flops(
     *,
     mode: str = "inference",
     name: str | None = None,
-    checkpointing: str = "none",
+    checkpointing: str = NONE,
     batch: int | None = None,
     seq: int | None = None,
 ) -> FlopsReport:

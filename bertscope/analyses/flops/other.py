@@ -18,6 +18,7 @@ from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.shapes import InOut, shapes, shapes_of
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
+from bertscope.run_config import FULL, NONE
 from bertscope.sources.find import ModelSource
 from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
@@ -29,7 +30,7 @@ RUN_ATTENTION = "eager"
 
 def flops_any(
     source: ModelSource, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,), *, mode: str = "inference",
-    checkpointing: str = "none", patterns: Sequence[str] = (),
+    checkpointing: str = NONE, patterns: Sequence[str] = (),
 ) -> FlopsReport:  # fmt: skip
     """The report of whatever MODEL names, at the first batch and sequence, with a sweep over all."""
     if not isinstance(source, OtherSource):
@@ -76,14 +77,14 @@ def _run(source: OtherSource, model: nn.Module, inputs: Any, run: Callable[[nn.M
 class _ForeignRun:
     source: OtherSource
     mode: str = "inference"
-    checkpointing: str = "none"
+    checkpointing: str = NONE
     patterns: tuple[str, ...] = ()
 
     def model(self) -> nn.Module:
         """The model on meta, in the mode and with the checkpointing asked for."""
         model = build_any(self.source, attention=RUN_ATTENTION).train(self.mode == "training")
         freeze(model, self.patterns)
-        if self.checkpointing != "none":
+        if self.checkpointing != NONE:
             checkpoint(model, self.checkpointing)
         return model
 
@@ -99,8 +100,10 @@ class _ForeignRun:
 
 def checkpoint(model: nn.Module, strategy: str, *, reentrant: bool = False) -> None:
     """Have a foreign model recompute its layers; raises SelectionError for what its class does not do."""
-    if strategy != "full" or not getattr(model, "supports_gradient_checkpointing", False):
-        raise SelectionError(f"{type(model).__name__} takes --checkpointing none, or full where its class supports it")
+    if strategy != FULL or not getattr(model, "supports_gradient_checkpointing", False):
+        raise SelectionError(
+            f"{type(model).__name__} takes --checkpointing {NONE}, or {FULL} where its class supports it"
+        )
     with warnings.catch_warnings():  # transformers 5 has another name for it, too
         warnings.simplefilter("ignore")
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # type: ignore[operator]

@@ -16,6 +16,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
+from bertscope.run_config import NONE, Checkpointing
 from bertscope.sources.presets import Source
 
 RUN_LAYERS = 3
@@ -29,7 +30,7 @@ class FlopsRun:
 
     source: Source
     mode: str = "inference"
-    checkpointing: str = "none"
+    checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
 
     def model(self, layers: int) -> BertPreTrainedModel:
@@ -43,7 +44,8 @@ class FlopsRun:
     def layers_alike(self) -> bool:
         """Whether nothing in the question tells one layer from another."""
         config = self.source.config
-        alike = not self.freeze and not config.pruned_heads and self.checkpointing in ("none", "full", "selective")
+        chosen = Checkpointing.parse(self.checkpointing)
+        alike = not self.freeze and not config.pruned_heads and (chosen is None or chosen.period == 1)
         return alike and config.num_hidden_layers > RUN_LAYERS
 
     def at(self, batch: int, seq: int) -> FlopsReport:

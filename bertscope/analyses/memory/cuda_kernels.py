@@ -18,7 +18,7 @@ from bertscope.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
 
 # What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
-_WORKSPACE_BYTES = {True: 32 * 2**20, False: 8_519_680}
+_HOPPER_WORKSPACE_BYTES, _WORKSPACE_BYTES = 32 * 2**20, 8_519_680
 # What the driver and the kernels' code take outside the allocator; it differs by card and driver.
 CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
 # What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
@@ -32,14 +32,16 @@ _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
-def workspace_bytes(run_config: RunConfig, *, is_hopper: bool | None = None) -> int:
+def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = None) -> int:
     """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
 
-    None is the card of this machine, and without one a card that is not Hopper's.
+    `capability` is the compute capability; None: that of this machine's GPU, and without one not Hopper's.
     """
-    if is_hopper is None:
-        is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return _WORKSPACE_BYTES[is_hopper] * (2 if run_config.mode == "training" else 1)
+    if capability is None and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+    return (_HOPPER_WORKSPACE_BYTES if capability == (9, 0) else _WORKSPACE_BYTES) * (
+        2 if run_config.mode == "training" else 1
+    )
 
 
 @contextmanager

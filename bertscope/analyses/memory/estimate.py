@@ -81,14 +81,9 @@ class MemoryTraces:
 def _period(source: Source, run_config: RunConfig) -> int:
     """After how many layers a model repeats itself; 0 where nothing says that it does."""
     chosen = Checkpointing.parse(run_config.checkpointing)
-    if (
-        run_config.freeze
-        or source.config.pruned_heads
-        or run_config.reentrant
-        or (chosen and chosen.layers is not None)
-    ):
+    if run_config.freeze or source.config.pruned_heads or run_config.reentrant or (chosen and chosen.period is None):
         return 0
-    return chosen.every if chosen else 1
+    return (chosen.period if chosen else None) or 1
 
 
 def _run(source: Source, run_config: RunConfig, layers: int) -> MemoryTrace:
@@ -101,9 +96,6 @@ def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig
     """The trace of one step of a module and inputs that are fake already."""
     if run_config.device != "cuda":
         return recorded(make_step(module, inputs, run_config, loss=loss), scratch=host.scratch_bytes)
-    # On CUDA torch's optimizers go over all parameters at once, but for Adafactor, which is there to save memory.
-    if run_config.implementation == "default" and run_config.optimizer != "adafactor":
-        run_config = replace(run_config, implementation="foreach")
     return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=scratch_bytes)
 
 

@@ -12,7 +12,7 @@ from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import MemoryReport, Variant
-from bertscope.run_config import RunConfig
+from bertscope.run_config import NONE, RunConfig
 from bertscope.sources.find import ModelSource
 from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
@@ -45,7 +45,7 @@ def estimate_any(
 def _model(source: OtherSource, run_config: RunConfig) -> nn.Module:
     model = build_any(source).to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
     freeze(model, run_config.freeze)
-    if run_config.checkpointing != "none":
+    if run_config.checkpointing != NONE:
         checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     return model
 

@@ -69,7 +69,7 @@ class _FakeRunMode(_AnsweringMode):
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
         for part, path, tensor in step.state():
             # A step counter lives on the host, unless a fused kernel reads it.
-            is_counter = on_device and path.endswith(".step") and step.run_config.implementation != "fused"
+            is_counter = on_device and path.endswith(".step") and not step.run_config.is_fused
             if not is_counter and self._watch(tensor) is not None:
                 block = Block(part, path, "", tuple(tensor.shape), _dtype(tensor))
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))

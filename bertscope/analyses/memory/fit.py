@@ -17,10 +17,11 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, growth_of, largest
 from bertscope.analyses.memory.step import bert_model
 from bertscope.analyses.modules.totals import subject
-from bertscope.gpus import is_hopper, sdpa_kernel
+from bertscope.gpus import capability, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, Gpu
-from bertscope.run_config import RunConfig
+from bertscope.run_config import NONE, RunConfig
 from bertscope.sources.presets import Source
+from bertscope.units import FP32
 
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 Progress = Callable[[str], None]
@@ -30,7 +31,7 @@ def overhead_bytes(run_config: RunConfig, context_bytes: int | None, known: Gpu 
     """Return the bytes a device needs besides tensors: on CUDA workspaces and the context (default: mid-range)."""
     if run_config.device != "cuda":
         return context_bytes or 0
-    workspaces = workspace_bytes(run_config, is_hopper=None if known is None else is_hopper(known))
+    workspaces = workspace_bytes(run_config, None if known is None else capability(known))
     return workspaces + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
 
 
@@ -67,7 +68,7 @@ class Fitter:
                 self.progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
                 run_config = replace(variant, seq=seq, batch=batch)
                 rows.append(self._row(run_config, batch if self.peak_bytes(run_config) <= self.budget_bytes else 0))
-        return sorted(rows, key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != "fp32"))
+        return sorted(rows, key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != FP32.name))
 
     def peak_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes that the budget must hold at the peak of this step."""
@@ -96,7 +97,7 @@ class Fitter:
         trace = self._trace(run_config)
         limit = self.budget_bytes - self.overhead_bytes
         flops = self._flops(run_config)
-        plain = self._flops(replace(run_config, checkpointing="none"))
+        plain = self._flops(replace(run_config, checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -115,7 +116,7 @@ class Fitter:
     def _flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of the step: those of one sequence, times the batch."""
         training = run_config.mode == "training"
-        checkpointing = run_config.checkpointing if training else "none"
+        checkpointing = run_config.checkpointing if training else NONE
         if (checkpointing, run_config.seq) not in self.flops:
             mode = "training" if training else "inference"
             run = FlopsRun(source=self.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
@@ -160,7 +161,7 @@ def fit_report(
     asked = [_on_gpu(known, variant) for variant in variants]
     rows = fitter.at_batch(batch, seqs, asked) if batch else list(fitter.largest_batches(seqs, asked))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
-    about = subject(bert_model(source, replace(variants[0], dtype="fp32", checkpointing="none"), "meta"), source.name)
+    about = subject(bert_model(source, replace(variants[0], dtype=FP32.name, checkpointing=NONE), "meta"), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,

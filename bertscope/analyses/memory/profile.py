@@ -24,6 +24,7 @@ from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, Timing, Variant
 from bertscope.reports.reader import typed
+from bertscope.run_config import NONE
 from bertscope.units import bytes_text
 
 Progress = Callable[[str], None]
@@ -254,7 +255,7 @@ def _failure(job: Job, told: _Told) -> str:
     if kind in others:
         return f"the child {happened} while {told.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
-    if job.run_config.checkpointing == "none" and job.run_config.mode != "inference":
+    if job.run_config.checkpointing == NONE and job.run_config.mode != "inference":
         remedy += ", --checkpointing"
     if kind == "timeout":
         remedy += ", or a longer --timeout"

@@ -40,7 +40,7 @@ class Job:
         """Return the job that `to_json` wrote."""
         data = json.loads(text)
         source = data.pop("source")
-        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("spec", "beside")}
+        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
         return cls(source=Source(**source | {"config": BertConfig.from_dict(source["config"])}), **run_configs, **data)
 
 

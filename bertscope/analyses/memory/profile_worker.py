@@ -23,6 +23,7 @@ from typing import Any
 from bertscope.analyses.memory.profile_job import Found, Job, Timed
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.reports.memory import ProcessMemory
+from bertscope.run_config import NONE
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -110,7 +111,7 @@ def step_flops(flops_run: Any, job: Job) -> int:
     """FLOPs of the step's matrix products, recomputation in them."""
     run_config = job.run_config
     mode = "training" if run_config.mode == "training" else "inference"
-    checkpointing = run_config.checkpointing if mode == "training" else "none"
+    checkpointing = run_config.checkpointing if mode == "training" else NONE
     asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
     return int(asked.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops)
 

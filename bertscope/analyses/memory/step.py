@@ -12,20 +12,13 @@ from bertscope.analyses.tracing.inputs import example_inputs, loss_of
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, build
-from bertscope.run_config import RunConfig
+from bertscope.run_config import OPTIMIZERS, RunConfig
 from bertscope.sources.presets import Source
 from bertscope.torch_access import nn, torch
+from bertscope.units import PRECISIONS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor"}
-# torch's own words for how a step goes over the parameters.
-_WAYS: dict[str, dict[str, bool]] = {
-    "default": {},
-    "loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -130,9 +123,9 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     trainable = [param for param in params if param.requires_grad]
     if not run_config.steps_optimizer or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[run_config.optimizer])
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
     # A rate of nothing leaves the weights as they are; memory and work are the same.
-    return optimizer(trainable, lr=0.0, **_WAYS[run_config.implementation])
+    return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
 
 def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
-from bertscope.run_config import Checkpointing, RunConfig
+from bertscope.run_config import NO_OPTIMIZER, Checkpointing, RunConfig
 from bertscope.sources.presets import Source
 
 AWAITED = ("FLOPs and shapes", "memory")
@@ -50,7 +50,9 @@ def explore(source: Source, run_config: RunConfig, *, folded: bool = True) -> It
         report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
     )
     yield report
-    yield with_memory(report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer="none"))[0])
+    yield with_memory(
+        report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER))[0]
+    )
 
 
 def of_parameters(

@@ -16,8 +16,9 @@ from bertscope.model import BertPreTrainedModel, build
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import RunConfig
+from bertscope.run_config import FULL, NONE, RunConfig
 from bertscope.sources.presets import Source
+from bertscope.units import BF16, FP32
 
 Progress = Callable[[str], None]
 LENGTHS = (64, 128, 256, 384, 512)
@@ -30,7 +31,7 @@ class PageRun:
     batch: int = 8
     seq: int = 128
     budget_bytes: int | None = 16 * 2**30
-    strategies: tuple[str, ...] = ("none", "full")
+    strategies: tuple[str, ...] = (NONE, FULL)
 
 
 def page_report(sources: Sequence[Source], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
@@ -43,7 +44,7 @@ def page_report(sources: Sequence[Source], run: PageRun, progress: Progress = la
 def _model(source: Source, run: PageRun, progress: Progress) -> ModelPart:
     progress(f"{source.name}: parameters")
     model = build(source.config, source.architecture, add_pooling_layer=source.add_pooling_layer)
-    tensors = count(model, by="parameter", name=source.name, dtype="fp32")
+    tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
     modules = tree(model, name=source.name)
     progress(f"{source.name}: FLOPs")
     lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
@@ -73,7 +74,7 @@ def _memory(source: Source, run: PageRun, progress: Progress) -> MemoryReport:
 def _fit(source: Source, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
     if run.budget_bytes is None:
         return None
-    variants = [*_specs(run), *(replace(run_config, autocast="bf16") for run_config in _specs(run))]
+    variants = [*_specs(run), *(replace(run_config, autocast=BF16.name) for run_config in _specs(run))]
     ends = tuple(dict.fromkeys((min(128, lengths[-1] if lengths else run.seq), lengths[-1] if lengths else run.seq)))
     return fit_report(
         source, variants, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")

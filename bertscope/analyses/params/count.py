@@ -11,7 +11,7 @@ from bertscope.analyses.tracing.shapes import InOut, in_out, noted
 from bertscope.errors import SelectionError
 from bertscope.reports.base import CountReport, CountRow
 from bertscope.torch_access import nn
-from bertscope.units import DTYPE_BYTES
+from bertscope.units import PRECISIONS
 
 BY = ("group", "layer", "module", "parameter")
 SORTS = ("model", "params", "path")
@@ -59,7 +59,7 @@ def count(
     `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
     `shapes`, as `analyses.shapes` gives them, adds what goes in and comes out.
     """
-    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*DTYPE_BYTES, None))):
+    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = noted(read(model), shapes or {})
