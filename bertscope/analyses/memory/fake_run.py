@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
-from bertscope.analyses.memory.step import FORWARD, OPTIMIZER, Step
+from bertscope.analyses.memory.step import OPTIMIZER, ModelStep
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
-from bertscope.analyses.tracing.module_tracker import ModuleTracker
+from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
 
@@ -23,7 +23,7 @@ Scratch = Callable[[Any, Any], int]
 DEVICE_GRANULE_BYTES = 512  # CUDA's caching allocator, c10/core/AllocatorConfig.h: kMinBlockSize
 
 
-def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
+def recorded(step: ModelStep, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
     """The trace of one steady step on fake tensors; the caller has FakeTensorMode on.
 
     `on_device`: the fake host tensors stand for a device's, so that what stays on the host is left out.
@@ -41,7 +41,7 @@ def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = N
 class _AnsweringMode(TorchDispatchMode):
     """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: ModelStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.step, self.name = step, OPTIMIZER
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
@@ -59,7 +59,7 @@ class _AnsweringMode(TorchDispatchMode):
 
 
 class _FakeRunMode(_AnsweringMode):
-    def __init__(self, step: Step, signature: object, on_device: bool, scratch: Scratch | None) -> None:
+    def __init__(self, step: ModelStep, signature: object, on_device: bool, scratch: Scratch | None) -> None:
         super().__init__(step)
         self.signature, self.on_device, self.scratch = signature, on_device, scratch
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()

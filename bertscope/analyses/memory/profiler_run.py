@@ -14,8 +14,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
-from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_step
+from bertscope.analyses.memory.step import Loss, ModelStep, make_step
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, storage_key, torch
@@ -24,7 +25,7 @@ _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
 
 
-def measured(step: Step, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> MemoryTrace:
+def measured(step: ModelStep, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> MemoryTrace:
     """The trace of one step, run for real under the profiler; its optimizer state must be there.
 
     `told` hears of each phase as it begins.
@@ -98,7 +99,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
             param.grad = gradient
 
 
-def _seconds(step: Step) -> float:
+def _seconds(step: ModelStep) -> float:
     started = time.perf_counter()
     step.run()
     if step.kind == "cuda":
@@ -106,7 +107,7 @@ def _seconds(step: Step) -> float:
     return time.perf_counter() - started
 
 
-def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
+def _state(step: ModelStep, device: str) -> Iterator[tuple[Block, int]]:
     seen: set[int] = set()
     for part, path, tensor in step.state():
         storage = tensor.untyped_storage()
@@ -119,7 +120,7 @@ def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
 class _Marks:
     """Names in the profile: the phases, the modules; and, beside it, where each phase's gradients lie."""
 
-    def __init__(self, step: Step, told: Callable[[str], None]) -> None:
+    def __init__(self, step: ModelStep, told: Callable[[str], None]) -> None:
         self.step, self.told = step, told
         self.gradients: dict[str, set[int]] = {}
 
@@ -241,7 +242,7 @@ def _is_made_of_others(operator: str) -> bool:
     return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)
 
 
-def device_terms(step: Step) -> DeviceTerms:
+def measured_device_terms(step: ModelStep) -> DeviceTerms:
     """Run one step and read the allocator's own statistics; the step's optimizer state must be there."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
