@@ -1,4 +1,4 @@
-"""The command line: the Typer app, and how an error becomes one line and an exit code."""
+"""The command line: the Typer app, and the conversion of an error to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def options(
     color: Color = None,
     debug: Debug = False,
 ) -> None:
-    """Options of bertscope itself."""
+    """Set the options of bertscope itself."""
     choose_color(color or "auto")
 
 
@@ -57,18 +57,18 @@ def main() -> None:
 
 def start() -> int:
     """Set what the libraries read, run the command line, and return its exit code."""
-    if "--download" not in sys.argv:  # whatever a library would like to fetch
+    if "--download" not in sys.argv:  # no library fetches anything
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with suppress(OSError):  # no folder for temporary files
-        # torch makes a folder for a cache that nothing here needs; one that exists already leaves nothing behind.
+        # torch makes a folder for a cache that bertscope does not use; with an existing folder it makes none.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     warnings.showwarning = _show_warning
-    gc.disable()  # a short process over the million objects of torch: collecting them only costs time
+    gc.disable()  # the process is short: visiting the million objects of torch takes time and frees little
     return _run()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
-    """Our own warnings are notes for the person; what torch says of itself is kept as it is."""
+    """Print a warning of bertscope as a note, and any other warning unchanged."""
     print(f"note: {one_line(str(message))}" if issubclass(category, BertscopeWarning) else message, file=sys.stderr)
 
 
@@ -78,7 +78,7 @@ def _run() -> int:
         code = app(prog_name="bertscope", standalone_mode=False) or 0
         sys.stdout.flush()
     except BaseException as error:
-        # Typer's own usage errors; their class lives in a private module, their two attributes do not.
+        # Typer's usage errors: their class is private, their two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         carried = (

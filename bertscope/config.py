@@ -15,7 +15,7 @@ from typing import Any
 from bertscope.errors import ConfigError, suggestion
 
 # Larger than any BERT, small enough that no product of two of them overflows torch's 64-bit sizes.
-MAX_SIZE = 2**24
+MAX_DIMENSION = 2**24
 MAX_LAYERS = 256  # every layer costs real modules, even on the meta device; a reentrant step runs each of them
 MAX_LABELS = 100_000
 
@@ -101,7 +101,7 @@ def _rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
 
 
 def _size(default: int) -> Any:
-    return _rule(default, least=1, most=MAX_SIZE)
+    return _rule(default, least=1, most=MAX_DIMENSION)
 
 
 def _probability(default: float | None, *, optional: bool = False) -> Any:
@@ -127,7 +127,7 @@ class BertConfig:
     type_vocab_size: int = _size(2)
     initializer_range: float = _rule(0.02, least=0, most=1000)
     layer_norm_eps: float = _rule(1e-12, least=0, most=1)
-    pad_token_id: int | None = _rule(0, least=0, most=MAX_SIZE, optional=True)
+    pad_token_id: int | None = _rule(0, least=0, most=MAX_DIMENSION, optional=True)
     position_embedding_type: str = _rule("absolute", choices=POSITION_EMBEDDING_TYPES)
     is_decoder: bool = _rule(False)
     add_cross_attention: bool = _rule(False)
@@ -136,7 +136,7 @@ class BertConfig:
     num_labels: int = _rule(2, least=1, most=MAX_LABELS)
     problem_type: str | None = _rule(None, kind=str, choices=PROBLEM_TYPES, optional=True)
     tie_word_embeddings: bool = _rule(True)
-    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_SIZE)
+    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_DIMENSION)
     gradient_checkpointing: bool = _rule(False)
     output_attentions: bool = _rule(False)
     output_hidden_states: bool = _rule(False)
@@ -169,7 +169,7 @@ class BertConfig:
     def _check_together(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
-            near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_SIZE]
+            near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_DIMENSION]
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
                 f"{self.num_attention_heads}; the nearest are {' and '.join(near)}",

@@ -13,11 +13,10 @@ from typing import Any
 from bertscope.errors import ConfigError
 from bertscope.text_files import Mapping
 
-MAX_SIZE = 2**31
+_MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
 MAX_EXPERTS = 8192  # over all layers; each is a module with layers of its own
 MAX_LABELS = 100_000
-MAX_TEXT = 10_000
 # Fields that say how many modules there are, over all families.
 _MODULES = re.compile(
     r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_(?!size)|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
@@ -107,7 +106,7 @@ def _check(key: str, value: Any, where: str) -> None:
         for item in value:
             _check(key, item, where)
     elif isinstance(value, int):
-        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else MAX_SIZE
+        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else _MAX_INTEGER
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)

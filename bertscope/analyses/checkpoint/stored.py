@@ -10,13 +10,13 @@ from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
 
-BY = ("layer", "module", "parameter")
+_BY = ("layer", "module", "parameter")
 
 
 def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
     """The checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
-    if by not in BY:
-        raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(BY)}")
+    if by not in _BY:
+        raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
     made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
     return CheckpointReport(
         stored=sums(checkpoint),

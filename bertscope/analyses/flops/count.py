@@ -40,7 +40,7 @@ def flops(
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     losses: list[str] = []
     recorded = _recorded(module, inputs, mode == "training", losses)
-    return report(module, recorded, mode, name=name, checkpointing=checkpointing, batch=batch, seq=seq,
+    return flops_report(module, recorded, mode, name=name, checkpointing=checkpointing, batch=batch, seq=seq,
                   loss=losses[-1] if losses else "")  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
 
 
-def report(
+def flops_report(
     module: nn.Module,
     recorded: Trace,
     mode: str,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bertscope.analyses.flops.conventions import conventions
-from bertscope.analyses.flops.count import on_meta, report, run_as_it_is
+from bertscope.analyses.flops.count import flops_report, on_meta, run_as_it_is
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model, sweep_point
 from bertscope.analyses.modules.build import build_any, quiet, told
 from bertscope.analyses.modules.freeze import freeze
@@ -94,7 +94,7 @@ class _ForeignRun:
         inputs = inputs_for(model, batch, seq, labels=self.mode == "training")
         training = self.mode == "training"
         recorded, loss = _run(self.source, model, inputs, lambda module, given: run_as_it_is(module, given, training))
-        return report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
+        return flops_report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
                       batch=batch, seq=seq, loss=loss)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bertscope.analyses.flops.conventions import conventions
-from bertscope.analyses.flops.count import report, run_example
+from bertscope.analyses.flops.count import flops_report, run_example
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
@@ -62,7 +62,7 @@ class FlopsRun:
     def _report(self, batch: int, seq: int, run: int, stands_for: int | None) -> FlopsReport:
         model = self.model(run)
         recorded, loss = run_example(model, batch, seq, self.mode)
-        made = report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
+        made = flops_report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
                       batch=batch, seq=seq, loss=loss, layers=stands_for)  # fmt: skip
         about = subject(model, self.source.name)
         return replace(made, subject=replace(about, config=self.source.config.to_dict()))

@@ -19,7 +19,7 @@ _WANT_ORDER = {
 }
 
 
-def scratch_bytes(operator: Any, args: Any) -> int:
+def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     """Bytes that the host's kernel takes in passing. Out of sight, and hence left out, is what oneDNN takes."""
     aten = torch.ops.aten
     if operator in {getattr(aten, name).Tensor for name in _PROMOTING}:

@@ -126,7 +126,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def scratch_bytes(operator: Any, args: Any) -> int:
+def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
     aten = torch.ops.aten
     if operator is aten._scaled_dot_product_flash_attention_backward.default:

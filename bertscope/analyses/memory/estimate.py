@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.memory import cpu_scratch as host
 from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
+from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_scratch_bytes, cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import recorded
 from bertscope.analyses.memory.growth import break_even
@@ -95,8 +95,8 @@ def _run(source: Source, run_config: RunConfig, layers: int) -> MemoryTrace:
 def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
     """The trace of one step of a module and inputs that are fake already."""
     if run_config.device != "cuda":
-        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=host.scratch_bytes)
-    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=scratch_bytes)
+        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=cpu_scratch_bytes)
+    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=cuda_scratch_bytes)
 
 
 @contextmanager

@@ -146,9 +146,9 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     warmup = time.perf_counter() - started
     terms = process = None
     if job.run_config.device == "cuda":
-        from bertscope.analyses.memory.profiler_run import device_terms
+        from bertscope.analyses.memory.profiler_run import measured_device_terms
 
-        terms = device_terms(step)
+        terms = measured_device_terms(step)
     else:
         say("stage", "measuring the process")
         process = _high_water(step.run)

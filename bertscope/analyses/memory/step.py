@@ -9,6 +9,7 @@ from typing import Any
 
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import example_inputs, loss_of
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, build
@@ -17,7 +18,7 @@ from bertscope.sources.presets import Source
 from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
@@ -29,7 +30,7 @@ def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor
 
 
 @dataclass
-class Step:
+class ModelStep:
     """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
 
     model: nn.Module
@@ -113,9 +114,9 @@ def bert_model(source: Source, run_config: RunConfig, device: str, layers: int |
 
 def make_step(
     model: nn.Module, inputs: dict[str, Any], run_config: RunConfig, kind: str = "cpu", loss: Loss = call_with_keywords
-) -> Step:
+) -> ModelStep:
     """The model and its inputs with the optimizer that `spec` asks for."""
-    return Step(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
+    return ModelStep(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:

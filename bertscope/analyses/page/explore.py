@@ -120,12 +120,12 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
         """The row with the sums over the modules that it stands for."""
         paths = single_paths(row.module.path)
         own = [found for path in paths for found in kept.get(path, ())]
-        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_together(own, row.module.path))
+        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))
 
     return replace(report, rows=tuple(map(filled, report.rows)), awaited=())
 
 
-def _together(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
+def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
     """The same tensor of several copies as one row."""
     found: dict[tuple[object, ...], KeptRow] = {}
     for row in rows:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.analyses.memory.estimate import estimate_report
-from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.fit import Progress, fit_report
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
@@ -20,7 +20,6 @@ from bertscope.run_config import FULL, NONE, RunConfig
 from bertscope.sources.presets import Source
 from bertscope.units import BF16, FP32
 
-Progress = Callable[[str], None]
 LENGTHS = (64, 128, 256, 384, 512)
 
 

@@ -149,7 +149,7 @@ class _Rows:
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies, nodes=nodes)
+                yield self.row(name, f"{block.path}.{_with_common_start(places)}", kind, held, copies, nodes=nodes)
         for node, within in _with_copies(block):
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
@@ -235,7 +235,7 @@ def _row_name(node: Node) -> str:
     return path or "(own)"
 
 
-def _together(places: tuple[str, ...]) -> str:
+def _with_common_start(places: tuple[str, ...]) -> str:
     """`attention.{self,output.dense}` for paths with a common beginning."""
     if len(places) == 1:
         return places[0]
