@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bertscope.commands import options
 from bertscope.commands.output import show
-from bertscope.render import doctor as renderer
+from bertscope.render.tool import doctor as renderer
 
 EPILOG = """\b
 examples:

@@ -9,7 +9,7 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.options import build_model
 from bertscope.commands.output import show
-from bertscope.render import print_model as renderer
+from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
 
 EPILOG = """\b

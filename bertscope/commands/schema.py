@@ -9,7 +9,7 @@ import typer
 from bertscope.commands import options
 from bertscope.commands.output import show, write
 from bertscope.errors import SelectionError
-from bertscope.render import schemas as renderer
+from bertscope.render.tool import schemas as renderer
 from bertscope.units import json_text
 
 EPILOG = """\b
