@@ -99,7 +99,7 @@ def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
 
 def _ask() -> tuple[dict[str, Any], str]:
     try:
-        command = child_command("bertscope.analyses.check.devices:tell")
+        command = child_command("bertscope.analyses.check.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
