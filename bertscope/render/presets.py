@@ -8,7 +8,7 @@ from bertscope.reports.tool import PresetsReport
 from bertscope.units import count_text
 
 _NOTE = (
-    "distinct: every tensor once; over layers: a tied tensor at every layer that uses it.\n"
+    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it.\n"
     "Recorded in the presets; 'bertscope check' verifies them against the built models.\n"
 )
 
@@ -20,8 +20,8 @@ def _count(value: int | None) -> str:
 _COLUMNS = (
     Column("preset", lambda row: row.name),
     Column("class", lambda row: row.architecture, give_up=2),
-    Column("distinct params", lambda row: _count(row.distinct_params), right=True),
-    Column("over layers", lambda row: _count(row.layer_params), right=True, give_up=3),
+    Column("unique params", lambda row: _count(row.distinct_params), right=True),
+    Column("sum over layers", lambda row: _count(row.layer_params), right=True, give_up=3),
     Column("description", lambda row: row.description, give_up=1),
 )
 
