@@ -49,7 +49,8 @@ def count(
     expect: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."
+            metavar="N",
+            help="Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
         ),
     ] = None,
     shapes: model_options.Shapes = False,
@@ -64,7 +65,8 @@ def count(
     """Count the parameters of a model, layer by layer, or what a checkpoint stores.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
-    under both conventions: distinct (every tensor once) and over layers (at every layer that uses them).
+    under both conventions: unique parameters (every tensor once) and the sum over layers (at every layer that
+    uses them).
     """
     expected = None if expect is None else _expected(expect)
     if (weights := _weights(model.model, stored, model.download)) is not None:
@@ -107,14 +109,14 @@ def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> Checkp
     return report
 
 
-def _judge(expected: int, distinct: int, over_layers: int, convention: str = "over layers") -> None:
-    for name, got in (("distinct", distinct), (convention, over_layers)):
+def _judge(expected: int, unique: int, over_layers: int, convention: str = "sum over layers") -> None:
+    for name, got in (("unique parameters", unique), (convention, over_layers)):
         if got == expected:
-            print(f"as expected: {count_text(got)} parameters, {name}", file=sys.stderr)
+            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
             return
     print(
-        f"not as expected: expected {count_text(expected)}, got {count_text(distinct)} distinct "
-        f"(difference {signed_text(distinct - expected)}), {count_text(over_layers)} {convention} "
+        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters "
+        f"(difference {signed_text(unique - expected)}), {convention} {count_text(over_layers)} "
         f"({signed_text(over_layers - expected)})",
         file=sys.stderr,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bertscope.commands.output import Format, Output, show
 from bertscope.commands.registry import command
-from bertscope.render import doctor as renderer
 from bertscope.render.tool import doctor as renderer
 
 EPILOG = """\b

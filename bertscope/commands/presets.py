@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bertscope.commands.output import Format, Output, show
 from bertscope.commands.registry import command
-from bertscope.render import presets as renderer
 from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.presets import Source, preset_paths, read_preset

@@ -9,7 +9,6 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import Output, show
 from bertscope.commands.registry import command
-from bertscope.render import print_model as renderer
 from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
 

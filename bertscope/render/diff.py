@@ -44,8 +44,8 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
     """Return the columns and rows of each table: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
     totals = [
-        ("distinct parameters", a.distinct_params, b.distinct_params),
-        ("parameters over layers", a.layer_params, b.layer_params),
+        ("unique parameters", a.distinct_params, b.distinct_params),
+        ("sum over layers", a.layer_params, b.layer_params),
         (f"forward FLOPs at {report.batch} x {report.seq}", report.forward_flops_a, report.forward_flops_b),
     ]
     parts = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]

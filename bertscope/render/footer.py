@@ -24,8 +24,8 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     """Names and figures of the totals, one line each."""
     totals = report.totals
     lines = [
-        ("distinct parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
-        ("parameters over layers", f"{count_text(totals.layer_params)} {_tie_words(report)}"),
+        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
+        ("sum over layers", f"{count_text(totals.layer_params)} {_tie_words(report)}"),
         *_tie_lines(report),
         ("trainable", _trainable(report)),
         ("buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"),
@@ -53,14 +53,14 @@ def _trainable(report: CountReport | TreeReport) -> str:
     text = f"{count_text(totals.trainable_params)}, frozen {count_text(totals.frozen_params)}"
     if report.ties:
         over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
-        text += f" (over layers {over})"
+        text += f" (sum over layers {over})"
     return text
 
 
 def _size(report: CountReport | TreeReport) -> str:
     totals = report.totals
     text = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16"
-    return f"{text} (distinct parameters; 1 MiB = 2**20 B)"
+    return f"{text} (unique parameters; 1 MiB = 2**20 B)"
 
 
 def footer_text(report: CountReport | TreeReport) -> str:

@@ -29,12 +29,12 @@ presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
         Column("class", lambda row: row.architecture, values("architecture"), give_up=2),
-        Column("distinct params", lambda row: _count(row.distinct_params), values("distinct_params"), right=True),
-        Column("over layers", lambda row: _count(row.layer_params), values("layer_params"), right=True, give_up=3),
+        Column("unique params", lambda row: _count(row.distinct_params), values("distinct_params"), right=True),
+        Column("sum over layers", lambda row: _count(row.layer_params), values("layer_params"), right=True, give_up=3),
         Column("description", lambda row: row.description, values("description"), give_up=1),
         csv_only(values("path")),
     ),
-    "distinct: every tensor once; over layers: a tied tensor at every layer that uses it.\n"
+    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it.\n"
     "Recorded in the presets; 'bertscope check' verifies them against the built models.\n",
 )
 schemas = _listing(

@@ -53,7 +53,7 @@ _WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another
 
 def _footer(report: VerifyReport) -> list[tuple[str, str]]:
     counted = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
-    lines = [("model", f"{count_text(report.model_distinct_params)} distinct parameters; {counted}")]
+    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {counted}")]
     lines += stored_lines(report.stored)
     if report.fitting:
         lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))

@@ -100,7 +100,7 @@ def status(report: ExploreReport) -> str:
     root = report.rows[0]
     flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
     return (
-        f"{count_text(report.totals.distinct_params)} distinct parameters, {flops} FLOPs, "
+        f"{count_text(report.totals.distinct_params)} unique parameters, {flops} FLOPs, "
         f"{bytes_text(root.kept_bytes or 0)} kept for backward"
     )
 
@@ -129,7 +129,7 @@ def _about(row: ExploreRow) -> Iterator[str]:
     each = f" = {module.copies} x {count_text(module.each_params)}" if module.copies > 1 and module.params else ""
     yield f"parameters  {count_text(module.params)}{each}, {share_text(module.share)}"
     if module.distinct_params != module.params:
-        yield f"  distinct  {count_text(module.distinct_params)}"
+        yield f"  unique    {count_text(module.distinct_params)}"
     if module.trainable_params != module.params:
         yield f"  trainable {count_text(module.trainable_params)}"
 

@@ -77,9 +77,9 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
 def _figures(model: ModelPart) -> list[tuple[str, str]]:
     """Return the answers in a few figures; the sections below say how each was obtained."""
     totals, size = model.tree.totals, f"{model.batch}\u00a0x\u00a0{model.seq}"
-    figures = [(count_text(totals.distinct_params), "parameters, every tensor once")]
+    figures = [(count_text(totals.distinct_params), "unique parameters, every tensor once")]
     if totals.layer_params != totals.distinct_params:
-        figures.append((count_text(totals.layer_params), "parameters over layers, tied ones at each"))
+        figures.append((count_text(totals.layer_params), "parameters as sum over layers, tied ones at each"))
     figures += [
         (bytes_text(totals.fp32_bytes), "of weights in fp32"),
         (count_text(model.flops.rows[0].total.matmul_flops), f"FLOPs forward, {size}"),

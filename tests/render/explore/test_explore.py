@@ -154,7 +154,7 @@ def test_the_tree_opens_with_the_layers_as_one():
     root = app.report.rows[0]
     assert re.search(r"\+ 0-3 \(4 x\) +2,400 ", text)
     assert "query" not in text
-    assert f"{app.report.totals.distinct_params:,} distinct parameters" in text
+    assert f"{app.report.totals.distinct_params:,} unique parameters" in text
     assert f"forward     {root.work.forward.matmul_flops:,} FLOPs" in "\n".join(app.body.content.splitlines())
     assert "q quit  / search  n next  o order  p params  f FLOPs  m memory  x all" in text
 
@@ -391,7 +391,7 @@ def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_in_a_real_terminal_it_draws_quits_and_restores_the_screen(key):
-    code, got = on_a_pty("explore", "bert-tiny", keys=key, after="distinct parameters", NO_COLOR="1")
+    code, got = on_a_pty("explore", "bert-tiny", keys=key, after="unique parameters", NO_COLOR="1")
     assert code == 0, got[-2000:]
     assert "4,385,920" in got
     assert "\x1b[?1049h" in got
