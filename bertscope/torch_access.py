@@ -104,8 +104,10 @@ def profiled_events(profiler: torch.profiler.profile) -> list[Any]:
 
 def has_kernel(operator: Any, key: str) -> bool:
     """Return whether torch itself has a kernel of an operator for a dispatch key. Fallback: False."""
-    known = getattr(operator, "has_kernel_for_dispatch_key", None)
-    return known is not None and bool(known(key))
+    try:
+        return bool(operator.has_kernel_for_dispatch_key(key))
+    except (AttributeError, RuntimeError):  # RuntimeError: an overload of TorchScript only, such as mul.left_t
+        return False
 
 
 def operator_name(operator: Any) -> str:

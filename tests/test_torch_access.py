@@ -113,6 +113,7 @@ def test_composite_operators_and_those_of_autocast_are_known():
     assert torch_access.has_kernel(aten.linear.default, "CompositeImplicitAutograd")
     assert not torch_access.has_kernel(aten.addmm.default, "CompositeImplicitAutograd")
     assert torch_access.has_kernel(aten.linear.default, "AutocastCPU")
+    assert not torch_access.has_kernel(aten.mul.left_t, "CompositeImplicitAutograd")
     assert not torch_access.has_kernel(object(), "AutocastCPU")
 
 
