@@ -9,6 +9,7 @@ from bertscope.render.footer import title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
 from bertscope.render.tree import branches
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow
+from bertscope.reports.layer_ranges import is_run
 from bertscope.units import bytes_text, count_text, share_text
 
 Line = tuple[FlopsRow, str]
@@ -43,7 +44,7 @@ def _count(value: int) -> str:
 
 def _label(line: Line) -> str:
     row, before = line
-    folded = f" ({row.copies} x)" if "-" in row.name and row.name.replace("-", "").isdecimal() else ""
+    folded = f" ({row.copies} x)" if is_run(row.name) else ""
     return before + (row.name or row.type) + folded
 
 

@@ -10,6 +10,7 @@ from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text
 from bertscope.reports.base import TreeReport, TreeRow
+from bertscope.reports.layer_ranges import is_run
 from bertscope.units import count_text, share_text, tensors_text
 
 
@@ -57,7 +58,7 @@ def _columns(lines: list[_Line]) -> list[Column]:
 
 def _label(line: _Line) -> str:
     row = line.row
-    folded = f" ({row.copies} x)" if "-" in row.name and row.name.replace("-", "").isdecimal() else ""
+    folded = f" ({row.copies} x)" if is_run(row.name) else ""
     return line.branches + (row.name or row.type) + folded
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.checkpoint.stored import in_order, sums
+from bertscope.analyses.checkpoint.stored import sums
 from bertscope.analyses.modules.build import build_any
-from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.modules.totals import subject
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.config import ARCHITECTURES
@@ -17,6 +16,7 @@ from bertscope.errors import SelectionError, SourceError
 from bertscope.model import build
 from bertscope.model.state_dict import modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
+from bertscope.reports.layer_ranges import in_order, runs, without_numbers
 from bertscope.sources.find import ModelSource
 from bertscope.sources.other_models import OtherSource
 from bertscope.torch_access import nn, torch
@@ -195,7 +195,7 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
 
 
 def _key(row: VerifyRow) -> tuple[Any, ...]:
-    note = re.sub(r"\.\d+\.", ".*.", row.note)
+    note = without_numbers(row.note)
     return (row.status, row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.is_wrong, note)
 
 

@@ -19,6 +19,7 @@ from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
+from bertscope.reports.layer_ranges import number_of
 from bertscope.torch_access import nn, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
@@ -156,7 +157,7 @@ class _Recorder(TorchFunctionMode):
                 self.box = None
                 kind = type_name(type(module), "bertscope")
                 name = path.rsplit(".", 1)[-1]
-                ident = f"layer_{name}" if name.isdecimal() else name
+                ident = f"layer_{name}" if number_of(name) is not None else name
                 node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
                 self._connect(self.flow.add(node), given, out)
                 return out

@@ -13,6 +13,7 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPU
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.torch_access import nn, torch
 
 MODES = ("inference", "training")
@@ -46,10 +47,14 @@ def flops(
 def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
     args, kwargs = arguments(inputs)
     meta_args, meta_kwargs = on_meta((args, kwargs))
-    state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    state = _meta_state(module)
+
+    def call() -> Any:
+        """The module on meta; `functional_call` does not restore a module that it ties by two addresses."""
+        return torch.func.functional_call(module, state, meta_args, meta_kwargs, tie_weights=False)
+
     try:
-        return trace(module, lambda: _step(lambda: torch.func.functional_call(module, state, meta_args, meta_kwargs),
-                                           training, losses))  # fmt: skip
+        return trace(module, lambda: _step(call, training, losses))
     except (RuntimeError, NotImplementedError):
         if all(tensor.is_meta for tensor in state.values()) and not any(p.is_meta for p in module.parameters()):
             return trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
@@ -70,6 +75,18 @@ def on_meta(tree: Any) -> Any:
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a meta tensor for every tensor of a module: each module under its first address, ties kept."""
+    held = [
+        (f"{path}.{name}".lstrip("."), tensor)
+        for path, inner in module.named_modules()
+        for name, tensor in (*inner._parameters.items(), *inner._buffers.items())
+        if tensor is not None
+    ]
+    alike = {id(tensor): _meta_like(tensor) for _, tensor in held}
+    return {path: alike[id(tensor)] for path, tensor in held}
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,13 +168,13 @@ def _multiplied(root: Node, layers: int) -> tuple[Node, dict[str, int]]:
 
 
 def _renumbered(layer: Node, layers: int) -> Node:
-    old, new = layer.path, f"{layer.path[: len(layer.path) - len(layer.name)]}0-{layers - 1}"
+    old, new = layer.path, f"{layer.path[: len(layer.path) - len(layer.name)]}{LayerRange(0, layers - 1)}"
 
     def moved(node: Node) -> Node:
         """The node under its new path."""
         return replace(node, path=new + node.path[len(old) :], children=tuple(map(moved, node.children)))
 
-    return replace(moved(layer), name=f"0-{layers - 1}", copies=layers)
+    return replace(moved(layer), name=str(LayerRange(0, layers - 1)), copies=layers)
 
 
 def _subtree(node: Node) -> tuple[Work, Work, Work]:

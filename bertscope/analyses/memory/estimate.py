@@ -19,6 +19,7 @@ from bertscope.analyses.memory.fake_run import recorded
 from bertscope.analyses.memory.repeat_events import repeated, same_events
 from bertscope.analyses.memory.step import Loss, bert_inputs, bert_model, call_with_keywords, make_step
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
@@ -36,7 +37,8 @@ MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "s
 def estimate_memory(source: Source, run_config: RunConfig) -> Memory:
     """The memory of a step of the model that `source` names."""
     trace, ran = MemoryTraces(source).trace(run_config)
-    return memory(trace, "estimated", device_terms(trace, run_config), ran)
+    rows = row_paths(bert_model(source, run_config, "meta"))
+    return memory(trace, "estimated", device_terms(trace, run_config), ran, rows)
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
@@ -206,7 +208,7 @@ def memory_report(
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """The memory of a step of any module."""
     trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", device_terms(trace, run_config))
+    return memory(trace, "estimated", device_terms(trace, run_config), rows=row_paths(module))
 
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:

@@ -136,6 +136,7 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
+    from bertscope.analyses.modules.module_tree import row_paths
 
     say("stage", "making the optimizer's state")
     step.make_optimizer_state()
@@ -153,7 +154,7 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
         process = _high_water(step.run)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    measured_memory = memory(trace, "measured", terms)
+    measured_memory = memory(trace, "measured", terms, rows=row_paths(step.model))
     return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
 
 

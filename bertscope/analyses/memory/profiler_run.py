@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
 from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_step
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.torch_access import nn, torch
@@ -76,7 +77,7 @@ def profile(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,
         estimated=estimated,
-        measured=memory(trace, "measured"),
+        measured=memory(trace, "measured", rows=row_paths(module)),
         timing=timing,
     )
     machine = f"this process, {torch.get_num_threads()} threads"

@@ -6,14 +6,13 @@ believed: the same rule must first lengthen a trace by one layer into the trace 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.reports.layer_ranges import layers_in, with_layers
 
-_LAYER = re.compile(r"((?:^|\.)encoder\.layer\.)(\d+)(?=\.|$)")
 _MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
 
 
@@ -42,14 +41,14 @@ class _Repeater:
 
     def unit(self, path: str) -> int | None:
         """The unit that a path lies in."""
-        found = _LAYER.search(path)
-        return int(found[2]) // self.period if found else None
+        layers = layers_in(path)
+        return layers.first // self.period if layers else None
 
     def moved(self, path: str, units: int) -> str:
         """The path so many units further."""
         if not units or (path, units) in self.memo:
             return self.memo.get((path, units), path)
-        new = _LAYER.sub(lambda found: f"{found[1]}{int(found[2]) + units * self.period}", path)
+        new = with_layers(path, lambda layers: layers.first + units * self.period)
         self.memo[path, units] = new
         return new
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from bertscope.analyses.flops.other import forward_flops
 from bertscope.analyses.modules.build import build_any
-from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
 from bertscope.reports.base import CountReport, Shape
+from bertscope.reports.layer_ranges import in_order, runs
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
 from bertscope.sources.find import ModelSource
 from bertscope.sources.other_models import OtherSource
@@ -86,7 +86,7 @@ def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
     changed = []
-    for path in sorted({*a, *b}, key=_in_order):
+    for path in sorted({*a, *b}, key=in_order):
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
             changed.append((path, (shape_a, shape_b), (params_a, params_b)))
@@ -100,8 +100,3 @@ def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> I
             params_a=sum(count[0] for count in params),
             params_b=sum(count[1] for count in params),
         )
-
-
-def _in_order(path: str) -> list[tuple[int, str]]:
-    """Numbers by their size, and the same order from either side."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]

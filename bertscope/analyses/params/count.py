@@ -10,6 +10,7 @@ from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals,
 from bertscope.analyses.tracing.shapes import InOut, in_out, noted
 from bertscope.errors import SelectionError
 from bertscope.reports.base import CountReport, CountRow
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.torch_access import nn
 from bertscope.units import DTYPE_BYTES
 
@@ -229,7 +230,7 @@ def _row_name(node: Node) -> str:
     path = node.path
     parent = path.rpartition(".")[0]
     for end, name in ROW_NAMES.items():
-        place = parent if node.name[:1].isdigit() else path  # a numbered layer is named for its list
+        place = parent if LayerRange.parse(node.name) else path  # a numbered layer is named for its list
         if place == end or place.endswith(f".{end}"):
             return name
     return path or "(own)"

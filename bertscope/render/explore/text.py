@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
@@ -39,8 +40,7 @@ MEASURES = (
 def label(row: ExploreRow) -> str:
     """The name of a module, with its copies where it stands for several: `0-11 (12 x)`."""
     name, copies = row.module.name, row.module.copies
-    several = "-" in name and name.replace("-", "").isdecimal()
-    return (name or row.module.type) + (f" ({copies} x)" if several else "")
+    return (name or row.module.type) + (f" ({copies} x)" if is_run(name) else "")
 
 
 def name_width(rows: Sequence[ExploreRow]) -> int:

@@ -12,6 +12,7 @@ from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
 from bertscope.render.explore.text import INDENT, Measure, children, label, name_width, shown, sorted_by
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.page import ExploreRow
 
 
@@ -30,7 +31,7 @@ class ModuleTree(Tree[int]):
         self.measures: tuple[Measure, ...] = ()
         self.nodes: dict[int, TreeNode[int]] = {}
         # Layers are closed: there are many of them, or one that stands for all.
-        self.open = {place for place, row in enumerate(rows) if not row.module.name[:1].isdecimal()}
+        self.open = {place for place, row in enumerate(rows) if LayerRange.parse(row.module.name) is None}
         super().__init__(label(rows[0]), data=0)
         self.guide_depth = INDENT
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bertscope.reports.base import CountReport, CountRow, TreeReport
+from bertscope.reports.layer_ranges import expand
 from bertscope.units import count_text, share_text
 
 # Tints of the colours of Okabe and Ito 2008, light enough for dark words.
@@ -78,25 +79,13 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
 
 def _folded(tensors: CountReport, tree: TreeReport) -> dict[str, list[CountRow]]:
     """The tensors under their path in the tree, where equal layers stand once."""
-    spans: dict[str, list[tuple[range, str]]] = {}
-    for row in tree.rows:
-        parent, _, name = row.path.rpartition(".")
-        first, dash, last = name.partition("-")
-        if row.copies > 1 and dash and first.isdecimal() and last.isdecimal():
-            spans.setdefault(parent, []).append((range(int(first), int(last) + 1), name))
+    rows = {path: row.path for row in tree.rows for path in expand(row.path)}
     found: dict[str, list[CountRow]] = {}
     for tensor in tensors.rows:
         if tensor.in_layer_sum:
-            found.setdefault(_fold(tensor.path, spans), []).append(tensor)
+            module, dot, name = tensor.path.rpartition(".")
+            found.setdefault(f"{rows.get(module, module)}{dot}{name}", []).append(tensor)
     return found
-
-
-def _fold(path: str, spans: dict[str, list[tuple[range, str]]]) -> str:
-    folded = ""
-    for part in path.split("."):
-        named = [name for span, name in spans.get(folded, ()) if part.isdecimal() and int(part) in span]
-        folded = f"{folded}.{named[0] if named else part}".lstrip(".")
-    return folded
 
 
 def _modules(leaves: dict[str, list[CountRow]]) -> tuple[dict[str, int], dict[str, list[str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from bertscope.render.table import Column
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
+from bertscope.reports.layer_ranges import expand
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.units import bytes_text, count_text, html_text, parse_bytes
 
@@ -195,7 +195,7 @@ def _size(budget_bytes: int) -> str:
 
 def _forward(model: ModelPart, ident: str) -> str:
     graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
-    one = [re.sub(r"(\d+)-\d+$", r"\1", graph.path) for graph in graphs]  # any of the equal layers stands for all
+    one = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers stands for all
     words = f"--kind forward --batch {model.batch} --seq {model.seq}"
     commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in one]
     return f'<div class="charts">{"".join(map(_picture, graphs))}</div>\n' + _notes([], *commands)
