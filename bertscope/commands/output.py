@@ -17,7 +17,7 @@ from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
-_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
+_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; the templates escape every value
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
