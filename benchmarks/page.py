@@ -51,15 +51,26 @@ def main() -> None:
     print(f"charts, ours / floor: {median['ours']['charts'] / median['floor']['charts']:.2f}")
 
 
+# A page with one empty chart.
+FLOOR = """
+{% extends "page.html" %}
+{% import "parts.html" as parts %}
+{% block body %}{{ parts.chart("nothing", {"data": [], "layout": {}}) }}{% endblock %}
+"""
+
+
 def written(model: str) -> dict[str, bytes]:
     """Write the page of a model and the page with one empty chart, each with the probe in its head."""
-    from bertscope.render.page.page import chart, page
+    from plotly.offline import get_plotlyjs
+
+    from bertscope.render.page.templating import environment, markup
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.html")
         command = [sys.executable, "-m", "bertscope", "report", model, "-o", str(path)]
         subprocess.run(command, check=True, capture_output=True)  # noqa: S603  our command
-        pages = {"ours": path.read_text(), "floor": page("floor", chart("nothing", {"data": [], "layout": {}}))}
+        floor = environment().from_string(FLOOR).render(plotly=markup(get_plotlyjs()))
+        pages = {"ours": path.read_text(), "floor": floor}
     return {name: text.replace("</head>", f"{PROBE}</head>", 1).encode() for name, text in pages.items()}
 
 

@@ -24,7 +24,7 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
-_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
+_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; the templates escape every value
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:

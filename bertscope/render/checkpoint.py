@@ -1,4 +1,4 @@
-"""What a checkpoint stores as a table, CSV and Markdown."""
+"""The contents of a checkpoint as a table, CSV and Markdown."""
 
 from __future__ import annotations
 

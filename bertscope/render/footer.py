@@ -13,7 +13,7 @@ SHOWN_TIES = 8
 
 
 def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | MemoryReport | FitReport) -> str:
-    """`bert-large-zh: BertModel, sdpa attention`."""
+    """Return `bert-large-zh: BertModel, sdpa attention`."""
     subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
@@ -21,7 +21,7 @@ def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | Memor
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
-    """Names and figures of the totals, one line each."""
+    """Return the names and figures of the totals, one line each."""
     totals = report.totals
     lines = [
         ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
@@ -64,11 +64,11 @@ def _size(report: CountReport | TreeReport) -> str:
 
 
 def footer_text(report: CountReport | TreeReport) -> str:
-    """The footer for the terminal."""
+    """Return the footer for the terminal."""
     return "".join(f"{name:<24}{value}".rstrip() + "\n" for name, value in footer(report))
 
 
 def footer_markdown(report: CountReport | TreeReport) -> str:
-    """The footer as a list."""
+    """Return the footer as a list."""
     lines = [f"- {name}: {value}" if name else f"  - {value}" for name, value in footer(report)]
     return "\n".join(line.replace("_", "\\_").replace("*", "\\*") for line in lines) + "\n"

@@ -20,7 +20,7 @@ _PARTS = tuple(field.name for field in fields(Parts))
 
 
 def timeline(report: MemoryReport, suffix: str) -> bytes:
-    """The file behind `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
+    """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
     suffix = check_suffix(suffix)
     if suffix == "html":
         from bertscope.render.timeline.html import html
@@ -34,7 +34,7 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
 
 
 def check_suffix(suffix: str) -> str:
-    """The format that `html` or `.HTML` names, for a command to ask before it measures for minutes.
+    """Return the format that `html` or `.HTML` names; a command asks before it measures for minutes.
 
     Raises SelectionError for a format that there is not, or whose drawing library is not installed.
     """
@@ -69,7 +69,7 @@ def csv(report: MemoryReport) -> str:
 
 
 def json_report(report: MemoryReport) -> str:
-    """What the picture shows: of each variant the samples, the peaks of the phases and the highest of them."""
+    """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
     data = {
         "schema": SCHEMA,
         "kind": "timeline",
