@@ -7,7 +7,8 @@ The other inputs of the review, by the tests that hold them:
 - copies by `torch.Size` and `OrderedDict`, 60 hard links to one shard, unfoldable names, damaged and compressed
   records, 64 dimensions of 2**62, control characters and bidirectional overrides in every format, folders that may
   not be searched: tests/hostile.py, which tests/test_hostile.py runs
-- pickles with code, endless hashes, zip bombs, truncated files, broken safetensors: tests/checkpoints/test_checkpoints.py
+- pickles with code, endless hashes, zip bombs, truncated files, broken safetensors:
+  tests/checkpoints/test_checkpoints.py
 - `--help` and `--version` to a full device, TORCH_LOGS=nosuch, a deleted working directory, a limit on file sizes while
   drawing, EOFError, signals, names such as `-ovictim.bertscope.yaml`: tests/commands/test_process.py
 - `typing.py` in the working directory: tests/analyses/memory/test_child.py, tests/analyses/memory/test_profile.py,
