@@ -1,10 +1,10 @@
-"""How soon `explore` answers a key, and when it is there, beside `bertscope tree`; needs the extra 'explore'.
+"""The response time of `explore` to a key, and its start-up time next to `bertscope tree`; needs the extra 'explore'.
 
     python benchmarks/explore.py [--model bert-large-zh] [--unfold] [--runs N]
 
-In a pseudo-terminal of 80 x 24: from writing a key until the terminal gets the first bytes of the answer, while
-FLOPs and memory are computed and after. Start: from the command until the first picture, beside the whole
-process of `tree`, which reads the same data. Linux and macOS.
+The script runs `explore` in a pseudo-terminal of 80 x 24. The response time is from writing a key to the first bytes
+of the answer, both while `explore` computes FLOPs and memory and afterwards. The start-up time is from the command to
+the first screen; next to it is the time of the whole process of `tree`, which reads the same data. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import time
 
 BERTSCOPE = [sys.executable, "-m", "bertscope"]
 KEYS = {"down": b"\x1b[B", "up": b"\x1b[A", "params": b"p", "FLOPs": b"f", "order": b"o", "all": b"x"}
-PAUSE_SECONDS = 0.12  # between keys, so that each answer is its own
+PAUSE_SECONDS = 0.12  # between keys, to separate the answers
 
 
 class Terminal:
-    """A pseudo-terminal with the command in it."""
+    """A pseudo-terminal that runs the command."""
 
     def __init__(self, command: list[str]) -> None:
         self.master, slave = pty.openpty()
@@ -39,14 +39,14 @@ class Terminal:
         self.got = b""
 
     def read(self, seconds: float) -> None:
-        """Take what comes within that time."""
+        """Read the output of that many seconds."""
         end = time.perf_counter() + seconds
         while (left := end - time.perf_counter()) > 0:
             if select.select([self.master], [], [], left)[0]:
                 self.got += os.read(self.master, 65536)
 
     def answer_seconds(self, key: bytes) -> float:
-        """From a key until the terminal gets something."""
+        """Return the seconds from a key to the first output."""
         self.read(PAUSE_SECONDS)
         start = time.perf_counter()
         os.write(self.master, key)
@@ -55,7 +55,7 @@ class Terminal:
 
 
 def explored(command: list[str]) -> tuple[float, dict[str, list[tuple[float, str]]]]:
-    """Seconds until the first picture, and those of every key while it loads and after."""
+    """Return the seconds until the first screen, and the response times of all keys while it loads and afterwards."""
     terminal = Terminal(command)
     while b"computing" not in terminal.got:
         terminal.read(0.01)
@@ -63,7 +63,7 @@ def explored(command: list[str]) -> tuple[float, dict[str, list[tuple[float, str
     times: dict[str, list[tuple[float, str]]] = {"loading": [], "loaded": []}
     while len(times["loaded"]) < 4 * len(KEYS):
         for name, key in KEYS.items():
-            when = "loaded" if b"distinct" in terminal.got else "loading"
+            when = "loaded" if b"unique" in terminal.got else "loading"
             times[when].append((terminal.answer_seconds(key), name))
     os.write(terminal.master, b"q")
     terminal.process.wait(timeout=30)

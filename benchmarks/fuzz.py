@@ -1,11 +1,11 @@
-"""Malformed files and names of every kind: each must be one line and exit code 2, soon and small.
+"""Fuzzing with malformed files and names: each must end soon, with little memory, in one line and exit code 2.
 
     python benchmarks/fuzz.py --runs 10000
 
-Good files are damaged at random (bytes, values, structure, lengths), and `count`, `check` or `verify` is asked about
-each, in this process. What counts as a failure is in `tests/fuzzing.py`: an exception that leaves the command line,
-another exit code than 0 (the damage did no harm), 1 (the answer is no) or 2, more than one line on stderr with 2,
-text that is not printable, more than 10 s of the processor or 1 GiB of memory for one, a child, a partial file.
+The script damages good files at random (bytes, values, structure, lengths) and runs `count`, `check` or `verify` on
+each, in this process. `tests/fuzzing.py` defines the failures: an uncaught exception, an exit code other than 0 (the
+damage had no effect), 1 (the answer is no) or 2, more than one line on stderr with 2, unprintable text, more than 10 s
+of CPU time or 1 GiB of memory for one file, a remaining child process, a partial file.
 `tests/test_fuzz.py` is a short run of the same with a fixed seed.
 """
 
@@ -25,7 +25,7 @@ from tests.fuzzing import cases, judged, kinds
 
 
 def main() -> int:
-    """Run, and print what happened; 1 when something failed."""
+    """Run and print a summary; return 1 if a file failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=20261121)

@@ -1,10 +1,10 @@
-"""How far `estimate` is off the allocator's own peak: each step really run under the profiler, each in a process.
+"""The error of `estimate` against the peak of the CPU allocator; each step runs under the profiler in a new process.
 
     python benchmarks/memory.py --models bert-tiny,bert-base-uncased --sizes 8x128,4x512 > rows.md
     python benchmarks/memory.py --summary rows.md
 
-Prints a Markdown table: for each configuration the measured and the estimated peak of every phase, and the error. A
-summary has a line for each model, size, attention and precision, with the worst error among its peaks.
+Prints a Markdown table: the measured peak, the estimated peak and the error for every configuration and phase. A
+summary has a line for each model, size, attention and precision, with the largest error among its peaks.
 BERT-large at 4 x 512 takes 14 GiB and about a minute for each row on two cores.
 """
 
@@ -33,7 +33,7 @@ TITLES = ("model", "batch x seq", "attention", "precision", "checkpointing", "mo
 
 
 def main() -> None:
-    """Every configuration of the grid, one line each."""
+    """Print one line for every configuration of the grid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert-tiny,bert-base-uncased,bert-large-zh")
     parser.add_argument("--sizes", default="8x128,4x512")
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def summary(text: str) -> Iterator[str]:
-    """One Markdown line for each model, size, attention and precision."""
+    """Return one Markdown line for each model, size, attention and precision."""
     groups: dict[tuple[str, ...], list[tuple[float, str]]] = {}
     for line in text.splitlines():
         words = [word.strip() for word in line.strip("| ").split("|")]
@@ -89,7 +89,7 @@ def summary(text: str) -> Iterator[str]:
 
 
 def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """The phases of one configuration: name, measured peak, estimated peak."""
+    """Return the phases of one configuration: name, measured peak, estimated peak."""
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step

@@ -1,9 +1,9 @@
-"""How soon the page of a model stands in a browser, beside a page with plotly's script and one empty chart.
+"""The time in which a browser shows the page of a model, next to a page with plotly's script and one empty chart.
 
     python benchmarks/page.py --model bert-large-zh
 
-Chromium without a window, a new profile and process each time; medians of `--runs`. `words` is the first paint,
-`charts` the last chart drawn, both from the start of the navigation.
+The browser is headless Chromium, with a new profile and process for each run; the times are medians of `--runs`.
+`words` is the time of the first paint, `charts` that of the last chart, both from the start of the navigation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 
 def main() -> None:
-    """Medians of both pages and their ratio."""
+    """Print the medians of both pages and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-large-zh")
     parser.add_argument("--runs", type=int, default=5)
@@ -51,20 +51,31 @@ def main() -> None:
     print(f"charts, ours / floor: {median['ours']['charts'] / median['floor']['charts']:.2f}")
 
 
+# A page with one empty chart.
+FLOOR = """
+{% extends "page.html" %}
+{% import "parts.html" as parts %}
+{% block body %}{{ parts.chart("nothing", {"data": [], "layout": {}}) }}{% endblock %}
+"""
+
+
 def written(model: str) -> dict[str, bytes]:
-    """The page of a model and the floor, each with the probe in its head."""
-    from bertscope.render.page.page import chart, page
+    """Write the page of a model and the page with one empty chart, each with the probe in its head."""
+    from plotly.offline import get_plotlyjs
+
+    from bertscope.render.page.templating import environment, markup
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.html")
         command = [sys.executable, "-m", "bertscope", "report", model, "-o", str(path)]
         subprocess.run(command, check=True, capture_output=True)  # noqa: S603  our command
-        pages = {"ours": path.read_text(), "floor": page("floor", chart("nothing", {"data": [], "layout": {}}))}
+        floor = environment().from_string(FLOOR).render(plotly=markup(get_plotlyjs()))
+        pages = {"ours": path.read_text(), "floor": floor}
     return {name: text.replace("</head>", f"{PROBE}</head>", 1).encode() for name, text in pages.items()}
 
 
 class Pages:
-    """The pages, served to a browser on this machine, which goes to `/told` with what it saw."""
+    """A local server of the pages; the probe reports its times to `/told`."""
 
     def __init__(self, pages: dict[str, bytes]) -> None:
         told: queue.Queue[str] = queue.Queue()
@@ -80,14 +91,14 @@ class Pages:
                 self.wfile.write(pages.get(name, b""))
 
             def log_message(self, format: str, *arguments: object) -> None:
-                """Say nothing."""
+                """Print no log line."""
 
         self.told = told
         self.server = ThreadingHTTPServer(("localhost", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def opened(self, name: str) -> dict[str, float]:
-        """What one opening of a page told."""
+        """Open a page once and return the times that the probe reports."""
         browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
         if browser is None:
             sys.exit("no browser here; install chromium")

@@ -1,11 +1,11 @@
-"""What bertscope and its peers print when they are asked the same; the numbers of docs/comparison.md.
+"""The same questions to bertscope and to other tools (peers); the numbers of docs/comparison.md.
 
     pip install torchinfo==1.8.0 fvcore calflops==0.3.2 accelerate flops-profiler==0.1.2 ptflops thop
     python benchmarks/peers.py [--question flops] [--tool torchinfo]
 
-Every answer comes from a process of its own (some peers patch torch for good). The peers are given
-transformers' BERT of the same configuration. A peer that is not installed is said so, and one that fails is shown
-with the last line of its error. Nothing is downloaded; the largest answer takes about 3 GiB.
+Every answer comes from a separate process, since some peers patch torch permanently. The peers get transformers' BERT
+with the same configuration. For a peer that is not installed the script prints "not installed", and for one that fails
+the first line of its error. Nothing is downloaded; the largest answer takes about 3 GiB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 TIMEOUT_SECONDS = 300
 QUESTIONS = {
-    "parameters": "parameters of bert-base-cased, BertForMaskedLM: distinct 108,340,804, over layers 130,609,732",
+    "parameters": "parameters of bert-base-cased, BertForMaskedLM: unique 108,340,804, sum over layers 130,609,732",
     "ties": "which tensors are one",
     "tensors": "every tensor by name, with its shape: BertModel has 199",
     "folded": "12 equal layers as one row",
@@ -56,7 +56,7 @@ PROBES: dict[tuple[str, str], Callable[[], str]] = {}
 
 
 def answers(question: str, tool: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Register what `tool` is asked for `question`; the function returns what it said."""
+    """Register a function as the answer of `tool` to `question`; it returns the text for the table."""
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
         if question not in QUESTIONS or tool not in PACKAGES or (question, tool) in PROBES:
@@ -68,7 +68,7 @@ def answers(question: str, tool: str) -> Callable[[Callable[[], str]], Callable[
 
 
 def pair(*values: float | None) -> str:
-    """Numbers as the table shows them."""
+    """Return numbers as text for the table."""
     return "; ".join("nothing" if value is None else f"{value:,.0f}" for value in values)
 
 
@@ -76,11 +76,11 @@ def pair(*values: float | None) -> str:
 
 
 def bert(head: str = "BertModel", attention: str = "eager", device: str = "meta", **sizes: int) -> Any:
-    """transformers' BERT-base, random weights; `sizes` change its configuration."""
+    """Build transformers' BERT-base with random weights; `sizes` change its configuration."""
     import torch
     import transformers
 
-    # Without a pad token: to warn of missing masks transformers would read an id, which on meta has no value.
+    # Without a pad token: with one, transformers reads an id to warn of missing masks; on meta it has no value.
     config = transformers.BertConfig(attn_implementation=attention, pad_token_id=None, **sizes)
     with torch.device(device):
         return getattr(transformers, head)(config)
@@ -90,7 +90,7 @@ LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16
 
 
 def cased() -> Any:
-    """bert-base-cased with its tied decoder."""
+    """Build bert-base-cased with its tied decoder."""
     return bert("BertForMaskedLM", vocab_size=28996)
 
 
@@ -101,7 +101,7 @@ def ids(batch: int = 1, seq: int = 128, device: str = "cpu") -> Any:
 
 
 def both_kernels(count: Callable[[Any], float]) -> str:
-    """What `count` says of a forward on a CPU, with eager and with fused attention."""
+    """Return the result of `count` for a forward pass on a CPU, with eager and with fused attention."""
     return pair(*(count(bert(attention=attention, device="cpu").eval()) for attention in ("eager", "sdpa")))
 
 
@@ -115,7 +115,7 @@ def conv() -> Any:
 
 
 def bertscope(*arguments: object) -> Any:
-    """The JSON that the command prints."""
+    """Return the JSON that the command prints."""
     command = [sys.executable, "-m", "bertscope", *map(str, arguments), "--format", "json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603  our command
 
@@ -178,7 +178,7 @@ def estimated(*more: object) -> str:
 
 
 def peaks(memory: Any) -> list[int]:
-    """Of each phase, and of the step."""
+    """Return the peaks of the phases and of the step."""
     phases = [phase["peak_bytes"] for phase in memory["phases"]]
     return [*phases, max(phases)]
 
@@ -206,7 +206,7 @@ def _() -> str:
 
 
 def config_folder() -> str:
-    """A folder with BERT-base's config.json and nothing else."""
+    """Return a folder with only BERT-base's config.json."""
     folder = Path(tempfile.mkdtemp())
     sizes = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     more = {"intermediate_size": 3072, "model_type": "bert", "architectures": ["BertModel"]}
@@ -312,7 +312,7 @@ def _() -> str:
 
 
 def keywords(package: str, name: str) -> list[str]:
-    """The names of what a public function takes."""
+    """Return the names of the parameters of a public function."""
     import inspect
 
     return list(inspect.signature(getattr(importlib.import_module(package), name)).parameters)
@@ -564,7 +564,7 @@ def _() -> str:
 
 
 def estimate_memory(model: str) -> str:
-    """What `accelerate estimate-memory` says of fp32."""
+    """Return the output of `accelerate estimate-memory` for fp32."""
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "estimate-memory", model,
                "--library_name", "transformers", "--dtypes", "float32"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our command
@@ -717,7 +717,7 @@ def _() -> str:
 
 
 def mem_tracker(device: str, checkpointing: bool) -> int:
-    """torch.distributed's MemTracker over a step on fake tensors: the peak in bytes."""
+    """Return the peak in bytes from torch.distributed's MemTracker over a step on fake tensors."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -734,7 +734,7 @@ def mem_tracker(device: str, checkpointing: bool) -> int:
             optimizer.step()
             optimizer.zero_grad()
 
-        step()  # the optimizer makes its state; MemTracker follows one step alone
+        step()  # the optimizer creates its state; MemTracker tracks only one step
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
@@ -797,14 +797,14 @@ def version(tool: str) -> str:
 
 
 def import_once() -> None:
-    """Load what nearly every answer needs, before the forks."""
+    """Import the modules that most answers need, before the forks."""
     for package in ("torch", "transformers.models.bert.modeling_bert", "torch._dynamo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
 
 
 def ask(question: str, tool: str) -> str:
-    """The answer, from a fork: what is imported already is not paid again, and what a peer patches goes with it."""
+    """Return the answer from a forked process: imports are shared, and patches by a peer end with the process."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(question, tool, sender))
@@ -820,7 +820,7 @@ def ask(question: str, tool: str) -> str:
 
 
 def _answer(question: str, tool: str, sender: Any) -> None:
-    """In the fork: send what the tool said, or the first line of its error."""
+    """Send the answer of the tool, or the first line of its error, from the forked process."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -831,7 +831,7 @@ def _answer(question: str, tool: str, sender: Any) -> None:
 
 
 def main() -> None:
-    """Every question that was asked for, to every tool that is here."""
+    """Ask every selected question to every selected tool that is installed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--question", choices=QUESTIONS, action="append")
     parser.add_argument("--tool", choices=PACKAGES, action="append")

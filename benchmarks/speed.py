@@ -1,9 +1,9 @@
-"""Forward and training step of our BERT beside transformers', same weights, same inputs, one run.
+"""The time of a forward pass and a training step of bertscope's BERT relative to transformers' BERT.
 
     python benchmarks/speed.py [--runs N] [--sizes 8x128,2x512] [--layers N]
 
-The two take turns, first one then the other in front, and the ratio is taken pair by pair, so that a
-machine whose speed drifts hits both alike. A ratio of at most 1.00 means not slower than the reference.
+Both have the same weights and inputs and run in turns, in alternating order. The ratio is computed for each pair, so
+that changes in the machine's speed affect both equally. A ratio of at most 1.00 means not slower than transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ transformers.logging.set_verbosity_error()
 
 
 def models(attention: str, layers: int) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """BertForMaskedLM of both, base size, with the same weights."""
+    """Build BertForMaskedLM of both libraries, base size, with the same weights."""
     reference_config = transformers.BertConfig(num_hidden_layers=layers, attn_implementation=attention)
     reference = transformers.BertForMaskedLM(reference_config)
     config = bertscope.BertConfig(num_hidden_layers=layers, attn_implementation=attention)
@@ -35,7 +35,7 @@ def models(attention: str, layers: int) -> tuple[torch.nn.Module, torch.nn.Modul
 
 
 def seconds(model: torch.nn.Module, inputs: dict[str, torch.Tensor], training: bool) -> float:
-    """One forward in eval mode, or one forward and backward in train mode."""
+    """Time one forward pass in eval mode, or one forward and backward pass in train mode."""
     start = time.perf_counter()
     if training:
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
@@ -48,12 +48,12 @@ def seconds(model: torch.nn.Module, inputs: dict[str, torch.Tensor], training: b
 
 
 def ratios(own: torch.nn.Module, reference: torch.nn.Module, inputs: dict, training: bool, runs: int) -> list[float]:
-    """Ours over the reference's, pair by pair."""
+    """Return the ratio of bertscope to transformers for each pair."""
     found = []
     for run in range(runs + 1):
         order = (own, reference) if run % 2 else (reference, own)
         taken = {id(model): seconds(model, inputs, training) for model in order}
-        if run:  # the first pair warms up
+        if run:  # the first pair is a warm-up
             found.append(taken[id(own)] / taken[id(reference)])
     return found
 

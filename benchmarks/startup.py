@@ -1,9 +1,10 @@
-"""How long the first answer takes, beside `import torch` and beside torchinfo; ratios, one run.
+"""The time of whole processes relative to `import torch`: bertscope's commands and torchinfo.
 
     python benchmarks/startup.py [--runs N]
 
-Whole processes, interleaved so that a drifting machine hits all alike; the median of each, divided by the
-median of `python -c "import torch"`. torchinfo counts transformers' BERT-large of the same shape on meta.
+The processes are interleaved, so that changes in the machine's speed affect all equally; each ratio is the median of
+one command over the median of `python -c "import torch"`. torchinfo counts transformers' BERT-large of the same shape
+on meta.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ SUBJECTS = {
 
 
 def seconds(command: list[str]) -> float:
-    """Wall time of one whole process."""
+    """Return the wall time of one process."""
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  our command
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Print one line for each subject: median seconds, and the ratio to `import torch`."""
+    """Print one line for each command: median seconds, and the ratio to `import torch`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     runs = parser.parse_args().runs
@@ -51,7 +52,7 @@ def main() -> None:
         del subjects["torchinfo on transformers"]
         print("torchinfo or transformers is not installed: left out", file=sys.stderr)
     for command in subjects.values():
-        seconds(command)  # warm the disk
+        seconds(command)  # fill the disk cache
     times: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(runs):
         for name, command in subjects.items():

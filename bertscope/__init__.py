@@ -1,4 +1,4 @@
-"""bertscope: everything about a BERT before you run it, and the proof.
+"""bertscope: parameters, FLOPs, memory and diagrams of BERT models, computed before a run and checked by measurement.
 
 Names load on first use, so that `import bertscope` does not import torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # `typing` is not imported: a file of that name may lie where `python -m bertscope` starts
+TYPE_CHECKING = False  # not from `typing`: the working directory may contain a typing.py
 if TYPE_CHECKING:
     from typing import Any
 

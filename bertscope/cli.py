@@ -1,4 +1,4 @@
-"""The command line: the Typer app, and how an error becomes one line and an exit code."""
+"""The command line: the Typer app, and the conversion of an error to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,29 +13,8 @@ from typing import Annotated
 import typer
 
 from bertscope import __version__
-from bertscope.commands import (
-    check,
-    convert,
-    count,
-    diagram,
-    diff,
-    doctor,
-    estimate,
-    explain,
-    explore,
-    fit,
-    flops,
-    presets,
-    print_model,
-    profile,
-    report,
-    schema,
-    tree,
-    verify,
-)  # fmt: skip
-from bertscope.commands.options import Color, Debug, with_shared_options
 from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure, run
-from bertscope.commands.running import WithBareCheckpointing
+from bertscope.commands.registry import Color, Debug, add_commands
 from bertscope.errors import BertscopeWarning, one_line
 from bertscope.render.console import choose_color
 
@@ -50,40 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-app.command(epilog=count.EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")(
-    count.count
-)
-app.command(epilog=tree.EPILOG)(tree.tree)
-app.command(epilog=flops.EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")(flops.flops)
-app.command(
-    epilog=estimate.EPILOG,
-    cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: its peak, its parts, where it stands.",
-)(estimate.estimate)
-app.command(
-    epilog=profile.EPILOG, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
-)(profile.profile)
-app.command(epilog=fit.EPILOG, short_help="Find the largest batch that a memory budget holds.")(fit.fit)
-app.command(epilog=report.EPILOG, short_help="Write everything about a model on one page.")(report.report)
-app.command(epilog=explain.EPILOG, short_help="Walk through a model step by step, every number a formula.")(
-    explain.explain
-)
-app.command(epilog=explore.EPILOG, short_help="Walk through the module tree in the terminal.")(explore.explore)
-app.command(epilog=diagram.EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")(
-    diagram.diagram
-)
-app.command(epilog=diff.EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")(diff.diff)
-app.command(name="print", epilog=print_model.EPILOG)(print_model.print_model)
-app.command(epilog=presets.EPILOG)(presets.presets)
-app.command(
-    epilog=check.EPILOG, cls=check.WithFilesLikeOptions, short_help="Verify what files expect of their models."
-)(check.check)
-app.command(epilog=verify.EPILOG, short_help="Hold a model against a checkpoint's header.")(verify.verify)
-app.command(epilog=convert.EPILOG, short_help="Turn a preset into a config.json, or the other way round.")(
-    convert.convert
-)
-app.command(epilog=schema.EPILOG, short_help="Print the JSON Schema of what --format json writes.")(schema.schema)
-app.command(epilog=doctor.EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")(doctor.doctor)
+add_commands(app, "bertscope.commands")
 
 
 def _show_version(value: bool) -> None:
@@ -100,12 +46,8 @@ def options(
     color: Color = None,
     debug: Debug = False,
 ) -> None:
-    """Options of bertscope itself."""
+    """Set the options of bertscope itself."""
     choose_color(color or "auto")
-
-
-for _command in app.registered_commands:
-    _command.callback = with_shared_options(_command.callback)  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -115,18 +57,18 @@ def main() -> None:
 
 def start() -> int:
     """Set what the libraries read, run the command line, and return its exit code."""
-    if "--download" not in sys.argv:  # whatever a library would like to fetch
+    if "--download" not in sys.argv:  # no library fetches anything
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with suppress(OSError):  # no folder for temporary files
-        # torch makes a folder for a cache that nothing here needs; one that exists already leaves nothing behind.
+        # torch makes a folder for a cache that bertscope does not use; with an existing folder it makes none.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     warnings.showwarning = _show_warning
-    gc.disable()  # a short process over the million objects of torch: collecting them only costs time
+    gc.disable()  # the process is short: visiting the million objects of torch takes time and frees little
     return _run()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
-    """Our own warnings are notes for the person; what torch says of itself is kept as it is."""
+    """Print a warning of bertscope as a note, and any other warning unchanged."""
     print(f"note: {one_line(str(message))}" if issubclass(category, BertscopeWarning) else message, file=sys.stderr)
 
 
@@ -136,7 +78,7 @@ def _run() -> int:
         code = app(prog_name="bertscope", standalone_mode=False) or 0
         sys.stdout.flush()
     except BaseException as error:
-        # Typer's own usage errors; their class lives in a private module, their two attributes do not.
+        # Typer's usage errors: their class is private, their two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         carried = (

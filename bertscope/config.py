@@ -14,9 +14,9 @@ from typing import Any
 
 from bertscope.errors import ConfigError, suggestion
 
-# Larger than any BERT, small enough that no product of two of them overflows torch's 64-bit sizes.
-MAX_SIZE = 2**24
-MAX_LAYERS = 1000  # every layer costs real modules, even on the meta device: 20,000 take 20 s
+# Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
+MAX_DIMENSION = 2**24
+MAX_LAYERS = 256  # each layer is built from real modules, also on the meta device; a reentrant step runs each of them
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (
@@ -57,7 +57,7 @@ _WORDS = {bool: "true or false", str: "text", tuple: "a list of names", dict: "l
 
 @dataclass(frozen=True)
 class Rule:
-    """What one field accepts."""
+    """The values that one field accepts."""
 
     kind: type
     least: float = -math.inf
@@ -67,7 +67,7 @@ class Rule:
     optional: bool = False
 
     def allowed(self) -> str:
-        """The accepted values in words."""
+        """Return the accepted values in words."""
         if self.choices:
             words = "one of " + ", ".join(self.choices)
         elif self.kind in (int, float):
@@ -83,7 +83,7 @@ class Rule:
         return words + (", or null" if self.optional else "")
 
     def accepts(self, value: Any) -> bool:
-        """Whether `value` is of the right type and in range; True is no integer, 'gelu' no list."""
+        """Return True for a value of the right type and in range; True is not an integer, 'gelu' not a list."""
         if value is None:
             return self.optional
         if self.kind in (int, float):
@@ -101,7 +101,7 @@ def _rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
 
 
 def _size(default: int) -> Any:
-    return _rule(default, least=1, most=MAX_SIZE)
+    return _rule(default, least=1, most=MAX_DIMENSION)
 
 
 def _probability(default: float | None, *, optional: bool = False) -> Any:
@@ -110,7 +110,7 @@ def _probability(default: float | None, *, optional: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig:
-    """What shapes and switches a BERT; raises ConfigError for a value that no BERT can have.
+    """The sizes and switches of a BERT; raises ConfigError for a value that no BERT can have.
 
     Source: transformers 4.43.4, `configuration_bert.py`, and google-research/bert, `modeling.py`.
     """
@@ -127,7 +127,7 @@ class BertConfig:
     type_vocab_size: int = _size(2)
     initializer_range: float = _rule(0.02, least=0, most=1000)
     layer_norm_eps: float = _rule(1e-12, least=0, most=1)
-    pad_token_id: int | None = _rule(0, least=0, most=MAX_SIZE, optional=True)
+    pad_token_id: int | None = _rule(0, least=0, most=MAX_DIMENSION, optional=True)
     position_embedding_type: str = _rule("absolute", choices=POSITION_EMBEDDING_TYPES)
     is_decoder: bool = _rule(False)
     add_cross_attention: bool = _rule(False)
@@ -136,20 +136,20 @@ class BertConfig:
     num_labels: int = _rule(2, least=1, most=MAX_LABELS)
     problem_type: str | None = _rule(None, kind=str, choices=PROBLEM_TYPES, optional=True)
     tie_word_embeddings: bool = _rule(True)
-    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_SIZE)
+    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_DIMENSION)
     gradient_checkpointing: bool = _rule(False)
     output_attentions: bool = _rule(False)
     output_hidden_states: bool = _rule(False)
     return_dict: bool = _rule(True)
-    # Layer -> the heads removed from it, by their numbers before pruning.
+    # Layer -> the removed heads, numbered as before pruning.
     pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False, metadata={"rule": Rule(dict)})
-    # Which attention kernel runs; transformers keeps it beside the configuration, not in config.json.
+    # The attention kernel; transformers does not store it in config.json.
     attn_implementation: str = _rule("sdpa", choices=ATTENTION_KERNELS)
-    # Recorded by the file, of no effect on the model.
+    # Read from the file; no effect on the model.
     architectures: tuple[str, ...] | None = _rule(None, kind=tuple, optional=True)
     model_type: str = _rule("bert", choices=("bert",))
     transformers_version: str | None = _rule(None, kind=str, optional=True)
-    # Fields of the dictionary that `from_dict` was given and that do not shape a BERT.
+    # Keys of the dictionary for `from_dict` that have no effect on a BERT.
     ignored: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class BertConfig:
     def _check_together(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
-            near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_SIZE]
+            near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_DIMENSION]
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
                 f"{self.num_attention_heads}; the nearest are {' and '.join(near)}",
@@ -189,11 +189,11 @@ class BertConfig:
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
+        """Return the width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data; a callable `hidden_act` by its name."""
+        """Return every field as plain data, a callable `hidden_act` as its name."""
         values = {name: getattr(self, name) for name in RULES}
         if callable(self.hidden_act):
             values["hidden_act"] = getattr(self.hidden_act, "__name__", type(self.hidden_act).__name__)
@@ -204,9 +204,9 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
-        """A configuration from a Hugging Face `config.json` dictionary.
+        """Build a configuration from a Hugging Face `config.json` dictionary.
 
-        Fields that do not shape a BERT are accepted, and listed in `ignored`. Raises ConfigError for a
+        Fields without effect on a BERT are accepted and listed in `ignored`. Raises ConfigError for a
         wrong value, another `model_type`, heads already pruned, or a likely misspelling.
         """
         if not isinstance(values, Mapping):
@@ -216,7 +216,7 @@ class BertConfig:
         ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
         for name in ignored:
             _refuse_misspelling(name, own)
-        if values.get("torchscript") is True:  # the reference then copies the decoder's weight, and returns tuples
+        if values.get("torchscript") is True:  # with it, transformers copies the decoder's weight and returns tuples
             own.update(tie_word_embeddings=False, return_dict=False)
             ignored.remove("torchscript")
         if values.get("id2label") is not None:
@@ -230,7 +230,7 @@ RULES: dict[str, Rule] = {
 
 
 def unknown_field(name: str) -> ConfigError:
-    """The error for a key that is no field of BertConfig."""
+    """Return the error for a key that is not a field of BertConfig."""
     return ConfigError(f"unknown key {name!r} in config; {suggestion(name, RULES)}", field=name)
 
 
@@ -251,12 +251,12 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
-    """`pruned_heads` with integers for the keys that JSON makes text; every layer keeps a head."""
+    """Return `pruned_heads` with integer keys (in JSON they are text); raise ConfigError for a layer without heads."""
     checked: dict[int, tuple[int, ...]] = {}
     for key, heads in config.pruned_heads.items():
         layer = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 6 else key
         if isinstance(layer, int) and -config.num_hidden_layers <= layer < 0:
-            layer += config.num_hidden_layers  # from the last, as lists count
+            layer += config.num_hidden_layers  # negative: counted from the last row, as in a list
         is_layer = isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < config.num_hidden_layers
         if not is_layer or not isinstance(heads, (list, tuple, set, frozenset)):
             raise ConfigError(
@@ -292,7 +292,7 @@ def _label_count(id2label: Any) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value and its type in the user's words: `true (a boolean)`, `'lots' (text)`."""
+    """Return a value and its type as the user writes them: `true (a boolean)`, `'lots' (text)`."""
     if value is None:
         return "null"
     names = {bool: "a boolean", str: "text", int: "an integer", float: "a number", list: "a list", tuple: "a list"}

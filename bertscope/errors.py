@@ -1,10 +1,10 @@
-"""The family of errors, and the exit code that each one means.
+"""The error classes of bertscope and the exit code of each.
 
-BertscopeError            the question was wrong (exit code 2)
+BertscopeError            a mistake in the input (exit code 2)
 ├── ConfigError           a value in a configuration
 ├── SourceError           a model, preset or file that cannot be found or read
 ├── SelectionError        a path, pattern, name or size that the model does not have
-└── MissingExtraError     what only an optional package can do
+└── MissingExtraError     a function that needs an optional package
 
 Every message is one line: what was given, what is allowed, what to do next. `process.EXIT_CODES` lists every exit code.
 """
@@ -18,13 +18,13 @@ from bertscope.units import visible
 
 
 def one_line(text: str, limit: int = 600) -> str:
-    """Return the text without line breaks, control characters and excess, for a terminal, a log or XML."""
+    """Return the text on one line, without control characters, cut at `limit`, for a terminal, a log or XML."""
     shown = visible(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 class BertscopeError(Exception):
-    """Something the user can put right; shown as one line on stderr, never as a traceback."""
+    """An error that the user can correct; printed as one line on stderr, never as a traceback."""
 
     exit_code = 2
 
@@ -34,7 +34,7 @@ class BertscopeError(Exception):
         super().__init__(f"{self.where}: {self.message}" if where else self.message)
 
     def at(self, where: str) -> BertscopeError:
-        """The same error with a place in front, unless it already has one."""
+        """Return the error with a place (`file:line`) in front, unless it already has one."""
         return self if self.where else self._with_place(where)
 
     def _with_place(self, where: str) -> BertscopeError:
@@ -57,22 +57,22 @@ class SourceError(BertscopeError):
 
 
 class SelectionError(BertscopeError, ValueError):
-    """A path, pattern or name that matches nothing in this model."""
+    """A path, pattern, name or size that does not exist in this model."""
 
 
 class MissingExtraError(BertscopeError):
-    """Something that needs an optional package, which is not installed; says how to install it."""
+    """A function whose optional package is not installed; the message says how to install it."""
 
     def __init__(self, what: str, extra: str, *, otherwise: str = "") -> None:
         super().__init__(f"{what} needs the extra {extra!r}: pip install 'bertscope[{extra}]'{otherwise}")
 
 
 class BertscopeWarning(UserWarning):
-    """A setting that has no effect, or a fallback that changes what is run."""
+    """A setting that has no effect, or a fallback to other code than the user asked for."""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """`did you mean 'x' or 'y'?` for the names nearest to `given`, or the whole list."""
+    """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = sorted(known)
     near = difflib.get_close_matches(given[:100], names, n=3, cutoff=0.6)
     if near:

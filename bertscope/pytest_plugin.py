@@ -1,7 +1,7 @@
-"""The pytest plugin: every expectation of a `*.bertscope.yaml` is a test; and the fixture `assert_params`.
+"""The pytest plugin: each expectation of a `*.bertscope.yaml` file is a test; also the fixture `assert_params`.
 
-pytest loads it in every run of an environment that has bertscope, so it imports neither torch nor yaml
-before such a file is met.
+pytest loads this module in every run where bertscope is installed, so it imports neither torch nor yaml
+before pytest collects such a file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """An expectation file is a module of tests."""
+    """Return the collector of an expectation file, and nothing for other files."""
     return ExpectationFile.from_parent(parent, path=file_path) if file_path.name.endswith(_SUFFIXES) else None
 
 
 class ExpectationFile(pytest.File):
-    """One expectation file. A file that cannot be read is a failing test, lest it stop the others."""
+    """One expectation file. A file that cannot be read becomes a failing test, so that the other files still run."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """A test for each expectation."""
+        """Yield one test for each expectation."""
         from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
 
@@ -57,7 +57,7 @@ class _Model:
         self._witness: Witness | None = None
 
     def finding(self, expectation: Expectation) -> Finding:
-        """What became of the expectation."""
+        """Return the result of the expectation."""
         if self._witness is None:
             from bertscope.analyses.check.check import Witness
 
@@ -66,7 +66,7 @@ class _Model:
 
 
 class Differs(Exception):
-    """An expectation that does not hold; the message is the line that `check` prints."""
+    """The failure of an expectation; the message is the line that `check` prints."""
 
 
 class ExpectationItem(pytest.Item):
@@ -77,7 +77,7 @@ class ExpectationItem(pytest.Item):
         self.model, self.expectation = model, expectation
 
     def runtest(self) -> None:
-        """Build the model once and compare."""
+        """Build the model, once for a file, and compare."""
         from bertscope.render.check import line
 
         finding = self.model.finding(self.expectation)
@@ -86,11 +86,11 @@ class ExpectationItem(pytest.Item):
             raise Differs(line(finding))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The line that `check` prints, and no traceback."""
+        """Return the line that `check` prints, without a traceback."""
         return str(excinfo.value) if isinstance(excinfo.value, Differs) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """File, line (from 0) and title."""
+        """Return file, line (from 0) and title."""
         return self.path, self.expectation.line - 1, f"{self.model.source.name}: {self.name}"
 
 
@@ -102,26 +102,26 @@ class Unreadable(pytest.Item):
         self.error = error
 
     def runtest(self) -> None:
-        """Fail with what is wrong in the file."""
+        """Raise the error of the file."""
         raise Differs(str(self.error))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The error as one line."""
+        """Return the error as one line."""
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The beginning of the file."""
+        """Return file, first line and title."""
         return self.path, 0, self.path.name
 
 
 def _shown(path: Path) -> Path:
-    """The path from the working directory when it lies below it."""
+    """Return a path below the working directory as relative, any other unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @pytest.fixture
 def assert_params() -> Callable[..., None]:
-    """`bertscope.testing.assert_params`: fail unless a module has so many parameters."""
+    """Return `bertscope.testing.assert_params`."""
     from bertscope.testing import assert_params
 
     return assert_params

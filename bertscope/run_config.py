@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
-
-STRATEGIES = "none, full, every-K (every-2), layers:LIST (layers:0-5,8), selective"
+from bertscope.units import FP32, PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,13 @@ class Checkpointing:
         if self.selective and self.use_reentrant:
             raise ConfigError("selective checkpointing cannot be reentrant; leave use_reentrant false")
 
+    @property
+    def period(self) -> int | None:
+        """Return after how many layers the pattern of recomputed ones begins again; None if it never does."""
+        return self.every if self.layers is None else None
+
     def covers(self, layer: int) -> bool:
-        """Whether the layer of that number is recomputed."""
+        """Return True if the layer of that number is recomputed."""
         return layer in self.layers if self.layers is not None else layer % self.every == 0
 
     def check_layers(self, layers: int) -> None:
@@ -42,30 +47,11 @@ class Checkpointing:
             raise ConfigError(f"checkpointing names layers {shown} and the model has {layers} layers, from 0")
 
     @classmethod
-    def parse(cls, strategy: str, *, use_reentrant: bool = False) -> Checkpointing | None:
-        """`full`, `every-2`, `layers:0-5,8` or `selective`; None for `none`. Raises ConfigError otherwise."""
-        if strategy == "none":
-            return None
-        if strategy in ("full", "selective"):
-            return cls(selective=strategy == "selective", use_reentrant=use_reentrant)
-        if match := re.fullmatch(r"every-(\d{1,4})", strategy):
-            return cls(every=int(match[1]), use_reentrant=use_reentrant)
-        if match := re.fullmatch(r"layers:(\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*)", strategy):
-            return cls(layers=_numbers(match[1]), use_reentrant=use_reentrant)
-        raise ConfigError(f"unknown checkpointing strategy {strategy[:40]!r}; allowed: {STRATEGIES}")
-
-
-def parse_strategies(text: str) -> tuple[str, ...]:
-    """`none,full,layers:0-5,8` -> the strategies in it; a number belongs to the `layers:` before it."""
-    found: list[str] = []
-    for part in text.split(","):
-        if found and found[-1].startswith("layers:") and re.fullmatch(r"\d+(-\d+)?", part):
-            found[-1] += f",{part}"
-        else:
-            found.append(part.strip())
-    for strategy in found:
-        Checkpointing.parse(strategy)
-    return tuple(dict.fromkeys(found))
+    def parse(cls, text: str, *, use_reentrant: bool = False) -> Checkpointing | None:
+        """Return what a strategy such as `full` or `layers:0-5,8` means; None for `none`. Raises ConfigError."""
+        strategy, match = _strategy(text)
+        settings = strategy.settings(*match.groups())
+        return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
 
 
 def _numbers(text: str) -> frozenset[int]:
@@ -76,11 +62,117 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
-Mode = Literal["inference", "forward", "training"]
-MODES: tuple[Mode, ...] = ("inference", "forward", "training")
-DTYPES = ("fp32", "bf16", "fp16")
-OPTIMIZERS = ("none", "sgd", "adam", "adamw", "adafactor")
-IMPLEMENTATIONS = ("default", "loop", "foreach", "fused")
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A strategy of checkpointing: how it is written, and which fields of Checkpointing it means."""
+
+    form: str
+    example: str
+    pattern: str
+    settings: Callable[..., dict[str, Any] | None]  # of the groups of `pattern`; None: nothing is recomputed
+    reentrant: bool = True  # torch's reentrant implementation can do it
+
+
+NONE, FULL = "none", "full"
+_RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
+_STRATEGIES = (
+    Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
+    Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
+    Strategy(
+        form="every-K", example="every-2", pattern=r"every-(\d{1,4})", settings=lambda number: {"every": int(number)}
+    ),
+    Strategy(
+        form="layers:LIST",
+        example="layers:0-5,8",
+        pattern=f"layers:({_RANGES})",
+        settings=lambda text: {"layers": _numbers(text)},
+    ),
+    Strategy(
+        form="selective",
+        example="selective",
+        pattern="selective",
+        settings=lambda: {"selective": True},
+        reentrant=False,
+    ),
+)  # fmt: skip
+STRATEGIES = ", ".join(
+    item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES
+)
+EXAMPLE_STRATEGIES = tuple(item.example for item in _STRATEGIES)
+COMPARED = f"{NONE},{FULL}"  # without and with
+CHEAPEST_FIRST = "none,selective,every-2,full"
+
+
+def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
+    """Return the row of the table that the text is of, and its match; raises ConfigError for other text."""
+    for strategy in _STRATEGIES:
+        if match := re.fullmatch(strategy.pattern, text, re.ASCII):
+            return strategy, match
+    raise ConfigError(f"unknown checkpointing strategy {text[:40]!r}; allowed: {STRATEGIES}")
+
+
+def parse_strategies(text: str) -> tuple[str, ...]:
+    """Return the strategies of `none,full,layers:0-5,8`, each once; raises ConfigError for an unknown one."""
+    found = _split(text)
+    for strategy in found:
+        Checkpointing.parse(strategy)
+    return tuple(dict.fromkeys(found))
+
+
+def are_strategies(text: str) -> bool:
+    """Return True if each comma-separated part of the text is written as a strategy is."""
+    return all(any(re.fullmatch(row.pattern, part, re.ASCII) for row in _STRATEGIES) for part in _split(text))
+
+
+def _split(text: str) -> list[str]:
+    """Return the comma-separated parts; a number belongs to the part before it, as in `layers:0-5,8`."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and re.fullmatch(r"\d+(-\d+)?", part, re.ASCII):
+            found[-1] += f",{part}"
+        else:
+            found.append(part.strip())
+    return found
+
+
+def takes_reentrant(strategy: str) -> bool:
+    """Return True if torch's reentrant implementation can recompute by that strategy."""
+    return _strategy(strategy)[0].reentrant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optimizer of torch: its class, the implementations that it has, and what it keeps between steps."""
+
+    class_name: str  # in torch.optim
+    foreach: bool = True
+    fused: bool = True
+    foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
+    state: tuple[str, ...] = ()  # of each parameter, with torch's defaults; Adafactor's for one of 2 dimensions
+
+    def has(self, implementation: str) -> bool:
+        """Return True if torch has that implementation of it."""
+        return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
+
+
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+OPTIMIZERS = {
+    "sgd": Optimizer(class_name="SGD"),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE),
+    "adamw": Optimizer(class_name="AdamW", state=_ADAM_STATE),
+    "adafactor": Optimizer(
+        class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var")
+    ),
+}
+NO_OPTIMIZER = "none"
+# How an optimizer goes over the parameters: the arguments of its class in torch.
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "flash", "efficient", "math")
 MAX_SIZE = 2**31
@@ -98,12 +190,12 @@ class RunConfig:
 
     batch: int = 1
     seq: int = 128
-    mode: Mode = "training"
-    dtype: str = "fp32"
+    mode: str = "training"
+    dtype: str = FP32.name
     autocast: str | None = None
     optimizer: str = "adamw"
     implementation: str = "default"  # of the optimizer: torch's foreach=, fused=
-    checkpointing: str = "none"
+    checkpointing: str = NONE
     reentrant: bool = False
     padding: float = 0.0
     dropout: bool = True
@@ -115,24 +207,41 @@ class RunConfig:
         for name in ("batch", "seq"):
             if not 1 <= getattr(self, name) < MAX_SIZE:
                 raise SelectionError(f"{name} must be at least 1 and below 2**31; got {getattr(self, name)}")
-        allowed = {"mode": MODES, "dtype": DTYPES, "optimizer": OPTIMIZERS, "implementation": IMPLEMENTATIONS,
-                   "device": DEVICES, "sdpa_kernel": KERNELS, "autocast": (None, "bf16", "fp16")}  # fmt: skip
+        allowed: dict[str, Collection[str | None]] = {
+            "mode": MODES, "dtype": PRECISIONS, "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
+            "implementation": IMPLEMENTATIONS, "device": DEVICES, "sdpa_kernel": KERNELS,
+            "autocast": (None, *(name for name, precision in PRECISIONS.items() if precision.autocast)),
+        }  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 words = ", ".join(value for value in values if value)
                 raise SelectionError(f"{name} must be one of {words}; got {getattr(self, name)!r}")
         if not 0 <= self.padding < 1:
             raise SelectionError(f"padding is a share of each sequence, from 0 to below 1; got {self.padding}")
-        if self.autocast and self.dtype != "fp32":
-            raise SelectionError("autocast keeps the parameters in fp32; leave dtype fp32, or autocast out")
-        if self.optimizer == "adafactor" and self.implementation == "fused":
-            raise SelectionError("torch has no fused Adafactor; choose default, loop or foreach")
+        if self.autocast and self.dtype != FP32.name:
+            raise SelectionError(f"autocast keeps the parameters in {FP32.name}; leave dtype so, or autocast out")
+        row = OPTIMIZERS.get(self.optimizer)
+        if row and not row.has(self.implementation):
+            words = ", ".join(word for word in IMPLEMENTATIONS if row.has(word))
+            raise SelectionError(f"torch has no {self.implementation} {row.class_name}; choose one of {words}")
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property
     def steps_optimizer(self) -> bool:
-        """Whether the run ends with an optimizer's step."""
-        return self.mode == "training" and self.optimizer != "none"
+        """Return True if the run ends with an optimizer's step."""
+        return self.mode == "training" and self.optimizer != NO_OPTIMIZER
+
+    @property
+    def is_fused(self) -> bool:
+        """Return True if the optimizer's step is a fused kernel."""
+        return bool(self.optimizer_arguments.get("fused"))
+
+    @property
+    def optimizer_arguments(self) -> dict[str, bool]:
+        """Return `foreach` and `fused` for the optimizer's class, on CUDA what torch takes there by default."""
+        row = OPTIMIZERS.get(self.optimizer)
+        is_foreach = self.implementation == "default" and self.device == "cuda" and row and row.foreach_on_cuda
+        return IMPLEMENTATIONS["foreach" if is_foreach else self.implementation]
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as the plain data that reports hold and JSON gives back."""

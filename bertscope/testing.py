@@ -1,4 +1,4 @@
-"""For tests of your own: `assert_params(model, 109_482_240)` on any torch module, with or without pytest."""
+"""Assertions for user tests: `assert_params(model, 109_482_240)` on any torch module, with or without pytest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ if TYPE_CHECKING:
 
 
 def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False, trainable: int | None = None) -> None:
-    """Raise AssertionError unless the module has `expected` parameters, and of these `trainable` trainable ones.
+    """Raise AssertionError unless the module has `expected` parameters and, if given, `trainable` trainable ones.
 
-    Every tensor counts once; with `over_layers` a tied one at every layer that uses it. The message says expected,
-    got, the difference, and what each child of the module has. Raises TypeError for a number that is no integer.
+    Every tensor counts once; with `over_layers`, a tied tensor counts at every layer that uses it. The message has
+    the expected and the actual number, the difference, and the number of each child of the module. Raises TypeError
+    for a number that is not an integer.
     """
     __tracebackhide__ = True
     for number in (expected, 0 if trainable is None else trainable):
@@ -24,11 +25,11 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     totals = report.totals
     suffix = "layer_params" if over_layers else "params"
     found = totals.layer_params if over_layers else totals.distinct_params
-    wanted = [("over layers" if over_layers else "distinct", expected, found)]
+    wanted = [("sum over layers" if over_layers else "unique parameters", expected, found)]
     if trainable is not None:
-        wanted.append(("trainable", trainable, getattr(totals, f"trainable_{suffix}")))
+        wanted.append(("trainable parameters", trainable, getattr(totals, f"trainable_{suffix}")))
     wrong = [
-        f"{type(model).__name__}: {what} parameters: expected {number:,}, got {got:,}, difference {got - number:+,}"
+        f"{type(model).__name__}: {what}: expected {number:,}, got {got:,}, difference {got - number:+,}"
         for what, number, got in wanted
         if number != got
     ]
@@ -37,7 +38,7 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
 
 
 def _parts(report: Any) -> list[str]:
-    """What the module is made of, and what was not counted."""
+    """Return one line for each child of the module, and one for parameters that were not counted."""
     lines = [f"  {row.path or row.name}: {row.params:,} ({row.type})" for row in report.rows]
     if report.unknown:
         lines.append(f"  not counted, since not yet initialised: {', '.join(report.unknown)}")

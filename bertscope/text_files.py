@@ -1,8 +1,8 @@
-"""Text on disk -> values that remember their line.
+"""YAML and JSON files, parsed into values with line numbers.
 
-YAML is read with the scalar rules of YAML 1.2: PyYAML's own are those of 1.1, where `1e-12` is a
-word, `no` is False, `010` is 8 and `12:30` is 750. JSON is read by the standard library, member by
-member at the top level, so that both formats can say `file:line`.
+YAML scalars follow the rules of YAML 1.2. PyYAML follows 1.1, where `1e-12` is text, `no` is False,
+`010` is 8 and `12:30` is 750. JSON is parsed by the standard library, one member of the top level
+at a time, so that errors in both formats name `file:line`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bertscope.errors import BertscopeError, SourceError
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
 MAX_FIELDS = 1000  # a config.json has about 70
-MAX_LEVELS = 64  # a config.json has three; what reads and writes values calls itself once a level
+MAX_LEVELS = 64  # a config.json has three; reading and writing recurse once for each level
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Mapping(dict[str, Entry]):
     line: int = 1
 
     def plain(self) -> dict[str, Any]:
-        """The same without lines."""
+        """Return the same values without line numbers."""
         return {key: _plain(entry.value) for key, entry in self.items()}
 
 
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 def with_lines(value: dict[str, Any], line: int) -> Mapping:
-    """An object inside a JSON member, all of it on the line of that member."""
+    """Return an object inside a JSON member; all its entries get the line of that member."""
     found = Mapping()
     found.line = line
     for key, item in value.items():
@@ -90,10 +90,10 @@ def _inside(value: Any) -> Iterable[Any]:
 
 @contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Turn whatever the operating system or a library raises while it reads a path into a SourceError.
+    """Convert any exception of the operating system or a library while it reads a path into a SourceError.
 
-    Code that opens or parses a file runs inside: the family of such errors (LZMAError, BadZipFile, EOFError,
-    MemoryError, struct.error ...) has no end.
+    All code that opens or parses a file runs inside this context, since no complete list of such exceptions exists
+    (LZMAError, BadZipFile, EOFError, MemoryError, struct.error ...).
     """
     try:
         yield
@@ -108,7 +108,7 @@ def readable(path: object) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most 1 MiB (JSON) or 128 KiB (YAML)."""
+    """Return the text of a regular UTF-8 file of at most 1 MiB (JSON) or 128 KiB (YAML)."""
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     with readable(path):
         if path.is_dir():
@@ -146,12 +146,12 @@ SCALARS = (
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser with no resolvers of its own: tags are decided here, and aliases are refused."""
+    """PyYAML's parser without its resolvers: this module resolves the tags and refuses aliases."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """PyYAML's, but for aliases."""
+        """Compose a node as PyYAML does; raise for an alias."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(
@@ -161,7 +161,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(text: str, path: Path) -> Mapping:
-    """The top-level mapping of a YAML document."""
+    """Return the top-level mapping of a YAML document."""
     try:
         loader = _Loader(text)
         try:
@@ -236,7 +236,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read_json(text: str, path: Path) -> Mapping:
-    """The top-level object of a JSON document."""
+    """Return the top-level object of a JSON document."""
     try:
         return _json_members(text, path)
     except json.JSONDecodeError as error:

@@ -1,12 +1,19 @@
-"""The one door to torch: imported fast here, and what building on the meta device needs."""
+"""The import of torch, and every use of a name that torch keeps private, each with its fallback.
+
+tests/test_torch_access.py fails when torch changes one of these names.
+"""
 
 from __future__ import annotations
 
 import gc
 import warnings
+from contextlib import AbstractContextManager
+from typing import Any
 
-# The import makes about a million objects that all live on: a collector that walks them over and
-# over costs a third of the time.
+from bertscope.errors import BertscopeError
+
+# The import makes about a million objects that stay alive: a garbage collector that visits them again and
+# again takes a third of the time.
 _collecting = gc.isenabled()
 gc.disable()
 try:
@@ -18,20 +25,123 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
+from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "index_row", "nn", "torch"]
+__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "torch", "tree_leaves", "tree_map"]
 
 
 class Embedding(nn.Embedding):
-    """torch's Embedding without values on meta: there `normal_()` would import torch._dynamo (1.4 s)."""
+    """torch's Embedding without initial values on meta, where `normal_()` imports torch._dynamo (1.4 s)."""
 
     def reset_parameters(self) -> None:
-        """Values for a real weight, nothing for one on meta."""
+        """Initialize a real weight; leave one on meta as it is."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:
-    """0, 1 ... length-1, or zeros, of shape (1, length); on meta a stand-in, since `arange` costs 0.4 s there."""
+    """Return 0, 1 ... length-1, or zeros, of shape (1, length); on meta always zeros, since `arange` takes 0.4 s."""
     row = torch.zeros(1, length, dtype=torch.long)
     return torch.arange(length).unsqueeze(0) if counting and not row.is_meta else row
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that tensors with the same living storage share, without values too.
+
+    Fallback: the identity of the Python object, which torch keeps as long as the storage.
+    """
+    storage = tensor.untyped_storage()
+    return getattr(storage, "_cdata", id(storage))
+
+
+def use_counts(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the numbers of references to the tensor and to its storage.
+
+    Fallback: None; a sum of gradients then counts as a new tensor, and an estimate may be too high.
+    """
+    try:
+        return tensor._use_count(), torch._C._storage_Use_Count(storage_key(tensor))  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return None
+
+
+def autograd_node() -> Any:
+    """Return the node that backward evaluates, None outside backward.
+
+    Fallback: None; work in backward then belongs to no module.
+    """
+    current = getattr(torch._C, "_current_autograd_node", None)
+    return None if current is None else current()
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass runs. Fallback: whether it evaluates a node."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return autograd_node() is not None if task is None else bool(task() != -1)
+
+
+def record_name(name: str) -> AbstractContextManager[Any]:
+    """Return a context that the profiler shows under `name`, and that no dispatch mode sees.
+
+    Fallback: `record_function`, which dispatch modes see.
+    """
+    fast = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.profiler.record_function)
+    return fast(name)
+
+
+def profiled_events(profiler: torch.profiler.profile) -> list[Any]:
+    """Return the profiler's events as trees, with each allocation and its address.
+
+    Fallback: BertscopeError, since no documented function of torch gives the addresses.
+    """
+    try:
+        return profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    except AttributeError:
+        message = f"torch {torch.__version__} does not show its allocations; measure with another version of torch"
+        raise BertscopeError(message) from None
+
+
+def has_kernel(operator: Any, key: str) -> bool:
+    """Return whether torch itself has a kernel of an operator for a dispatch key. Fallback: False."""
+    try:
+        return bool(operator.has_kernel_for_dispatch_key(key))
+    except (AttributeError, RuntimeError):  # RuntimeError: an overload of TorchScript only, such as mul.left_t
+        return False
+
+
+def operator_name(operator: Any) -> str:
+    """Return the name of an operator without namespace and overload, such as `add_`."""
+    return str(operator.name()).rpartition("::")[2].partition(".")[0]
+
+
+def operator_packet(operator: Any) -> Any:
+    """Return all overloads of an operator as one. Fallback: a look-up by name."""
+    packet = getattr(operator, "_overloadpacket", None)
+    return getattr(torch.ops.aten, operator_name(operator)) if packet is None else packet
+
+
+def is_view(operator: Any) -> bool:
+    """Return whether an operator's result is a view of its input. Fallback: False; a view then moves bytes."""
+    schema = getattr(operator, "_schema", None)
+    alias = schema.returns[0].alias_info if schema is not None and schema.returns else None
+    return alias is not None and not alias.is_write
+
+
+def close_library(library: torch.library.Library) -> None:
+    """Remove the kernels that a library registered. Fallback: nothing; they go with the last reference to it."""
+    getattr(library, "_destroy", lambda: None)()
+
+
+def fake_tensor_mode() -> Any:
+    """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def value_errors() -> tuple[type[Exception], type[Exception]]:
+    """Return the errors of FakeTensorMode for an operator whose result, or its shape, depends on values."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return DataDependentOutputException, DynamicOutputShapeException

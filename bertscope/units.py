@@ -1,16 +1,30 @@
-"""Counts and bytes as text; the only file that knows 1000 from 1024."""
+"""Counts and bytes as text; prefixes of 1000 and of 1024 are defined in this file only."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
-from html import escape  # xml.sax.saxutils would import urllib.request, 27 ms on every command
+from html import escape  # xml.sax.saxutils imports urllib.request, which costs every command 27 ms
 from typing import Any
 
-# Bytes of one element, by the names that the command line and the reports use.
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """A floating-point type by the name that the command line and the reports use."""
+
+    name: str
+    size_bytes: int  # of one element
+    torch_name: str
+    autocast: bool  # torch.autocast can compute in it
+
+
+FP32 = Precision(name="fp32", size_bytes=4, torch_name="float32", autocast=False)
+BF16 = Precision(name="bf16", size_bytes=2, torch_name="bfloat16", autocast=True)
+FP16 = Precision(name="fp16", size_bytes=2, torch_name="float16", autocast=True)
+PRECISIONS = {precision.name: precision for precision in (FP32, BF16, FP16)}
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")
@@ -19,36 +33,36 @@ _VALUES = {name: step**power for names, step in ((_BINARY, 1024), (_DECIMAL, 100
 
 
 def count_text(count: int) -> str:
-    """A count with thousands separated: `130,609,732`."""
+    """Return a count with thousands separators: `130,609,732`."""
     return f"{count:,}"
 
 
 def short_count_text(count: int) -> str:
-    """A count to three places or four, by thousands: `8.04 T` (10**12), `302.3 M`, `768`."""
+    """Return a count with three or four digits and a prefix of 1000: `8.04 T` (10**12), `302.3 M`, `768`."""
     power = min((len(str(abs(count))) - 1) // 3, len(_DECIMAL) - 1)
     scaled = count / 1000**power
     return f"{scaled:.{2 if abs(scaled) < 100 else 1}f} {_DECIMAL[power]}" if power else str(count)
 
 
 def signed_text(difference: int) -> str:
-    """A difference with its sign: `+1,536`."""
+    """Return a difference with its sign: `+1,536`."""
     return f"{difference:+,}"
 
 
 def bytes_text(size_bytes: int) -> str:
-    """Bytes in the binary unit that keeps the number under 1024: `413.29 MiB` (1 MiB = 2**20 B)."""
+    """Return bytes in the binary unit that keeps the number below 1024: `413.29 MiB` (1 MiB = 2**20 B)."""
     divisor, unit = binary_unit(size_bytes)
     return f"{size_bytes} B" if divisor == 1 else f"{size_bytes / divisor:,.2f} {unit}"
 
 
 def binary_unit(size_bytes: int) -> tuple[int, str]:
-    """The binary unit that keeps the number under 1024, as its bytes and its name: `(1048576, "MiB")`."""
+    """Return the bytes and the name of the binary unit that keeps the number below 1024: `(1048576, "MiB")`."""
     power = min(max(abs(size_bytes).bit_length() - 1, 0) // 10, len(_BINARY) - 1)
     return 1024**power, _BINARY[power]
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from `16GiB`, `16 GB` (10**9), `512M` (binary, as torch and ulimit mean it) or a plain number.
+    """Parse a number of bytes: `16GiB`, `16 GB` (10**9), `512M` (binary, as in torch and ulimit) or a plain number.
 
     Raises ValueError for anything else.
     """
@@ -61,28 +75,28 @@ def parse_bytes(text: str) -> int:
 
 
 def unit_value(text: str) -> int | None:
-    """What a figure is worth that `bytes_text` or `short_count_text` wrote, as near as it says; None for other text."""
+    """Return the number that a text from `bytes_text` or `short_count_text` shows; None for other text."""
     number, _, unit = text.replace(",", "").partition(" ")
     return int(Fraction(number) * _VALUES[unit]) if unit in _VALUES else None
 
 
 def share_text(share: float) -> str:
-    """A share of the whole as a percentage: `77.69 %`."""
+    """Return a fraction of 1 as a percentage: `77.69 %`."""
     return f"{100 * share:.2f} %"
 
 
 def tensors_text(tensors: Iterable[Any]) -> str:
-    """Shapes of several tensors, a dtype where it is not float32: `[1, 128] int64`."""
+    """Return the shapes of several tensors, with the dtype unless it is float32: `[1, 128] int64`."""
     return ", ".join(shape_text(item.shape) + (f" {item.dtype}" if item.dtype != "float32" else "") for item in tensors)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
-    """A shape as torch writes it, `[768, 3072]`; `unknown` where torch does not know it yet."""
+    """Return a shape as torch writes it, `[768, 3072]`; `unknown` for a lazy parameter."""
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 class _Escapes(dict[int, str]):
-    """A table for `str.translate` that fills itself: printable characters and `kept` ones stay."""
+    """A table for `str.translate`, filled on demand: printable characters and those in `kept` are unchanged."""
 
     def __init__(self, escaped: Callable[[str], str], kept: str = "") -> None:
         self._escaped, self._kept = escaped, kept
@@ -111,20 +125,20 @@ _JSON = _Escapes(lambda character: json.dumps(character)[1:-1], "\n")
 
 
 def visible(text: str) -> str:
-    """Return the text with escapes such as `\\x1b`, `\\n` and `\\u202e` for what is not printable."""
+    """Return the text with escapes such as `\\x1b`, `\\n` and `\\u202e` for unprintable characters."""
     return text if text.isprintable() else text.translate(_LINE)
 
 
 def visible_lines(text: str, *, color: bool = False) -> str:
-    """Return the text as `visible` does, with its line breaks and, where asked, its colours."""
+    """Return the text as `visible` does, but keep line breaks and, with `color`, colour codes."""
     return text.translate(_COLORED if color else _LINES) if not text.isprintable() else text
 
 
 def json_text(data: Any) -> str:
-    """Return indented JSON; what is not printable is escaped, so that the same data is read back."""
+    """Return indented JSON with escapes for unprintable characters; it parses to the same data."""
     return json.dumps(data, indent=2, ensure_ascii=False).translate(_JSON) + "\n"
 
 
 def html_text(text: str) -> str:
-    """Return the text for HTML or XML."""
+    """Return the text escaped for HTML or XML."""
     return escape(visible(text))

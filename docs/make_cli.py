@@ -27,14 +27,14 @@ Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are hon
 | code | meaning |
 |---:|---|
 {codes}
-An error is one line on stderr, never a traceback. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` shows
-the traceback, too; add it when you report an error with code 70. A signal ends child processes, restores the terminal
-and leaves no file half-written. SIGKILL, and a signal in the first moments of Python's own start, act as the system
-defines.
+An error is one line on stderr, never a traceback. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
+shows the traceback; add it when you report an error with code 70. After a signal, bertscope ends child processes,
+restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the effect that the
+operating system defines.
 
-Output files are checked before the work begins. The table comes first and a picture after it, so that a picture that
-fails takes no result with it. Start the program as `bertscope`, or as `python -I -m bertscope`: with a plain
-`python -m`, Python itself looks for modules in the working directory first.
+bertscope checks that output files can be written before the work begins. It prints the table before it draws a picture,
+so that an error in the picture does not lose the table. Start the program as `bertscope`, or as
+`python -I -m bertscope`: with a plain `python -m`, Python imports modules from the working directory first.
 
 ## Commands
 
@@ -42,7 +42,7 @@ fails takes no result with it. Start the program as `bertscope`, or as `python -
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     group = typer.main.get_command(app)
     top = group.make_context("bertscope", [], resilient_parsing=True, terminal_width=WIDTH)
     names = group.list_commands(top)

@@ -276,7 +276,9 @@ def _faults_of_text(code: int, out: str, err: str, reports_errors: bool) -> Iter
         yield f"exit code {code}"
     if "Traceback" in out + err:
         yield "a traceback"
-    if code == 2 and not (len(errors) == 1 and errors[0].startswith("error: ")):
+    if code == 2 and not (errors and all(line.startswith("error: ") for line in errors)):
+        yield "an error without its line"
+    if code == 2 and len(errors) > 1 and not reports_errors:
         yield f"{len(errors)} lines on stderr"
     if code == 2 and out and not reports_errors:
         yield "text on stdout and an error"

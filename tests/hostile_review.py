@@ -3,14 +3,16 @@
 The other inputs of the review, by the tests that hold them:
 
 - configurations that lead transformers to code or the network (dpt, poison in every family), and a file of
-  expectations that names a factory: tests/test_hostile_configs.py
+  expectations that names a factory: tests/sources/test_hostile_configs.py
 - copies by `torch.Size` and `OrderedDict`, 60 hard links to one shard, unfoldable names, damaged and compressed
   records, 64 dimensions of 2**62, control characters and bidirectional overrides in every format, folders that may
   not be searched: tests/hostile.py, which tests/test_hostile.py runs
-- pickles with code, endless hashes, zip bombs, truncated files, broken safetensors: tests/test_checkpoints.py
+- pickles with code, endless hashes, zip bombs, truncated files, broken safetensors:
+  tests/checkpoints/test_checkpoints.py
 - `--help` and `--version` to a full device, TORCH_LOGS=nosuch, a deleted working directory, a limit on file sizes while
-  drawing, EOFError, signals, names such as `-ovictim.bertscope.yaml`: tests/test_process.py
-- `typing.py` in the working directory: tests/test_child.py, tests/test_profile.py, tests/test_process.py
+  drawing, EOFError, signals, names such as `-ovictim.bertscope.yaml`: tests/commands/test_process.py
+- `typing.py` in the working directory: tests/analyses/memory/test_child.py, tests/analyses/memory/test_profile.py,
+  tests/commands/test_process.py
 """
 
 from __future__ import annotations

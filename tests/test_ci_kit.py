@@ -106,7 +106,7 @@ def test_the_fixture_and_the_helper_hold_any_module_to_its_number(plugin, tmp_pa
         "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
     )
     out = run(*plugin, "-q", cwd=tmp_path).stdout
-    assert "AssertionError: Sequential: distinct parameters: expected 14, got 13, difference -1" in out
+    assert "AssertionError: Sequential: unique parameters: expected 14, got 13, difference -1" in out
     assert "0: 9 (Linear)" in out
     assert "bertscope/testing.py" not in out  # the failure stands where the test calls
 

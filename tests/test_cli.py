@@ -110,7 +110,7 @@ def small(words: list[str]) -> list[str]:
 
 def test_help_presets_and_completion_import_neither_torch_nor_rich():
     code = (
-        "import sys; from bertscope import cli; from bertscope.commands.options import complete_model;"
+        "import sys; from bertscope import cli; from bertscope.commands.model_options import complete_model;"
         "assert complete_model('bert-large-') == ['bert-large-cased', 'bert-large-uncased', 'bert-large-zh'];"
         "sys.argv = ['bertscope', *sys.argv[1:]]; cli._run();"
         "sys.exit(' '.join({'torch', 'numpy', 'sympy', 'rich', 'pydantic'} & set(sys.modules)) or 0)"
@@ -201,14 +201,14 @@ def test_expect_passes_on_the_right_number(cli, number):
 
 
 def test_expect_names_the_convention_that_holds(cli):
-    assert "130,609,732 parameters, over layers" in cli("count", "--expect", "130609732").err
-    assert "108,340,804 parameters, distinct" in cli("count", "--expect", "108340804").err
+    assert "sum over layers 130,609,732" in cli("count", "--expect", "130609732").err
+    assert "unique parameters 108,340,804" in cli("count", "--expect", "108340804").err
 
 
 def test_expect_fails_with_the_difference(cli):
     result = cli("count", "bert-base-uncased", "--expect", "109482241")
     assert result.code == 1
-    assert "expected 109,482,241, got 109,482,240 distinct (difference -1)" in result.err
+    assert "expected 109,482,241, got 109,482,240 unique parameters (difference -1)" in result.err
 
 
 def test_ignored_fields_of_a_config_json_are_listed_on_stderr(cli, tmp_path):

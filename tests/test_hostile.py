@@ -19,7 +19,7 @@ from bertscope.checkpoints.budget import LIMITS, Budget
 from bertscope.errors import SourceError, one_line
 from bertscope.render import table as columns
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, table_text
+from bertscope.render.table import Column, csv_only, csv_text, table_text
 from bertscope.sources.expectation_files import files_to_check
 from bertscope.text_files import readable
 from bertscope.units import html_text, json_text, visible
@@ -173,7 +173,7 @@ def test_json_with_escapes_is_the_same_data():
 
 
 def test_a_cell_of_csv_is_no_formula_and_a_number_stays_one():
-    text = csv_text(["a"], [["=1+1"], ["+1"], ["-1,000"], ["-cmd"], ["@x"], [-5], ["a\nb"]])
+    text = csv_text([csv_only({"a": lambda cell: cell})], ["=1+1", "+1", "-1,000", "-cmd", "@x", -5, "a\nb"])
     rows = [row[0] for row in csv.reader(io.StringIO(text))]
     assert rows == ["a", "'=1+1", "+1", "-1,000", "'-cmd", "'@x", "-5", "a\\nb"]
 

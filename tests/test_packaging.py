@@ -23,10 +23,12 @@ def wheel(tmp_path_factory):
     return path
 
 
-def test_the_wheel_holds_every_preset_and_no_test(wheel):
+def test_the_wheel_holds_every_preset_and_template_and_no_test(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     presets = {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").glob("*.yaml")}
     assert presets <= set(names)
+    folder = ROOT / "bertscope" / "render" / "page" / "templates"
+    assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
 
 

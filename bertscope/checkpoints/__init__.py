@@ -1,7 +1,7 @@
-"""Checkpoints by their headers: which tensors, shapes and dtypes a file holds, without loading or running anything.
+"""Checkpoint headers: names, shapes and dtypes of the tensors in a file, read without loading a tensor or running code.
 
-`model.safetensors`, `pytorch_model.bin`, either of them in shards with an index, or a folder with one of these.
-Here is what such files are called; `reading` reads them.
+A checkpoint is `model.safetensors`, `pytorch_model.bin`, shards of either with an index, or a folder with one of
+these. This module has the file names; `reading` reads the files.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 
 from bertscope.text_files import readable
 
-# In the order in which transformers looks for them.
+# In the order in which transformers searches.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 INDEX = ".index.json"
 
 
 def is_weights(path: Path) -> bool:
-    """Whether a file's name says that it holds weights, or is the index of some."""
+    """Return True for the file name of weights or of an index of shards."""
     return path.suffix in SUFFIXES or path.name.endswith(INDEX)
 
 
 def weights_in(folder: Path) -> Path | None:
-    """The weights in a folder, the first of those that transformers would take."""
+    """Return the weights in a folder that transformers would load."""
     with readable(folder):
         return next((folder / name for name in WEIGHTS if (folder / name).exists()), None)

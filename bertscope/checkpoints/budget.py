@@ -13,28 +13,28 @@ from bertscope.errors import SourceError
 LIMITS = {
     "bytes of headers": 64 << 20,
     "instructions": 1 << 22,  # a tensor in a pickle takes about 40
-    "copied elements": 1 << 21,  # in calls of a pickle, whose arguments may be one list again and again
+    "copied elements": 1 << 21,  # in calls of a pickle, whose arguments may repeat one list
     "tensors": 1 << 18,
 }
 
 
 @dataclass
 class Budget:
-    """The amounts that the checkpoint at `path` has taken so far."""
+    """The amounts that reading the checkpoint at `path` has used so far."""
 
     path: Path
     spent: dict[str, int] = field(default_factory=dict)
     files: dict[tuple[int, int], str] = field(default_factory=dict)  # device and inode -> name
 
     def add_file(self, path: Path, file: BinaryIO) -> None:
-        """Record an open file; raises SourceError where it is another name of one that was read."""
+        """Record an open file; raise SourceError for a second name of a file that was read already."""
         status = os.fstat(file.fileno())
         first = self.files.setdefault((status.st_dev, status.st_ino), path.name)
         if first != path.name:
             raise SourceError(f"the shards {first} and {path.name} are one file; remove one", where=str(self.path))
 
     def spend(self, what: str, count: int) -> None:
-        """Add to one amount; raises SourceError above its limit."""
+        """Add to one amount; raise SourceError above its limit."""
         self.spent[what] = self.spent.get(what, 0) + count
         if self.spent[what] > LIMITS[what]:
             raise SourceError(

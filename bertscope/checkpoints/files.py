@@ -1,4 +1,4 @@
-"""What the readers of checkpoints share: a file's contents, and how a broken one is told."""
+"""The parts that all checkpoint readers share: the contents of a file, and the error for a broken one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 from bertscope.text_files import readable
 
-MAX_NAME = 1000  # characters of a tensor's name
-MAX_ELEMENTS = 2**63  # of a tensor; torch counts them in 64 bits
+MAX_NAME = 1000  # characters in the name of a tensor
+MAX_ELEMENTS = 2**63  # bytes of a tensor; torch stores sizes in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """One file of weights: its tensors, in their order in the file, and what each byte is for."""
+    """One file of weights: its tensors in file order, and the use of each byte."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -30,18 +30,18 @@ class StoredFile:
 
 
 def broken(path: Path, what: str) -> SourceError:
-    """The error for a file that cannot be what it claims."""
+    """Return the error for a file whose contents contradict its format."""
     return SourceError(f"{what}; nothing was loaded or run", where=str(path))
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value of a header is an integer that can be a size or a place."""
+    """Return True for a header value that is an integer in the range of sizes and offsets."""
     return type(value) is int and 0 <= value < 2**63
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file, open for reading, and its size; raises SourceError for a folder, a pipe, a loop of links."""
+    """Open a regular file; yield it and its size. Raises SourceError for a folder, a pipe or a loop of links."""
     with readable(path):
         if path.is_dir():
             raise SourceError(
@@ -54,7 +54,7 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def strict_json(path: Path, raw: bytes, what: str) -> Any:
-    """JSON in which no key comes twice, NaN is no number, and nesting has an end."""
+    """Parse JSON; raise SourceError for other text, a repeated key, NaN or deep nesting."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -65,7 +65,7 @@ def strict_json(path: Path, raw: bytes, what: str) -> Any:
         return found
 
     def no_number(text: str) -> Any:
-        raise broken(path, f"{what} holds {text}, which is no JSON")
+        raise broken(path, f"{what} holds {text}, which is not JSON")
 
     try:
         return json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=no_number)

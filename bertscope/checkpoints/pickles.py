@@ -1,8 +1,8 @@
-"""What a pickle of weights describes, without unpickling it: nothing is imported, called or constructed.
+"""Pickles of weights, read without unpickling: nothing is imported, called or constructed.
 
-The instructions come one by one from the standard library's disassembler (`pickletools`), and a small machine
-does the two dozen that a state dict needs. A global is only ever a name; the calls that torch writes to rebuild
-a tensor become its description, and any other call ends the reading.
+The standard library's disassembler (`pickletools`) yields the instructions; a small stack machine executes the two
+dozen that a state dict needs. A global stays a name. The calls with which torch rebuilds a tensor become a
+description of the tensor; any other call raises BadPickle.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def do(self, name: str, argument: Any) -> None:
-        """One instruction."""
+        """Execute one instruction."""
         if name in _VALUES:
             self.stack.append(argument)
         elif name in _CONSTANTS:
@@ -73,7 +73,7 @@ class _Machine:
             step(argument)
 
     def _items(self) -> list[Any]:
-        """What lies above the last mark, taken off with it."""
+        """Pop the values above the last mark, and the mark."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1
@@ -88,7 +88,7 @@ class _Machine:
             raise BadPickle(f"pickle protocol {argument}")
 
     def _frame(self, argument: Any) -> None:
-        """The length of what follows; the instructions tell it anyway."""
+        """Do nothing: the machine needs neither the length of a frame nor the end mark."""
 
     _stop = _frame
 
@@ -139,7 +139,7 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         table = self._top(Table)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of nested tuples takes for ever, that of a long integer as long as it is, each time.
+            # The hash of nested tuples takes exponential time; that of a long integer takes time linear in its length.
             if not isinstance(key, str) and not is_size(key):
                 raise BadPickle(f"a key that is a {type(key).__name__}")
             table[key] = value
@@ -175,7 +175,7 @@ class _Machine:
         self.stack.append(storage_of(self.stack.pop()))
 
     def _build(self, argument: Any) -> None:
-        self.stack.pop()  # the attributes of a state dict: its metadata
+        self.stack.pop()  # attributes of a state dict: its metadata
         self._top(Table)
 
     def _reduce(self, argument: Any) -> None:

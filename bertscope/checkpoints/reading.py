@@ -1,4 +1,4 @@
-"""A checkpoint of any form -> what it stores."""
+"""The entry point for checkpoints of every format: a file, shards with an index, or a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint stores, over all its files."""
+    """The contents of a checkpoint over all its files."""
 
     name: str
     path: Path
@@ -78,7 +78,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def _sharded(path: Path, budget: Budget) -> Checkpoint:
-    """Read all shards that an index names; every tensor is where the index says."""
+    """Read all shards of an index; raise SourceError unless each tensor is in the shard that the index names."""
     places = _weight_map(path)
     shards = {name: _read_file(path.parent / name, budget) for name in dict.fromkeys(places.values())}
     stored = {(tensor.file, tensor.name): tensor for shard in shards.values() for tensor in shard.tensors}
@@ -119,6 +119,6 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _shard_name(value: Any) -> str:
-    """The name, or nothing for one that would leave the folder or be no weights."""
+    """Return the name, or "" for a name outside the folder or one that is not of weights."""
     is_plain = isinstance(value, str) and PurePosixPath(value).name == value and not set(value) & set("\\\0:")
     return value if is_plain and value != ".." and value.endswith(SUFFIXES) else ""

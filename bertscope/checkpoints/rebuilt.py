@@ -1,4 +1,4 @@
-"""What the few calls in a pickle of weights describe: storages and tensors, none of them made."""
+"""Descriptions of the storages and tensors that the calls in a pickle of weights would make."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ITEM_BYTES = {
 
 
 class BadPickle(Exception):
-    """What the pickle asks for that no weights need."""
+    """The error for a call or value in a pickle that weights do not need."""
 
 
 @dataclass(frozen=True)
 class Global:
-    """A name in a module; never looked up."""
+    """A name in a module; it is never imported."""
 
     module: str
     name: str
@@ -37,7 +37,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Storage:
-    """The bytes that tensors view: the record's key, and how many elements of what (`""`: plain bytes)."""
+    """The storage of tensors: key of the record, number of elements, dtype (`""`: plain bytes)."""
 
     key: str
     dtype: str
@@ -45,13 +45,13 @@ class Storage:
 
     @property
     def bytes(self) -> int:
-        """The size of the record."""
+        """Return the size of the record in bytes."""
         return self.elements * ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a rebuilt tensor would be."""
+    """The description of a tensor that the pickle rebuilds."""
 
     storage: Storage
     offset: int
@@ -61,11 +61,11 @@ class Tensor:
 
 
 class Table(dict[Any, Any]):
-    """A dictionary of the pickle."""
+    """A dictionary in the pickle."""
 
 
 def storage_of(persistent: Any) -> Storage:
-    """`("storage", type, key, location, elements)`, as torch writes it."""
+    """Return the storage for torch's tuple `("storage", type, key, location, elements)`."""
     kind, storage, key, _, elements = persistent[:5]
     dtype = _STORAGES.get(storage.name) if isinstance(storage, Global) and storage.module.startswith("torch") else None
     if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
@@ -76,7 +76,7 @@ def storage_of(persistent: Any) -> Storage:
 
 
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
-    """The value that a call would give, for the few that state dicts hold."""
+    """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
         return _table(*arguments)
     if function == Global("torch", "Size") and len(arguments) == 1:
@@ -91,7 +91,7 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
 
 
 def _table(pairs: Any = ()) -> Table:
-    """An OrderedDict, empty as Python 3 pickles it, or from pairs as Python 2 did."""
+    """Return an OrderedDict: empty, as Python 3 pickles it, or from pairs, as Python 2 did."""
     if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
         raise BadPickle("a table with keys that are no names")
     return Table(pairs)

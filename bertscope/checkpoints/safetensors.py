@@ -1,8 +1,8 @@
-"""The header of a safetensors file: 8 bytes of length, then JSON. No tensor is read, and torch is not needed.
+"""The header of a safetensors file: 8 bytes of length, then JSON. This module reads no tensor and needs no torch.
 
-Stricter than the format's text where that protects the reader; as strict as the official reader (safetensors 0.8)
-in what says which bytes are whose. A header of more than 16 MiB is refused (the official limit of 100 MB
-lets a file of that size take gigabytes); gaps are told as a problem instead of refused.
+The offsets of tensors are checked as in the official reader (safetensors 0.8). A header of more than 16 MiB is
+refused: with the official limit of 100 MB, a file of that size takes gigabytes of memory. Bytes that belong to no
+tensor are reported as a problem; the official reader refuses such a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
 
-# dtype of the format -> torch's name and bits of an element.
+# dtype of the format -> torch's name, and bits of an element.
 DTYPES = {
     "BOOL": ("bool", 8), "U8": ("uint8", 8), "I8": ("int8", 8), "I16": ("int16", 16), "U16": ("uint16", 16),
     "I32": ("int32", 32), "U32": ("uint32", 32), "I64": ("int64", 64), "U64": ("uint64", 64),
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 class _Placed(NamedTuple):
-    """A tensor and its bytes in the data that follows the header."""
+    """A tensor and its range of bytes after the header."""
 
     begin: int
     end: int
@@ -38,7 +38,7 @@ class _Placed(NamedTuple):
 
 
 def read_safetensors(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
-    """Return the tensors of an open safetensors file of `size` bytes; raises SourceError for what is none."""
+    """Return the tensors of an open safetensors file of `size` bytes; raises SourceError for any other file."""
     header_bytes, header = _header(path, file, size, budget)
     budget.spend("tensors", len(header))
     metadata = _metadata(path, header.pop("__metadata__", {}))

@@ -1,4 +1,4 @@
-"""The files that `torch.save` writes: a zip since torch 1.6, before it a run of pickles. Neither is unpickled."""
+"""Files of `torch.save`: a zip since torch 1.6, consecutive pickles before. This module unpickles neither."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_PICKLE_BYTES = 8 << 20
-MAX_DIRECTORY_BYTES = 16 << 20  # of the zip; an entry takes about 80
+MAX_DIRECTORY_BYTES = 16 << 20  # of the zip's directory; an entry takes about 80 bytes
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER, pickled
-_NESTED = ("state_dict", "model_state_dict", "model", "module")  # where trainers put the weights among other things
+_NESTED = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save weights
 
 
 def read_zip(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
-    """Return the tensors of an open zip that `torch.save` wrote; raises SourceError for any other."""
+    """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
     _refuse_large_directories(path, file, size)
     with zipfile.ZipFile(file) as archive:
         entries = {info.filename: info for info in archive.infolist()}
@@ -114,7 +114,7 @@ def _described(path: Path, file: BytesIO, budget: Budget) -> Any:
 
 
 def _state(path: Path, file: BytesIO, budget: Budget) -> Table:
-    """The table of tensors in the pickle, at its top or one level down where trainers put it."""
+    """Return the state dict in the pickle: its top level, or the entry in which trainers save the weights."""
     found = _described(path, file, budget)
     if isinstance(found, Table) and not any(isinstance(value, Tensor) for value in found.values()):
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), Table)), found)
@@ -136,7 +136,7 @@ def _tensors(path: Path, state: Table, budget: Budget) -> Iterator[tuple[str, Te
 
 
 def _record(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes:
-    """Return a record of bounded size, whatever the directory claims of it."""
+    """Return a record of bounded size, without trusting the size in the directory."""
     if info.file_size > MAX_PICKLE_BYTES:
         raise broken(path, f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
     if info.compress_type != zipfile.ZIP_STORED:
@@ -150,7 +150,7 @@ def _record(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget:
 
 
 def _refuse_large_directories(path: Path, file: BinaryIO, size: int) -> None:
-    """Python's zipfile makes an object of every entry: bound them by the directory's size first."""
+    """Raise SourceError for a directory above the limit, since zipfile makes an object of every entry."""
     file.seek(max(0, size - (1 << 16) - 98))
     tail = file.read()
     end = tail.rfind(b"PK\x05\x06")

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from bertscope.commands import options
-from bertscope.commands.output import show, write, write_file
+from bertscope.commands import model_options
+from bertscope.commands.output import Output, show, write, write_file
+from bertscope.commands.registry import command
 from bertscope.errors import SourceError
 from bertscope.render import check as renderer
 from bertscope.sources.expectation_files import is_expectation_file, read_expectation_file
@@ -42,6 +43,7 @@ def _is_file_like_option(word: str) -> bool:
     return word.startswith("-") and word.endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
+@command(place=140, epilog=EPILOG, cls=WithFilesLikeOptions, short_help="Verify what files expect of their models.")
 def check(
     files: Annotated[
         list[str] | None,
@@ -49,19 +51,19 @@ def check(
             metavar="[FILES]...",
             help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
             "all presets without one.",
-            autocompletion=options.complete_model,
+            autocompletion=model_options.complete_model,
         ),
     ] = None,
     write_to: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Record today's counts into a file that expects nothing yet."),
     ] = None,
-    architecture: options.Architecture = None,
+    architecture: model_options.Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
         typer.Option("--format", "-f", help="How to show it: text and github name what failed, the others list all."),
     ] = "text",
-    output: options.Output = None,
+    output: Output = None,
 ) -> None:
     """Verify what files expect of their models: counts, ties, FLOPs of a run, estimated peak memory.
 

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
+from bertscope.commands import model_options
 from bertscope.commands.output import note, write
+from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.sources.find import load
 
@@ -23,13 +24,14 @@ examples:
 _SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
+@command(place=160, epilog=EPILOG, short_help="Turn a preset into a config.json, or the other way round.")
 def convert(
     model: Annotated[
         str,
         typer.Argument(
             metavar="MODEL",
             help="A preset's name or file (.yaml), a config.json, or a folder with one.",
-            autocompletion=options.complete_model,
+            autocompletion=model_options.complete_model,
         ),
     ],
     to: Annotated[
@@ -45,7 +47,7 @@ def convert(
             help="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
         ),
     ] = None,
-    download: options.Download = False,
+    download: model_options.Download = False,
 ) -> None:
     """Turn a preset into a config.json, or a config.json into a preset, without loss either way.
 

@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model, traced_shapes
-from bertscope.commands.output import show
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions, traced_shapes
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import OneOf, command
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import CheckpointReport
 from bertscope.sources.find import stored_alone, weights_path
-from bertscope.units import count_text, signed_text
+from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
 EPILOG = """\b
 examples:
@@ -31,14 +32,13 @@ examples:
 """
 
 
+@command(place=10, epilog=EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")
 def count(
-    model: options.Model = options.DEFAULT_MODEL,
+    *,
     by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")] = "layer",
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="The type that the bytes are for.")] = "fp32",
+    model: ModelOptions,
+    freeze: model_options.Freeze = None,
+    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The type that the bytes are for.")] = FP32.name,
     unfold: Annotated[
         bool | None,
         typer.Option(
@@ -49,31 +49,32 @@ def count(
     expect: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Exit 1 with the difference unless the model has N parameters, distinct or over layers."
+            metavar="N",
+            help="Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
         ),
     ] = None,
-    shapes: options.Shapes = False,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    shapes: model_options.Shapes = False,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count what MODEL's checkpoint stores, instead of the model.")
     ] = False,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Count the parameters of a model, layer by layer, or what a checkpoint stores.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
-    under both conventions: distinct (every tensor once) and over layers (at every layer that uses them).
+    under both conventions: unique parameters (every tensor once) and the sum over layers (at every layer that
+    uses them).
     """
     expected = None if expect is None else _expected(expect)
-    if (weights := _weights(model, stored, download)) is not None:
+    if (weights := _weights(model.model, stored, model.download)) is not None:
         counted = _stored_report(weights, by, fmt, output).stored
         if expected is not None:
             _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
         return
-    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
+    source, built = model.built(freeze)
     from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold
@@ -108,14 +109,14 @@ def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> Checkp
     return report
 
 
-def _judge(expected: int, distinct: int, over_layers: int, convention: str = "over layers") -> None:
-    for name, got in (("distinct", distinct), (convention, over_layers)):
+def _judge(expected: int, unique: int, over_layers: int, convention: str = "sum over layers") -> None:
+    for name, got in (("unique parameters", unique), (convention, over_layers)):
         if got == expected:
-            print(f"as expected: {count_text(got)} parameters, {name}", file=sys.stderr)
+            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
             return
     print(
-        f"not as expected: expected {count_text(expected)}, got {count_text(distinct)} distinct "
-        f"(difference {signed_text(distinct - expected)}), {count_text(over_layers)} {convention} "
+        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters "
+        f"(difference {signed_text(unique - expected)}), {convention} {count_text(over_layers)} "
         f"({signed_text(over_layers - expected)})",
         file=sys.stderr,
     )

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model
-from bertscope.commands.output import note, show
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import build_model
+from bertscope.commands.output import Output, note, show
+from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
+from bertscope.sources.find import DEFAULT_MODEL
 
 EPILOG = """\b
 examples:
@@ -32,8 +34,9 @@ _CONCERN = {
 }
 
 
+@command(place=100, epilog=EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")
 def diagram(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     path: Annotated[
         str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
     ] = "",
@@ -51,12 +54,12 @@ def diagram(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: how many levels to open.")
     ] = None,
-    architecture: options.Architecture = None,
+    architecture: model_options.Architecture = None,
     attention: Annotated[
         Literal["eager", "sdpa"],
         typer.Option(help="The attention kernel: eager, whose every step can be drawn, or sdpa, which is one box."),
     ] = "eager",
-    pooler: options.Pooler = None,
+    pooler: model_options.Pooler = None,
     position_embedding: Annotated[
         Literal["absolute", "relative_key", "relative_key_query"] | None,
         typer.Option(help="Positions of that type instead of the model's own."),
@@ -73,17 +76,17 @@ def diagram(
         bool | None,
         typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; only for an attention alone."),
     ] = None,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     direction: Annotated[
         Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
     ] = None,
-    download: options.Download = False,
+    download: model_options.Download = False,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="How to write it; mermaid, or what the ending of --output says."),
     ] = None,
-    output: options.Output = None,
+    output: Output = None,
 ) -> None:
     """Draw a model: its classes, the dataflow of a forward pass with the actual shapes, or its modules.
 

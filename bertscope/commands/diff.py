@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import found_model
-from bertscope.commands.output import show
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import found_model
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
 
 EPILOG = """\b
 examples:
@@ -17,21 +18,24 @@ examples:
   bertscope diff my-bert.yaml bert-tiny --exit-code
 """
 
-_A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=options.complete_model)]
-_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=options.complete_model)]
+_A = Annotated[
+    str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=model_options.complete_model)
+]
+_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=model_options.complete_model)]
 
 
+@command(place=110, epilog=EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")
 def diff(
     a: _A,
     b: _B,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Compare two models: settings, parameters that came, went or changed shape, totals and FLOPs.
 

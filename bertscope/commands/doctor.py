@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bertscope.commands import options
-from bertscope.commands.output import show
-from bertscope.render import doctor as renderer
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
+from bertscope.render.tool import doctor as renderer
 
 EPILOG = """\b
 examples:
@@ -14,7 +14,8 @@ examples:
 """
 
 
-def doctor(fmt: options.Format = "table", output: options.Output = None) -> None:
+@command(place=180, epilog=EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")
+def doctor(fmt: Format = "table", output: Output = None) -> None:
     """Say what bertscope runs on: versions, devices, extras found and missing, where presets come from.
 
     It answers where torch is missing or broken, too, and exits 0.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from bertscope.commands import options, running
-from bertscope.commands.options import found_model
-from bertscope.commands.output import write_bytes
+from bertscope.commands import run_options
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import Format, Output, write_bytes
+from bertscope.commands.registry import command
+from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.run_config import RunConfig
 
 EPILOG = """\b
 examples:
@@ -17,56 +16,41 @@ examples:
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
 """
+_RUN = RunOptions(batch=8)
 
 
+@command(
+    place=40,
+    epilog=EPILOG,
+    cls=WithBareCheckpointing,
+    short_help="Estimate a step's memory: its peak, its parts, where it stands.",
+)
 def estimate(
-    model: options.Model = options.DEFAULT_MODEL,
-    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")] = 8,
-    seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")] = 128,
-    mode: running.Mode = "training",
-    checkpointing: running.Strategies = "none",
-    reentrant: running.Reentrant = False,
-    dtype: running.Dtype = None,
-    autocast: running.Autocast = False,
-    optimizer: running.Optimizer = "adamw",
-    implementation: running.Implementation = "default",
-    device: running.Device = "cpu",
-    kernel: running.Kernel = "auto",
-    padding: running.Padding = 0.0,
-    no_dropout: running.NoDropout = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    rows: running.Rows = 10,
-    timeline: running.Timeline = None,
-    snapshot: running.Snapshot = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    *,
+    run: RunOptions = _RUN,
+    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
+    model: ModelOptions,
+    view: ViewOptions,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Estimate the memory of a step: its peak, what it is made of, where it stands. Nothing is allocated.
 
     Forward, backward, recomputation and the optimizer's step are really dispatched, on tensors without
     memory; the peak on a CPU is found to the byte or nearly so. CUDA's kernels and allocator are imitated.
     """
-    run = {
-        "batch": batch, "seq": seq, "mode": mode, "reentrant": reentrant, "optimizer": optimizer,
-        "implementation": implementation, "device": device, "sdpa_kernel": kernel, "padding": padding,
-        "dropout": not no_dropout, "freeze": tuple(freeze or ()),
-    }  # fmt: skip
-    run_configs = running.run_configs(run, checkpointing, dtype, autocast)
-    running.check_timeline(timeline)
-    source = found_model(model, architecture, attention, pooler, download)
-    if snapshot is not None:
+    run_configs = run.run_configs(sdpa_kernel=kernel)
+    run_options.check_timeline(view.timeline)
+    source = model.found()
+    if view.snapshot is not None:
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
 
-    with running.Progress() as progress:
+    with run_options.Progress() as progress:
         report = estimate_report(source, run_configs, progress)
-    running.show_memory(report, fmt, output, rows)
-    running.write_timeline(report, timeline)
-    if snapshot is not None:
+    run_options.show_memory(report, fmt, output, view.rows)
+    run_options.write_timeline(report, view.timeline)
+    if view.snapshot is not None:
         from bertscope.analyses.memory.snapshot import snapshot as picture
 
-        write_bytes(snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))
+        write_bytes(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.output import show, write
+from bertscope.commands import model_options, run_options
+from bertscope.commands.output import Format, Output, show, write
+from bertscope.commands.registry import command
 from bertscope.render.console import Target, stdout_target
-from bertscope.sources.find import load
+from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -20,8 +21,9 @@ examples:
 """
 
 
+@command(place=80, epilog=EPILOG, short_help="Walk through a model step by step, every number a formula.")
 def explain(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     path: Annotated[
         str | None,
         typer.Argument(
@@ -33,13 +35,13 @@ def explain(
         typer.Option(help="Show the three vocabularies side by side, this one first."),
     ] = None,
     lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
-    architecture: options.Architecture = None,
-    pooler: options.Pooler = None,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    architecture: model_options.Architecture = None,
+    pooler: model_options.Pooler = None,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Walk through a model step by step: what goes in, what comes out, parameters and FLOPs as formulas.
 

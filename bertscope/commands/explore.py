@@ -11,10 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import options, running
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import note
+from bertscope.commands.registry import command
+from bertscope.commands.run_options import PrecisionOptions, SizeOptions
 from bertscope.errors import BertscopeError, MissingExtraError
-from bertscope.sources.find import load
+from bertscope.run_config import RunConfig
 
 EPILOG = """\b
 examples:
@@ -27,21 +30,15 @@ o restores the model's order, x opens or closes all, tab goes to the details, q 
 """
 
 
+@command(place=90, epilog=EPILOG, short_help="Walk through the module tree in the terminal.")
 def explore(
-    model: options.Model = options.DEFAULT_MODEL,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
+    *,
+    sizes: SizeOptions,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    checkpointing: Annotated[
-        str, typer.Option(metavar="STRATEGY", help="none, full, every-2, layers:0-5, selective.")
-    ] = "none",
-    dtype: running.Dtype = None,
-    autocast: running.Autocast = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    download: options.Download = False,
+    checkpointing: run_options.Strategy = RunConfig.checkpointing,
+    precision: PrecisionOptions,
+    freeze: model_options.Freeze = None,
+    model: ModelOptions,
 ) -> None:
     """Walk through the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
 
@@ -49,11 +46,14 @@ def explore(
     follow as they are computed. Needs the extra 'explore'.
     """
     _check_terminal()
-    run = {"batch": batch, "seq": seq, "freeze": tuple(freeze or ())}
-    (run_config, *others) = running.run_configs(run, checkpointing, dtype, autocast)
+    run_config = RunConfig(
+        batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()),
+        **run_options.precision(precision.dtype, precision.autocast),
+    )  # fmt: skip
+    (run_config, *others) = run_options.by_strategy(run_config, checkpointing)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    source = model.loaded()
     if source.notice:
         note(source.notice)
     from bertscope.analyses.page.explore import explore as analyse

@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import options, running
-from bertscope.commands.output import show
+from bertscope.commands import run_options
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
+from bertscope.commands.run_options import StepOptions, by_strategy
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
-from bertscope.run_config import RunConfig, parse_strategies
-from bertscope.sources.find import load
+from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
+from bertscope.units import BF16, FP32, PRECISIONS
 
 EPILOG = """\b
 examples:
@@ -21,11 +24,13 @@ examples:
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
-PRECISIONS = ("fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16")
+_AUTOCAST = "autocast-"
+_PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 
 
+@command(place=60, epilog=EPILOG, short_help="Find the largest batch that a memory budget holds.")
 def fit(
-    model: options.Model = options.DEFAULT_MODEL,
+    *,
     budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
     ] = None,
@@ -40,29 +45,21 @@ def fit(
     ] = None,
     checkpointing: Annotated[
         str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
-    ] = "none,selective,every-2,full",
+    ] = CHEAPEST_FIRST,
     precision: Annotated[
-        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(PRECISIONS)}.")
-    ] = "fp32,autocast-bf16",
-    mode: running.Mode = "training",
-    optimizer: running.Optimizer = "adamw",
-    implementation: running.Implementation = "default",
+        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.")
+    ] = f"{FP32.name},{_AUTOCAST}{BF16.name}",
+    step: StepOptions,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="Whose semantics; cuda with --gpu, else cpu.")
+        str | None, typer.Option(metavar="|".join(DEVICES), help="Whose semantics; cuda with --gpu, else cpu.")
     ] = None,
-    kernel: running.Kernel = "auto",
+    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the CUDA context takes, if you know it for your card.")
     ] = None,
-    padding: running.Padding = 0.0,
-    no_dropout: running.NoDropout = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    model: ModelOptions,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:  # fmt: skip
     """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
 
@@ -72,20 +69,17 @@ def fit(
     known = find_gpu(gpu) if gpu else None
     if (known is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
-    run_config = RunConfig(
-        mode=mode, optimizer=optimizer, implementation=implementation, device=device or ("cuda" if known else "cpu"),
-        sdpa_kernel=kernel, padding=padding, dropout=not no_dropout, freeze=tuple(freeze or ()),
-    )  # fmt: skip
+    run_config = step.run_config(device=device or ("cuda" if known else RunConfig.device), sdpa_kernel=kernel)
     variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
     from bertscope.render import fit as renderer
 
-    size = running.size("--budget", budget)
-    with running.Progress() as progress:
+    size = run_options.size("--budget", budget)
+    with run_options.Progress() as progress:
         report = fit_report(
-            source, variants, running.numbers("--seq", seq), known if known is not None else size or 0,
-            batch=batch, context_bytes=running.size("--context", context), progress=progress,
+            source, variants, run_options.numbers("--seq", seq), known if known is not None else size or 0,
+            batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
         )  # fmt: skip
     show(report, renderer, fmt, output)
     if not report.fits:
@@ -93,9 +87,8 @@ def fit(
 
 
 def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:
-    if precision not in PRECISIONS:
-        raise SelectionError(f"--precision takes {', '.join(PRECISIONS)}; got {precision[:40]!r}")
-    kind = "autocast" if precision.startswith("autocast-") else "dtype"
-    chosen = parse_strategies(strategies) if run_config.mode != "inference" else ("none",)
-    changes: dict[str, Any] = {kind: precision.removeprefix("autocast-")}
-    return [replace(run_config, checkpointing=strategy, **changes) for strategy in chosen]
+    if precision not in _PRECISIONS:
+        raise SelectionError(f"--precision takes {', '.join(_PRECISIONS)}; got {precision[:40]!r}")
+    name = precision.removeprefix(_AUTOCAST)
+    changes: dict[str, Any] = {"dtype": name} if name == precision else {"autocast": name}
+    return by_strategy(replace(run_config, **changes), strategies if run_config.mode != "inference" else NONE)

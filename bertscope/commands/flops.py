@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import found_model
-from bertscope.commands.output import show, write
-from bertscope.commands.running import numbers
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import Format, Output, show, write
+from bertscope.commands.registry import command
+from bertscope.commands.run_options import numbers
 from bertscope.errors import SelectionError
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports.flops import FlopsReport
+from bertscope.run_config import NONE, RunConfig
 
 EPILOG = """\b
 examples:
@@ -25,8 +27,9 @@ examples:
 """
 
 
+@command(place=30, epilog=EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")
 def flops(
-    model: options.Model = options.DEFAULT_MODEL,
+    *,
     batch: Annotated[
         str, typer.Option("--batch", "-b", metavar="N[,N...]", help="Batch sizes; several give a sweep.")
     ] = "1",
@@ -36,11 +39,9 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: options.Checkpointing = "none",
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
+    checkpointing: run_options.Strategy = RunConfig.checkpointing,
+    model: ModelOptions,
+    freeze: model_options.Freeze = None,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep the rows go.")
     ] = None,
@@ -49,9 +50,8 @@ def flops(
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total as this source counts, beside the others."),
     ] = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Count the FLOPs of a forward pass or a training step, per module.
 
@@ -59,9 +59,9 @@ def flops(
     too. One multiply-add is 2 FLOPs; matrix products and elementwise work stand in columns of their own.
     """
     batches, seqs = numbers("--batch", batch), numbers("--seq", seq)
-    if checkpointing != "none" and mode != "training":
+    if checkpointing != NONE and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
-    source = found_model(model, architecture, attention, pooler, download)
+    source = model.found()
     from bertscope.analyses.flops.sweep import FlopsRun, flops_model
     from bertscope.render import flops as renderer
 

@@ -10,14 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
-_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; `html_text` escapes what goes in
+Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
+]
+_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; the templates escape every value
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:

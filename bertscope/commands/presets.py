@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bertscope.commands import options
-from bertscope.commands.output import show
-from bertscope.render import presets as renderer
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
+from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.bert import BertSource
 from bertscope.sources.presets import preset_paths, read_preset
@@ -16,7 +16,8 @@ examples:
 """
 
 
-def presets(fmt: options.Format = "table", output: options.Output = None) -> None:
+@command(place=130, epilog=EPILOG)
+def presets(fmt: Format = "table", output: Output = None) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(_row(read_preset(path)) for path in preset_paths().values())
     show(PresetsReport(rows=rows), renderer, fmt, output)

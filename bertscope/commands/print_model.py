@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model
-from bertscope.commands.output import show
-from bertscope.render import print_model as renderer
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import Output, show
+from bertscope.commands.registry import command
+from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
 
 EPILOG = """\b
@@ -21,22 +21,20 @@ examples:
 """
 
 
+@command(place=120, name="print", epilog=EPILOG)
 def print_model(
-    model: options.Model = options.DEFAULT_MODEL,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
+    *,
+    model: ModelOptions,
     fmt: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
     ] = "text",
-    download: options.Download = False,
-    output: options.Output = None,
+    output: Output = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 
     With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
-    source, built = build_model(model, architecture, attention, pooler, download=download)
+    source, built = model.built()
     from bertscope.analyses.modules.totals import subject
 
     show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

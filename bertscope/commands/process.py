@@ -22,8 +22,8 @@ INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
 EXIT_CODES = {
     0: "fine",
     1: "the answer is no",
-    2: "the question was wrong (one line on stderr says how to put it right)",
-    3: "it could not be measured (out of memory, killed, too slow)",
+    2: "the input is wrong (one line on stderr says how to correct it)",
+    3: "the measurement failed (out of memory, killed, too slow)",
     INTERNAL: "bertscope or its installation failed (one line names the error; --debug shows the traceback)",
     HANGUP: "the terminal was closed (SIGHUP)",
     INTERRUPT: "interrupted (Ctrl-C, SIGINT)",

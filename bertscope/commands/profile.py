@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import options, running
-from bertscope.commands.output import note, write_bytes
-from bertscope.sources.find import load
+from bertscope.commands import run_options
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import Format, Output, note, write_bytes
+from bertscope.commands.registry import command
+from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
 
 EPILOG = """\b
 examples:
@@ -20,24 +22,16 @@ examples:
 """
 
 
+@command(
+    place=50,
+    epilog=EPILOG,
+    cls=WithBareCheckpointing,
+    short_help="Run the real step; measure its memory and time.",
+)
 def profile(
-    model: options.Model = options.DEFAULT_MODEL,
-    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")] = 1,
-    seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")] = 128,
-    mode: running.Mode = "training",
-    checkpointing: running.Strategies = "none",
-    reentrant: running.Reentrant = False,
-    dtype: running.Dtype = None,
-    autocast: running.Autocast = False,
-    optimizer: running.Optimizer = "adamw",
-    implementation: running.Implementation = "default",
-    device: running.Device = "cpu",
-    padding: running.Padding = 0.0,
-    no_dropout: running.NoDropout = False,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
+    *,
+    run: RunOptions,
+    model: ModelOptions,
     steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many bare steps are timed.")] = 3,
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="torch's threads.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights and inputs.")] = 0,
@@ -45,53 +39,45 @@ def profile(
         str | None, typer.Option(metavar="SIZE", help="The most that the process may take: 4GiB.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="For each way to run.")] = 600,
-    rows: running.Rows = 10,
-    timeline: running.Timeline = None,
-    snapshot: running.Snapshot = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    view: ViewOptions,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Run the real step and measure its memory and time, each way in a process of its own, beside the estimate.
 
     The peak is the allocator's own, by torch's profiler; times are of bare steps, run apart. Exit code 3 when
     a way to run could not be measured: out of memory, killed, too slow; 130 when it was interrupted.
     """
-    run = {
-        "batch": batch, "seq": seq, "mode": mode, "reentrant": reentrant, "optimizer": optimizer,
-        "implementation": implementation, "device": device, "padding": padding,
-        "dropout": not no_dropout, "freeze": tuple(freeze or ()),
-    }  # fmt: skip
-    run_configs = running.run_configs(run, checkpointing, dtype, autocast)
-    running.check_timeline(timeline)
-    source = load(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
+    run_configs = run.run_configs()
+    run_options.check_timeline(view.timeline)
+    source = model.loaded()
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
     from bertscope.analyses.memory.profile_job import Job
 
-    limit = running.size("--memory-limit", memory_limit)
+    limit = run_options.size("--memory-limit", memory_limit)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
             beside=run_configs[0] if place else None,
-            wants_snapshot=snapshot is not None and run_config is run_configs[-1])
+            wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with running.Progress() as progress:
+    with run_options.Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     is_shown = fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; no output that fails takes another one with it
         if is_shown:
-            running.show_memory(report, fmt, output, rows)
+            run_options.show_memory(report, fmt, output, view.rows)
         for variant in report.variants:
             if variant.failure:
                 note(f"{variant.checkpointing} could not be measured: {variant.failure}")
     finally:
         try:
-            if snapshot is not None and pictures[-1] is not None:
-                write_bytes(snapshot, pictures[-1])
+            if view.snapshot is not None and pictures[-1] is not None:
+                write_bytes(view.snapshot, pictures[-1])
         finally:
             if is_shown:
-                running.write_timeline(report, timeline)
+                run_options.write_timeline(report, view.timeline)
     if any(INTERRUPTED[1] in failure for failure in failures):
         raise typer.Exit(130)
     if failures:

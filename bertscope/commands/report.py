@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options, running
+from bertscope.commands import model_options, run_options
 from bertscope.commands.output import note, show, write_file
+from bertscope.commands.registry import command
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.sources.find import load
+from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -21,22 +22,23 @@ examples:
 """
 
 
+@command(place=70, epilog=EPILOG, short_help="Write everything about a model on one page.")
 def report(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: model_options.Model = DEFAULT_MODEL,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page, such as report.html.")
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Another model beside it.", autocompletion=options.complete_model),
+        typer.Option(metavar="MODEL", help="Another model beside it.", autocompletion=model_options.complete_model),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, help="The batch size.")] = 8,
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
     budget: Annotated[str, typer.Option(metavar="SIZE", help="What the fit table is to fit in.")] = "16GiB",
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With the fit table or without.")] = True,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    download: options.Download = False,
+    architecture: model_options.Architecture = None,
+    attention: model_options.Attention = None,
+    download: model_options.Download = False,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
     ] = "html",
@@ -57,8 +59,8 @@ def report(
     ]
     from bertscope.analyses.page.report import PageRun, page_report
 
-    size = running.size("--budget", budget) if fit else None
-    with running.Progress() as progress:
+    size = run_options.size("--budget", budget) if fit else None
+    with run_options.Progress() as progress:
         found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
     if fmt == "json" or output is None:
         from types import SimpleNamespace

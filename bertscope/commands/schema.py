@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.output import show, write
+from bertscope.commands.output import Output, show, write
+from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
-from bertscope.render import schemas as renderer
+from bertscope.render.tool import schemas as renderer
 from bertscope.units import json_text
 
 EPILOG = """\b
@@ -27,6 +27,7 @@ def complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in report_classes() if kind.startswith(incomplete)]
 
 
+@command(place=170, epilog=EPILOG, short_help="Print the JSON Schema of what --format json writes.")
 def schema(
     kind: Annotated[
         str | None,
@@ -40,7 +41,7 @@ def schema(
         Literal["table", "json", "csv", "markdown"] | None,
         typer.Option("--format", "-f", help="How to show the list; a schema is always JSON."),
     ] = None,
-    output: options.Output = None,
+    output: Output = None,
 ) -> None:
     """Print the JSON Schema (draft 2020-12) of what --format json writes, or list the kinds of report.
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import build_model, traced_shapes
-from bertscope.commands.output import show
+from bertscope.commands import model_options, run_options
+from bertscope.commands.model_options import ModelOptions, traced_shapes
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import command
 
 EPILOG = """\b
 examples:
@@ -19,29 +20,27 @@ examples:
 """
 
 
+@command(place=20, epilog=EPILOG)
 def tree(
-    model: options.Model = options.DEFAULT_MODEL,
+    *,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep to go; everything without it.")
     ] = None,
-    architecture: options.Architecture = None,
-    attention: options.Attention = None,
-    pooler: options.Pooler = None,
-    freeze: options.Freeze = None,
+    model: ModelOptions,
+    freeze: model_options.Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    shapes: options.Shapes = False,
-    batch: options.Batch = 1,
-    seq: options.Seq = 128,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    shapes: model_options.Shapes = False,
+    batch: run_options.Batch = 1,
+    seq: run_options.Seq = 128,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Show the module tree with parameters and shares.
 
     Every row sums what is at and below its module, so the totals are the same at every depth. Numbers
     such as 3-6 are torchinfo's: the sixth module at depth 3.
     """
-    source, built = build_model(model, architecture, attention, pooler, freeze, download=download)
+    source, built = model.built(freeze)
     from bertscope.analyses.params.tree import tree as analyse
     from bertscope.render import tree as renderer
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from bertscope.commands import options
-from bertscope.commands.options import found_model
-from bertscope.commands.output import show
+from bertscope.commands import model_options
+from bertscope.commands.model_options import found_model
+from bertscope.commands.output import Format, Output, show
+from bertscope.commands.registry import OneOf, command
+from bertscope.units import PRECISIONS
 
 EPILOG = """\b
 examples:
@@ -20,10 +22,13 @@ exit codes: 0 the checkpoint is the model's, 1 it is not, 2 a file cannot be rea
 """
 
 
+@command(place=150, epilog=EPILOG, short_help="Hold a model against a checkpoint's header.")
 def verify(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="The configuration, as for count.", autocompletion=options.complete_model),
+        typer.Argument(
+            metavar="MODEL", help="The configuration, as for count.", autocompletion=model_options.complete_model
+        ),
     ],
     checkpoint: Annotated[
         str | None,
@@ -34,18 +39,19 @@ def verify(
         ),
     ] = None,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
+        str | None,
+        OneOf(PRECISIONS),
         typer.Option(help="What floating-point tensors must be, instead of what the config.json says."),
     ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="missing|unexpected|dtype", help="Tell this and still say yes. Repeatable."),
     ] = None,
-    architecture: options.Architecture = None,
-    pooler: options.Pooler = None,
-    download: options.Download = False,
-    fmt: options.Format = "table",
-    output: options.Output = None,
+    architecture: model_options.Architecture = None,
+    pooler: model_options.Pooler = None,
+    download: model_options.Download = False,
+    fmt: Format = "table",
+    output: Output = None,
 ) -> None:
     """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
 

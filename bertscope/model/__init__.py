@@ -62,9 +62,9 @@ def build(
     add_pooling_layer: bool = True,
     device: str | torch.device = "meta",
 ) -> BertPreTrainedModel:
-    """The model of `architecture` on `device`; on meta at once and without memory.
+    """Build the model of `architecture` on `device`; on meta this needs no memory for weights.
 
-    `add_pooling_layer` concerns BertModel alone. Raises ConfigError for an unknown architecture.
+    `add_pooling_layer` applies only to BertModel. Raises ConfigError for an unknown architecture.
     """
     if architecture not in CLASSES:
         raise unknown_architecture(architecture)

@@ -1,4 +1,4 @@
-"""The activations that `hidden_act` names, as modules, so that a printed model shows them."""
+"""The activations for `hidden_act` as modules, so that a printed model shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GELUActivation(nn.Module):
     """The exact GELU, x * Phi(x). Source: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden)
 
 
@@ -23,7 +23,7 @@ class NewGELUActivation(nn.Module):
     """The tanh form of GELU, step by step, as google-research/bert and GPT-2 compute it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
         return 0.5 * hidden * (1.0 + torch.tanh(inner))
 
@@ -32,7 +32,7 @@ class FastGELUActivation(nn.Module):
     """The tanh form of GELU with its constant rounded to 0.79788456."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         return 0.5 * hidden * (1.0 + torch.tanh(hidden * 0.7978845608 * (1.0 + 0.044715 * hidden * hidden)))
 
 
@@ -40,7 +40,7 @@ class PythonGELUActivation(nn.Module):
     """The exact GELU written with erf, which keeps its intermediate tensors."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         return hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
 
 
@@ -48,7 +48,7 @@ class PytorchGELUTanh(nn.Module):
     """The tanh form of GELU in torch's fused kernel."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden, approximate="tanh")
 
 
@@ -56,15 +56,15 @@ class QuickGELUActivation(nn.Module):
     """GELU approximated by x * sigmoid(1.702 x)."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same shape out."""
+        """Return a tensor of the same shape, any shape."""
         return hidden * torch.sigmoid(1.702 * hidden)
 
 
 class LinearActivation(nn.Module):
-    """The identity."""
+    """The identity function."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape in, the same out."""
+        """Return the input."""
         return hidden
 
 
@@ -88,5 +88,5 @@ _CLASSES: dict[str, type[nn.Module]] = {
 
 
 def activation(hidden_act: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for a name, which the configuration has already checked, or a callable as it is."""
+    """Return the activation for a name that the configuration has checked; return a callable unchanged."""
     return hidden_act if callable(hidden_act) else _CLASSES[hidden_act]()

@@ -1,4 +1,4 @@
-"""Attention: the projections, two kernels (eager and sdpa), and the block with its output layer.
+"""Attention: the projections, two kernels (eager and sdpa), and the block with the output layer.
 
 Letters in the shapes: B batch, S query length, T key length, N heads, D head size, H hidden = N * D.
 """
@@ -21,7 +21,7 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 class BertSelfAttention(nn.Module):
-    """Multi-head attention of queries over keys and values, each step a tensor of its own.
+    """Multi-head attention of queries over keys and values; each step is a separate tensor.
 
     Source: Vaswani et al. 2017; relative positions: Shaw et al. 2018 (`relative_key`) and Huang et al.
     2020, method 4 (`relative_key_query`).
@@ -46,7 +46,7 @@ class BertSelfAttention(nn.Module):
         self.is_decoder = config.is_decoder
 
     def split_heads(self, projected: Tensor) -> Tensor:
-        """(B, S, H) -> (B, N, S, D)."""
+        """Split the heads: (B, S, H) -> (B, N, S, D)."""
         batch, length, _ = projected.shape
         return projected.view(batch, length, self.num_attention_heads, self.attention_head_size).transpose(1, 2)
 
@@ -60,9 +60,9 @@ class BertSelfAttention(nn.Module):
         past_key_value: KeyValue | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor | KeyValue, ...]:
-        """(B, S, H) -> (B, S, H); then the probabilities (B, N, S, T) if asked, then, in a decoder, the cache.
+        """Map (B, S, H) to (B, S, H); also return the probabilities (B, N, S, T) if asked, and a decoder's cache.
 
-        Masks are additive and broadcast to (B, N, S, T): 0 to attend, a large negative number not to.
+        Masks are additive and broadcast to (B, N, S, T): 0 to attend, a large negative number to ignore.
         """
         query = self.split_heads(self.query(hidden_states))  # (B, N, S, D)
         key, value = self._key_value(hidden_states, encoder_hidden_states, past_key_value)  # (B, N, T, D)
@@ -79,7 +79,7 @@ class BertSelfAttention(nn.Module):
         return (*outputs, (key, value)) if self.is_decoder else outputs
 
     def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
-        """The four cases of the cache: cross-attention or not, with a cache or without."""
+        """Return keys and values, for self- or cross-attention, with or without a cache."""
         if encoder_hidden is not None and past is not None:
             return past
         source = hidden if encoder_hidden is None else encoder_hidden
@@ -98,21 +98,21 @@ class BertSelfAttention(nn.Module):
         is_causal: bool,
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Context (B, N, S, D) and probabilities (B, N, S, T); `mask` holds the causal part already."""
+        """Return the context (B, N, S, D) and probabilities (B, N, S, T); `mask` includes the causal part."""
         scores = query @ key.transpose(-1, -2)  # (B, N, S, T)
         if self.position_embedding_type != "absolute":
             scores = self._with_relative_scores(scores, query, key)  # before the scaling, as the reference does
         scores = scores / math.sqrt(self.attention_head_size)
         if mask is not None:
             scores = scores + mask
-        # Dropping a probability drops a whole token to attend to, as in the original Transformer.
+        # Dropout of a probability ignores a whole token, as in the original Transformer.
         probabilities = self.dropout(functional.softmax(scores, dim=-1))
         if head_mask is not None:
             probabilities = probabilities * head_mask
         return probabilities @ value, probabilities
 
     def _with_relative_scores(self, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Adds to (B, N, S, T) what queries, and for `relative_key_query` keys, score with the distances."""
+        """Add the relative position scores of queries (and of keys, for `relative_key_query`) to (B, N, S, T)."""
         query_length, key_length = query.shape[2], key.shape[2]
         keys = torch.arange(key_length, device=query.device)
         # With a cache the queries are the last of the keys; without one S = T and this is the same.
@@ -126,7 +126,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertSdpaSelfAttention(BertSelfAttention):
-    """The same attention in torch's fused kernel, which keeps no (B, N, S, T) tensor where it can."""
+    """The same attention in torch's fused kernel, which saves no (B, N, S, T) tensor if the backend allows it."""
 
     def attend(
         self,
@@ -138,12 +138,14 @@ class BertSdpaSelfAttention(BertSelfAttention):
         is_causal: bool,
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Context (B, N, S, D) and no probabilities; falls back to eager where the kernel cannot serve."""
+        """Return the context (B, N, S, D) without probabilities; fall back to eager for unsupported inputs."""
         obstacle = self._obstacle(head_mask, output_attentions)
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
-        if mask is not None or query.shape[2] == 1:  # decided here, so that a traced length is no tensor
+        if (
+            mask is not None or query.shape[2] == 1
+        ):  # in a branch: as an argument, a traced comparison would be a tensor
             is_causal = False
         context = functional.scaled_dot_product_attention(
             query,
@@ -167,7 +169,7 @@ _said: set[str] = set()
 
 
 def say_once(message: str) -> None:
-    """Warn, the first time in this process; not while torch compiles, which would break the graph."""
+    """Warn once in this process; never while torch compiles, since a warning breaks the graph."""
     if message not in _said and not torch.compiler.is_compiling():
         _said.add(message)
         warnings.warn(message, BertscopeWarning, stacklevel=2)
@@ -177,7 +179,7 @@ KERNELS = {"eager": BertSelfAttention, "sdpa": BertSdpaSelfAttention}
 
 
 class BertSelfOutput(nn.Module):
-    """Attention's output layer: dense, dropout, residual, LayerNorm."""
+    """The output layer of attention: dense, dropout, residual, LayerNorm."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -186,7 +188,7 @@ class BertSelfOutput(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """(B, S, H) and the residual (B, S, H) -> (B, S, H)."""
+        """Map (B, S, H) and the residual (B, S, H) to (B, S, H)."""
         normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
         return normed
 
@@ -201,10 +203,10 @@ class BertAttention(nn.Module):
         self.pruned_heads: set[int] = set()
 
     def prune_heads(self, heads: Iterable[int]) -> None:
-        """Remove heads, by their numbers in the unpruned layer; those already gone are passed over."""
+        """Remove heads, numbered as in the unpruned layer; ignore heads that are already removed."""
         heads = set(heads) - self.pruned_heads
         if not heads:
-            return  # what an optimizer holds stays what it is
+            return  # keep the parameter objects, since an optimizer may refer to them
         attention, size = self.self, self.self.attention_head_size
         left = [
             head
@@ -233,7 +235,7 @@ class BertAttention(nn.Module):
         past_key_value: KeyValue | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor | KeyValue, ...]:
-        """(B, S, H) -> (B, S, H), then what BertSelfAttention returns after its first output."""
+        """Map (B, S, H) to (B, S, H); also return the further outputs of BertSelfAttention."""
         context, *others = self.self(
             hidden_states,
             attention_mask,
@@ -247,7 +249,7 @@ class BertAttention(nn.Module):
 
 
 def _part_of(layer: nn.Linear, keep: list[int], dim: int) -> nn.Linear:
-    """A linear layer with the kept output rows (dim 0) or input columns (dim 1)."""
+    """Return a linear layer with only the kept output rows (dim 0) or input columns (dim 1)."""
     inputs, outputs = (layer.in_features, len(keep)) if dim == 0 else (len(keep), layer.out_features)
     part = nn.Linear(inputs, outputs, device=layer.weight.device, dtype=layer.weight.dtype)
     part.requires_grad_(layer.weight.requires_grad).train(layer.training)

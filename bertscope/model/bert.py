@@ -1,4 +1,4 @@
-"""BertModel: the body that every head stands on.
+"""BertModel: the model without a head.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
 H hidden size.
@@ -27,7 +27,7 @@ from bertscope.model.pretrained import BertPreTrainedModel
 
 
 class BertModel(BertPreTrainedModel):
-    """Embeddings, encoder and, unless it is left out, the pooler.
+    """Embeddings, encoder and (optional) pooler.
 
     Source: Devlin et al. 2018, arXiv:1810.04805; outputs equal to transformers 4.43.4.
     """
@@ -59,11 +59,11 @@ class BertModel(BertPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions | tuple[Any, ...]:
-        """Ids (B, S) or embeddings (B, S, H) -> the last hidden state (B, S, H), the pooled (B, H), and more.
+        """Map ids (B, S) or embeddings (B, S, H) to the last hidden state (B, S, H), pooled output (B, H) ...
 
-        attention_mask is (B, T), (B, S, T) or (B, 1 or N, S, T), 1 to attend and 0 not to; a missing one
-        attends everywhere. head_mask is (N,) or (layers, N). encoder_hidden_states (B, E, H) feed the
-        cross-attention of a decoder. Raises ValueError for inputs that do not fit together.
+        attention_mask is (B, T), (B, S, T) or (B, 1 or N, S, T), 1 to attend and 0 to ignore; default: all
+        ones. head_mask is (N,) or (layers, N). encoder_hidden_states (B, E, H) are the input of a
+        decoder's cross-attention. Raises ValueError for inputs that do not fit together.
         """
         config = self.config
         shape = input_shape(input_ids, inputs_embeds, config.hidden_size)

@@ -1,4 +1,4 @@
-"""Layers that are recomputed in the backward pass instead of keeping what they computed."""
+"""Activation checkpointing: layers that run again in the backward pass instead of saving activations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertscope.run_config import Checkpointing
 
 
 def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
-    """The layer as a function of its positional inputs that keeps these alone; dropout replays its masks."""
+    """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     options: dict[str, Any] = {"use_reentrant": how.use_reentrant}
@@ -24,7 +24,7 @@ def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
 
 
 def _without_weight_cache(layer: nn.Module, hidden: Tensor, *others: Any) -> Any:
-    """Autocast keeps the weights that it has cast; recomputation would then see fewer operators than the forward."""
+    """Turn off autocast's weight cache, with which recomputation runs fewer operators than the forward pass."""
     kind = hidden.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return layer(hidden, *others)
@@ -39,7 +39,7 @@ def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any
 
 
 def _matrix_products() -> frozenset[Any]:
-    """What costs most to compute again: products, and the fused attention kernels that consist of them."""
+    """Return the operators whose outputs are saved: matrix products and fused attention kernels."""
     aten = torch.ops.aten
     names = (
         "mm",

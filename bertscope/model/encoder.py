@@ -21,14 +21,14 @@ from bertscope.torch_access import Embedding, index_row
 
 
 class BertEmbeddings(nn.Module):
-    """The sum of token, position and token type vectors, normalised."""
+    """The sum of token, position and token type embeddings, then LayerNorm and dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
-        # In capitals because the TensorFlow variable is named so, and the checkpoints' keys with it.
+        # In capitals, as in the TensorFlow variable and therefore in the checkpoints' keys.
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.position_embedding_type = config.position_embedding_type
@@ -40,7 +40,7 @@ class BertEmbeddings(nn.Module):
         self.register_load_state_dict_post_hook(_leave_meta)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertEmbeddings:
-        """As torch's; no file holds the buffers, so a model that leaves meta computes them anew."""
+        """Apply `fn` as torch does; compute the buffers anew when the model leaves meta, since no file has them."""
         was_meta = self.position_ids.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if was_meta and not self.position_ids.is_meta:
@@ -48,7 +48,7 @@ class BertEmbeddings(nn.Module):
         return self
 
     def reset_buffers(self) -> None:
-        """Position ids 0, 1 ... and token type ids all zero, on the device of the weights."""
+        """Set position ids to 0, 1 ... and token type ids to zero, on the device of the weights."""
         positions = self.position_embeddings.num_embeddings
         with torch.device(self.word_embeddings.weight.device):
             self.position_ids = index_row(positions, counting=True)
@@ -62,7 +62,7 @@ class BertEmbeddings(nn.Module):
         inputs_embeds: Tensor | None = None,
         past_key_values_length: int = 0,
     ) -> Tensor:
-        """Ids (B, S) or embeddings (B, S, H) -> (B, S, H); a missing token type is all zeros: one sentence."""
+        """Map ids (B, S) or embeddings (B, S, H) to (B, S, H); token type ids are 0 by default: one sentence."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
         batch, length = inputs_embeds.shape[:2]
@@ -78,13 +78,13 @@ class BertEmbeddings(nn.Module):
 
 
 def _leave_meta(embeddings: BertEmbeddings, keys: object) -> None:
-    """After weights were assigned to a model on meta, its buffers follow them."""
+    """Compute the buffers anew after weights were assigned to a model on meta."""
     if embeddings.position_ids.is_meta and not embeddings.word_embeddings.weight.is_meta:
         embeddings.reset_buffers()
 
 
 class BertIntermediate(nn.Module):
-    """The first half of the feed-forward: wider, then the activation."""
+    """The first half of the feed-forward: dense to the intermediate size, then the activation."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class BertIntermediate(nn.Module):
         self.intermediate_act_fn = activation(config.hidden_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, S, H) -> (B, S, I)."""
+        """Map (B, S, H) to (B, S, I)."""
         activated: Tensor = self.intermediate_act_fn(self.dense(hidden_states))
         return activated
 
@@ -107,13 +107,13 @@ class BertOutput(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """(B, S, I) and the residual (B, S, H) -> (B, S, H)."""
+        """Map (B, S, I) and the residual (B, S, H) to (B, S, H)."""
         normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
         return normed
 
 
 class BertLayer(nn.Module):
-    """One transformer layer: attention, in a decoder cross-attention, and the feed-forward."""
+    """One transformer layer: attention, in a decoder cross-attention, then feed-forward."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -137,9 +137,9 @@ class BertLayer(nn.Module):
         past_key_value: tuple[Tensor, ...] | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """(B, S, H) -> (B, S, H), then self- and cross-attention probabilities if asked, then the cache.
+        """Map (B, S, H) to (B, S, H); also return self- and cross-attention probabilities if asked, and the cache.
 
-        The cache is (key, value), followed by (key, value) of the cross-attention where there is one.
+        The cache is (key, value), then (key, value) of the cross-attention if there is one.
         """
         past_self = past_key_value[:2] if past_key_value is not None else None
         hidden, *others = self.attention(
@@ -149,7 +149,7 @@ class BertLayer(nn.Module):
         if self.is_decoder and encoder_hidden_states is not None:
             if not self.add_cross_attention:
                 raise ValueError("encoder_hidden_states were given and this layer has no cross-attention")
-            # A cache made without encoder states holds two tensors: then the cross-attention has none yet.
+            # A cache from a run without encoder states has two tensors, and none for the cross-attention.
             has_cross = past_key_value is not None and len(past_key_value) == 4
             past_cross: KeyValue | None = past_key_value[2:] if has_cross else None  # type: ignore[index, assignment]
             hidden, *cross = self.crossattention(
@@ -167,7 +167,7 @@ class BertLayer(nn.Module):
         return (hidden, *others, cache) if self.is_decoder else (hidden, *others)
 
     def _feed_forward_in_chunks(self, hidden: Tensor) -> Tensor:
-        """The feed-forward over pieces of the sequence: the same numbers, a lower peak of memory."""
+        """Run the feed-forward on chunks of the sequence: the same numbers with a lower memory peak."""
         chunk = self.chunk_size_feed_forward
         if chunk == 0:
             return self.feed_forward_chunk(hidden)
@@ -178,7 +178,7 @@ class BertLayer(nn.Module):
         return torch.cat([self.feed_forward_chunk(piece) for piece in pieces], dim=self.seq_len_dim)
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
-        """(B, S, H) -> (B, S, H)."""
+        """Map (B, S, H) to (B, S, H)."""
         output: Tensor = self.output(self.intermediate(attention_output), attention_output)
         return output
 
@@ -206,7 +206,7 @@ class BertEncoder(nn.Module):
         output_hidden_states: bool = False,
         return_dict: bool = True,
     ) -> BaseModelOutputWithPastAndCrossAttentions | tuple[Any, ...]:
-        """(B, S, H) -> (B, S, H) after the last layer, and what else was asked for.
+        """Map (B, S, H) to (B, S, H) after the last layer; also return what the flags ask for.
 
         Masks are additive, as in BertSelfAttention; `head_mask` is (layers, 1, N, 1, 1).
         """
@@ -215,7 +215,7 @@ class BertEncoder(nn.Module):
             say_once("use_cache does not go with gradient checkpointing; the cache is switched off")
             use_cache = False
         if recomputes and self.checkpointing.use_reentrant and torch.is_grad_enabled():
-            # Reentrant checkpointing gives the layers no gradients unless its input asks for one.
+            # Reentrant checkpointing gives the layers gradients only if its input requires grad.
             hidden_states = hidden_states if hidden_states.requires_grad else hidden_states.detach().requires_grad_()
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
@@ -249,7 +249,7 @@ class BertEncoder(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """The vector of the first token, through a dense layer and tanh: the sentence in one vector."""
+    """A dense layer and tanh on the first token: one vector for the sentence."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -257,6 +257,6 @@ class BertPooler(nn.Module):
         self.activation = nn.Tanh()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, S, H) -> (B, H)."""
+        """Map (B, S, H) to (B, H)."""
         pooled: Tensor = self.activation(self.dense(hidden_states[:, 0]))
         return pooled

@@ -31,7 +31,7 @@ OptionalTensor = Tensor | None
 
 
 class BertPredictionHeadTransform(nn.Module):
-    """Dense, activation, LayerNorm: the hidden state made ready for the vocabulary."""
+    """Dense, activation, LayerNorm: the input of the decoder."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class BertPredictionHeadTransform(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, S, H) -> (B, S, H)."""
+        """Map (B, S, H) to (B, S, H)."""
         normed: Tensor = self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
         return normed
 
 
 class BertLMPredictionHead(nn.Module):
-    """Scores over the vocabulary; the decoder's weight is the word embeddings', its bias is held here too."""
+    """Scores over the vocabulary; the decoder's weight is that of the word embeddings, its bias is also `bias`."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ class BertLMPredictionHead(nn.Module):
         self.tie_bias()
 
     def tie_bias(self) -> None:
-        """The checkpoints hold the bias under both names; it is one parameter."""
+        """Make `bias` and `decoder.bias` one parameter; checkpoints have both names."""
         self.decoder.bias = self.bias
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, S, H) -> (B, S, V)."""
+        """Map (B, S, H) to (B, S, V)."""
         scores: Tensor = self.decoder(self.transform(hidden_states))
         return scores
 
@@ -73,7 +73,7 @@ class BertOnlyMLMHead(nn.Module):
         self.predictions = BertLMPredictionHead(config)
 
     def forward(self, sequence_output: Tensor) -> Tensor:
-        """(B, S, H) -> (B, S, V)."""
+        """Map (B, S, H) to (B, S, V)."""
         scores: Tensor = self.predictions(sequence_output)
         return scores
 
@@ -86,7 +86,7 @@ class BertOnlyNSPHead(nn.Module):
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
     def forward(self, pooled_output: Tensor) -> Tensor:
-        """(B, H) -> (B, 2)."""
+        """Map (B, H) to (B, 2)."""
         scores: Tensor = self.seq_relationship(pooled_output)
         return scores
 
@@ -100,12 +100,12 @@ class BertPreTrainingHeads(nn.Module):
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
     def forward(self, sequence_output: Tensor, pooled_output: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, H) and (B, H) -> (B, S, V) and (B, 2)."""
+        """Map (B, S, H) and (B, H) to (B, S, V) and (B, 2)."""
         return self.predictions(sequence_output), self.seq_relationship(pooled_output)
 
 
 class WithHead(BertPreTrainedModel):
-    """What the classes below share: a body, and how an output becomes a tuple when one is asked for."""
+    """The base of the classes below: a BertModel, and the conversion of outputs to tuples."""
 
     add_pooling_layer = False
 
@@ -119,7 +119,7 @@ class WithHead(BertPreTrainedModel):
     def _returned(
         self, body: Any, return_dict: Flag, kind: type[Output], loss: Tensor | None, *logits: Tensor
     ) -> Output | tuple[Any, ...]:
-        """An object of `kind`, or a tuple: loss, logits, then what the body gave in its own order."""
+        """Return an object of `kind`, or a tuple: loss, logits, then the other outputs of BertModel in their order."""
         names = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
         others = {name: getattr(body, name) for name in names}
         if not (self.config.return_dict if return_dict is None else return_dict):
@@ -139,12 +139,12 @@ class _WithLMHead(WithHead):
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The decoder."""
+        """Return the decoder."""
         return self.cls.predictions.decoder
 
 
 class BertForPreTraining(_WithLMHead):
-    """Masked language modelling and next sentence prediction, as BERT was first trained."""
+    """Masked language modelling and next sentence prediction, the original pre-training of BERT."""
 
     add_pooling_layer = True
     head = BertPreTrainingHeads
@@ -155,7 +155,7 @@ class BertForPreTraining(_WithLMHead):
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, next_sentence_label: OptionalTensor = None,
         output_attentions: Flag = None, output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> BertForPreTrainingOutput | tuple[Any, ...]:  # fmt: skip
-        """Prediction logits (B, S, V) and sentence logits (B, 2); the loss needs both labels."""
+        """Return prediction logits (B, S, V) and sentence logits (B, 2), and with both labels the loss."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
@@ -177,7 +177,7 @@ class BertForMaskedLM(_WithLMHead):
         encoder_attention_mask: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> MaskedLMOutput | tuple[Any, ...]:  # fmt: skip
-        """Logits (B, S, V); labels (B, S), -100 where no loss is wanted."""
+        """Return logits (B, S, V), and with labels (B, S) the loss; a label of -100 is ignored."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             encoder_hidden_states, encoder_attention_mask,
@@ -199,7 +199,7 @@ class BertLMHeadModel(_WithLMHead):
         past_key_values: Cache | None = None, use_cache: Flag = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> CausalLMOutputWithCrossAttentions | tuple[Any, ...]:  # fmt: skip
-        """Logits (B, S, V); labels (B, S) are the inputs themselves, shifted here by one."""
+        """Return logits (B, S, V), and with labels (B, S) the loss; labels are the input ids, shifted here by one."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             encoder_hidden_states, encoder_attention_mask, past_key_values,
@@ -212,7 +212,7 @@ class BertLMHeadModel(_WithLMHead):
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension; -100 counts for nothing. Raises ValueError for other shapes."""
+    """Return the cross-entropy over the last dimension, without labels of -100; raise ValueError for other shapes."""
     if labels.numel() * logits.shape[-1] != logits.numel():
         raise ValueError(f"labels has shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}")
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

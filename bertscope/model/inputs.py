@@ -1,7 +1,7 @@
-"""What goes into the body: inputs that fit together, and masks in the form that attention adds.
+"""Inputs of BertModel: checks that their shapes fit together, and conversion of masks to additive masks.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
-H hidden size. Nothing here looks at a tensor's values, so all of it runs on meta and on fake tensors.
+H hidden size. Nothing here reads a tensor's values, so everything runs on meta and on fake tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Cache = tuple[tuple[Tensor, ...], ...]
 
 
 def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_size: int) -> tuple[int, int]:
-    """(B, S) of what was given; raises ValueError for both, neither, or a wrong shape."""
+    """Return (B, S) of the ids or the embeddings; raise ValueError for both, neither, or a wrong shape."""
     if input_ids is not None and inputs_embeds is None:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
@@ -30,7 +30,7 @@ def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_s
 
 
 def cached_length(past_key_values: Cache | None, config: BertConfig, has_encoder_states: bool) -> int:
-    """Length of the cached keys; raises ValueError for a cache of another model or of cross-attention alone."""
+    """Return the length of the cached keys; raise ValueError for one of another model or of cross-attention only."""
     if not past_key_values:
         return 0
     if len(past_key_values) != config.num_hidden_layers:
@@ -63,14 +63,14 @@ def check_agreement(
     for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None and tuple(ids.shape) not in ((batch, length), (1, length), (length,)):
             raise ValueError(f"{name} has shape {tuple(ids.shape)} and the input {shape}")
-    heads = 0 if config.pruned_heads else config.num_attention_heads  # pruned layers differ in their heads
+    heads = 0 if config.pruned_heads else config.num_attention_heads  # pruned layers have different numbers of heads
     _check_mask("attention_mask", attention_mask, (batch, heads, length, past + length), "the input with its cache")
     if encoder_hidden_states is None:
         if encoder_attention_mask is not None:
             raise ValueError("encoder_attention_mask was given and encoder_hidden_states were not")
         return
     if not config.is_decoder:
-        return  # an encoder passes them by, as in the reference
+        return  # an encoder ignores them, as in transformers
     if not config.add_cross_attention:
         raise ValueError("encoder_hidden_states were given and add_cross_attention is false")
     if encoder_hidden_states.dim() != 3 or encoder_hidden_states.shape[0] != batch:
@@ -102,7 +102,7 @@ def check_cache(
 
 
 def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int, int], other: str) -> None:
-    """The last dimension must be there whole; the others may be 1 and broadcast."""
+    """Raise ValueError unless the last dimension has full size; the others may be 1 and broadcast."""
     if mask is None:
         return
     batch, heads, queries, keys = shape
@@ -125,9 +125,9 @@ def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int, int]
 def self_attention_mask(
     mask: Tensor | None, length: int, past: int, is_decoder: bool, is_fused: bool, hidden: Tensor
 ) -> Tensor | None:
-    """The additive mask, broadcastable to (B, N, S, T); None where there is nothing to hide.
+    """Return the additive mask, broadcastable to (B, N, S, T); None if it would hide nothing.
 
-    The fused kernel makes a plain causal mask by itself.
+    The fused kernel applies a plain causal mask itself.
     """
     if mask is None and (not is_decoder or (is_fused and past == 0)):
         return None
@@ -138,14 +138,14 @@ def self_attention_mask(
 
 
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T), (B, S, T) or (B, N, S, T) of 1 and 0 -> four dimensions of 0 and the most negative number."""
+    """Convert a mask of 1 and 0, (B, T), (B, S, T) or (B, N, S, T), to 4 dimensions of 0 and the lowest number."""
     if keep.dim() < 4:
         keep = keep[:, None, None, :] if keep.dim() == 2 else keep[:, None]
     return (1.0 - keep.to(dtype)) * torch.finfo(dtype).min
 
 
 def layer_head_masks(mask: Tensor | None, config: BertConfig, dtype: torch.dtype) -> Tensor | None:
-    """(N,) or (layers, N) -> (layers, 1, N, 1, 1); raises ValueError for another shape."""
+    """Reshape (N,) or (layers, N) to (layers, 1, N, 1, 1); raise ValueError for another shape."""
     if mask is None:
         return None
     layers, heads = config.num_hidden_layers, config.num_attention_heads

@@ -1,4 +1,4 @@
-"""What the models return: by name, by key and by index.
+"""The outputs of the models, with access by name, by key and by index.
 
 B batch, S query length, T key length, N heads, D head size, H hidden size, V vocabulary, C choices.
 """
@@ -18,27 +18,27 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(eq=False)
 class ModelOutput:
-    """Fields that are None count as absent: they have no index and no key.
+    """The base of all outputs. A field that is None is absent: it has no index and no key.
 
-    `output.logits`, `output["logits"]` and `output[0]` are the same tensor; iterating gives the keys,
-    as in the reference.
+    `output.logits`, `output["logits"]` and `output[0]` are the same tensor; iteration yields the keys,
+    as in transformers.
     """
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The values that are there, in the order of the fields."""
+        """Return the values that are not None, in the order of the fields."""
         return tuple(value for _, value in self.items())
 
     def items(self) -> list[tuple[str, Any]]:
-        """Names and values that are there."""
+        """Return the names and values that are not None."""
         pairs = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return [(name, value) for name, value in pairs if value is not None]
 
     def keys(self) -> list[str]:
-        """Names of the values that are there."""
+        """Return the names of the values that are not None."""
         return [name for name, _ in self.items()]
 
     def values(self) -> list[Any]:
-        """The values that are there."""
+        """Return the values that are not None."""
         return list(self.to_tuple())
 
     def __getitem__(self, key: str | int | slice) -> Any:
@@ -56,7 +56,7 @@ class ModelOutput:
 
 @dataclass(eq=False)
 class BaseModelOutputWithPastAndCrossAttentions(ModelOutput):
-    """What BertEncoder returns."""
+    """The output of BertEncoder."""
 
     last_hidden_state: Tensor | None = None  # (B, S, H)
     past_key_values: tuple[Tensors, ...] | None = None  # per layer 2 or 4 of (B, N, T, D)
@@ -67,7 +67,7 @@ class BaseModelOutputWithPastAndCrossAttentions(ModelOutput):
 
 @dataclass(eq=False)
 class BaseModelOutputWithPoolingAndCrossAttentions(ModelOutput):
-    """What BertModel returns."""
+    """The output of BertModel."""
 
     last_hidden_state: Tensor | None = None  # (B, S, H)
     pooler_output: Tensor | None = None  # (B, H)
@@ -79,7 +79,7 @@ class BaseModelOutputWithPoolingAndCrossAttentions(ModelOutput):
 
 @dataclass(eq=False)
 class BertForPreTrainingOutput(ModelOutput):
-    """What BertForPreTraining returns."""
+    """The output of BertForPreTraining."""
 
     loss: Tensor | None = None  # ()
     prediction_logits: Tensor | None = None  # (B, S, V)
@@ -90,7 +90,7 @@ class BertForPreTrainingOutput(ModelOutput):
 
 @dataclass(eq=False)
 class _LossAndLogits(ModelOutput):
-    """A loss (), logits, and what the body gave."""
+    """A loss (), logits, and the further outputs of BertModel."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -100,32 +100,32 @@ class _LossAndLogits(ModelOutput):
 
 @dataclass(eq=False)
 class MaskedLMOutput(_LossAndLogits):
-    """What BertForMaskedLM returns; logits (B, S, V)."""
+    """The output of BertForMaskedLM; logits (B, S, V)."""
 
 
 @dataclass(eq=False)
 class NextSentencePredictorOutput(_LossAndLogits):
-    """What BertForNextSentencePrediction returns; logits (B, 2)."""
+    """The output of BertForNextSentencePrediction; logits (B, 2)."""
 
 
 @dataclass(eq=False)
 class SequenceClassifierOutput(_LossAndLogits):
-    """What BertForSequenceClassification returns; logits (B, num_labels)."""
+    """The output of BertForSequenceClassification; logits (B, num_labels)."""
 
 
 @dataclass(eq=False)
 class MultipleChoiceModelOutput(_LossAndLogits):
-    """What BertForMultipleChoice returns; logits (B, C)."""
+    """The output of BertForMultipleChoice; logits (B, C)."""
 
 
 @dataclass(eq=False)
 class TokenClassifierOutput(_LossAndLogits):
-    """What BertForTokenClassification returns; logits (B, S, num_labels)."""
+    """The output of BertForTokenClassification; logits (B, S, num_labels)."""
 
 
 @dataclass(eq=False)
 class CausalLMOutputWithCrossAttentions(ModelOutput):
-    """What BertLMHeadModel returns."""
+    """The output of BertLMHeadModel."""
 
     loss: Tensor | None = None  # ()
     logits: Tensor | None = None  # (B, S, V)
@@ -137,7 +137,7 @@ class CausalLMOutputWithCrossAttentions(ModelOutput):
 
 @dataclass(eq=False)
 class QuestionAnsweringModelOutput(ModelOutput):
-    """What BertForQuestionAnswering returns."""
+    """The output of BertForQuestionAnswering."""
 
     loss: Tensor | None = None  # ()
     start_logits: Tensor | None = None  # (B, S)
@@ -147,4 +147,4 @@ class QuestionAnsweringModelOutput(ModelOutput):
 
 
 for _kind in ModelOutput.__subclasses__() + _LossAndLogits.__subclasses__():
-    torch.export.register_dataclass(_kind)  # so that torch.export and torch.func see the tensors inside
+    torch.export.register_dataclass(_kind)  # for torch.export and torch.func

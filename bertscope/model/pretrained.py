@@ -1,4 +1,4 @@
-"""What all classes share: initialisation, tying, checkpointing, pruning, resizing, and loading of weights."""
+"""The base class of all models: initialisation, tying, checkpointing, pruning, resizing, and loading of weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertscope.config import BertConfig
 from bertscope.model.encoder import BertEncoder
 from bertscope.model.state_dict import translated
-from bertscope.run_config import Checkpointing
+from bertscope.run_config import FULL, Checkpointing
 
 
 class BertPreTrainedModel(nn.Module):
@@ -27,16 +27,16 @@ class BertPreTrainedModel(nn.Module):
     # ---- weights: values and ties ----
 
     def post_init(self) -> None:
-        """Initialise the weights and tie what is tied; the last line of every constructor."""
+        """Initialise the weights and tie parameters; every constructor calls this last."""
         for child in self.children():
-            if not isinstance(child, BertPreTrainedModel):  # the body under a head has done so itself
+            if not isinstance(child, BertPreTrainedModel):  # the BertModel of a head did this in its own constructor
                 child.apply(self._init_weights)
         self.tie_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights with `initializer_range`, zero biases, a zero padding row, LayerNorm the identity."""
+        """Set normal weights with `initializer_range`, zero biases, a zero padding row, and LayerNorm as identity."""
         weight: Any = getattr(module, "weight", None)
-        if weight is None or weight.is_meta:  # a meta weight has no values, and normal_ there costs 1.4 s
+        if weight is None or weight.is_meta:  # a meta weight has no values, and `normal_` on it costs 1.4 s
             return
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(weight, std=self.config.initializer_range)
@@ -48,16 +48,16 @@ class BertPreTrainedModel(nn.Module):
 
     @property
     def base_model(self) -> Any:
-        """The BertModel in here, or this one itself."""
+        """Return the BertModel in this model, or the model itself."""
         return getattr(self, self.base_model_prefix, self)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The word embeddings."""
+        """Return the word embeddings."""
         embeddings: nn.Embedding = self.base_model.embeddings.word_embeddings
         return embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Other word embeddings; the decoder follows if it is tied, and the vocabulary with them."""
+        """Replace the word embeddings; also update a tied decoder and the size of the vocabulary."""
         self.base_model.embeddings.word_embeddings = value
         self._set_config(replace(self.config, vocab_size=value.num_embeddings))
         if self.config.tie_word_embeddings:
@@ -65,11 +65,11 @@ class BertPreTrainedModel(nn.Module):
         self.tie_weights()
 
     def get_output_embeddings(self) -> nn.Linear | None:
-        """The decoder of the language modelling head; None for a class without one."""
+        """Return the decoder of the language modelling head; None for a class without one."""
         return None
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        """Another decoder, its bias the head's too. Raises ValueError for a class without a decoder."""
+        """Replace the decoder; the head gets its bias. Raises ValueError for a class without a decoder."""
         if self.get_output_embeddings() is None:
             raise ValueError(f"{type(self).__name__} has no output embeddings")
         head: Any = self.cls
@@ -77,7 +77,7 @@ class BertPreTrainedModel(nn.Module):
         head.predictions.bias = value.bias
 
     def tie_weights(self) -> None:
-        """Make the decoder use the word embeddings, if the configuration ties them, and always the head's bias."""
+        """Tie the decoder to the word embeddings, if the configuration says so, and always to the head's bias."""
         decoder = self.get_output_embeddings()
         if decoder is None:
             return
@@ -87,7 +87,7 @@ class BertPreTrainedModel(nn.Module):
             decoder.weight = self.get_input_embeddings().weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
-        """As torch's, which replaces parameters one address at a time: what was one parameter stays one."""
+        """Apply `fn` as torch does, but keep ties: torch replaces the parameter of each name separately."""
         shared = _shared_parameters(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for (first, name), *others in shared:
@@ -96,32 +96,32 @@ class BertPreTrainedModel(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's, for the names of this class, of old checkpoints, and with or without `bert.` in front.
+        """Load weights as torch does, with names of this class or of old checkpoints, with or without `bert.` in front.
 
-        LayerNorm's `gamma` and `beta` become weight and bias, stored `position_ids` are passed over, and a
-        tied weight that the file leaves out is taken from its other address. Raises ValueError for
+        LayerNorm's `gamma` and `beta` become weight and bias, stored `position_ids` are ignored, and a
+        tied weight without an entry is taken from its other name. Raises ValueError for
         TensorFlow's names.
         """
         found, filled = translated(state_dict, self)
         result = super().load_state_dict(found, strict, assign)
-        if not strict:  # what was not in the file is still told, as safetensors' loader expects of tied names
+        if not strict:  # filled names still count as missing, as safetensors' loader expects of tied names
             result.missing_keys.extend(filled)
         self.tie_weights()
         return result
 
-    # ---- the forward pass: what is kept for the backward ----
+    # ---- checkpointing: tensors saved for backward ----
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether layers are recomputed in the backward pass, in train mode."""
+        """Return True if layers are recomputed in the backward pass in train mode."""
         return self._encoder().gradient_checkpointing
 
     def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = "full"
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
     ) -> None:
-        """Recompute layers in the backward pass instead of keeping what they computed; in train mode alone.
+        """Recompute layers in the backward pass instead of saving their activations, in train mode only.
 
-        `strategy`: full (every layer), every-2, layers:0-5, selective (keeps the matrix products).
+        `strategy`: full (every layer), every-2, layers:0-5, selective (saves the matrix products).
         `gradient_checkpointing_kwargs` may hold `use_reentrant`, which is False by default.
         """
         options = dict(gradient_checkpointing_kwargs or {})
@@ -136,17 +136,17 @@ class BertPreTrainedModel(nn.Module):
         encoder.checkpointing = chosen or Checkpointing()
 
     def gradient_checkpointing_disable(self) -> None:
-        """Keep everything again."""
+        """Save all activations again."""
         self._encoder().gradient_checkpointing = False
 
     def _encoder(self) -> BertEncoder:
         encoder: BertEncoder = self.base_model.encoder
         return encoder
 
-    # ---- another size ----
+    # ---- pruning and resizing ----
 
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
-        """Remove attention heads: layer -> the heads' numbers in the unpruned layer."""
+        """Remove attention heads; `heads` maps a layer to head numbers in the unpruned layer."""
         pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
         for place, heads in heads_to_prune.items():
             layer = place + self.config.num_hidden_layers if place < 0 else place
@@ -159,7 +159,7 @@ class BertPreTrainedModel(nn.Module):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
     ) -> nn.Embedding:
-        """Grow or shrink the vocabulary, the decoder with it; new rows are initialised. The new embeddings."""
+        """Resize the vocabulary in embeddings and decoder, initialise new rows, and return the embeddings."""
         embeddings = self.get_input_embeddings()
         size = embeddings.num_embeddings if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
@@ -194,7 +194,7 @@ class BertPreTrainedModel(nn.Module):
 
 
 def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """For every parameter with several addresses, the modules and names that hold it."""
+    """Return, for every parameter with several names, the modules and attributes that have it."""
     addresses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -204,7 +204,7 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:
-    """The first `size` rows of `old`, and new rows normal with `std`; frozen if `old` is."""
+    """Return the first `size` rows of `old`, then new rows from a normal distribution; frozen if `old` is."""
     new = old.new_empty(size, *old.shape[1:])
     if not new.is_meta:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Names of weights in checkpoints of all ages -> the names of one of our models."""
+"""The names of weights in old and new checkpoints, translated to the names of a model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-# Buffers that transformers before 4.31 wrote into its files; computed here.
+# Buffers that transformers before 4.31 saved; computed here.
 _STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """The state dict under the names that `model` has, and the tied names that were filled in.
+    """Return the state dict with the names of `model`, and the tied names that were added.
 
     Raises ValueError for TensorFlow's names.
     """
@@ -33,7 +33,7 @@ def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[st
 
 
 def modern_name(name: str) -> str:
-    """A LayerNorm's `gamma` and `beta` as weight and bias."""
+    """Return the name with `weight` and `bias` for a LayerNorm's `gamma` and `beta`."""
     for old, new in _OLD_ENDS.items():
         if name.endswith(old):
             return name[: -len(old)] + new
@@ -41,7 +41,7 @@ def modern_name(name: str) -> str:
 
 
 def own_name(name: str, own: set[str], prefix: str = "bert") -> str:
-    """With or without `bert.` in front, whichever the model has."""
+    """Return the name with or without `bert.` in front, as in the model."""
     if name in own:
         return name
     front = f"{prefix}."
@@ -50,7 +50,7 @@ def own_name(name: str, own: set[str], prefix: str = "bert") -> str:
 
 
 def _fill_ties(found: dict[str, Any], model: nn.Module) -> list[str]:
-    """Give every address of a tied parameter the tensor that the file has under another one; the names filled."""
+    """Add the missing names of tied parameters with the tensor of another name; return the added names."""
     filled = []
     addresses: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""The heads of tasks: sentence pairs, classification, choice, tokens, answers; each with its loss.
+"""The task heads: sentence pairs, classification, multiple choice, tokens, question answering; each with its loss.
 
 Letters in the shapes: B batch, S sequence length, L labels, C choices. Inputs as in `heads`.
 """
@@ -23,7 +23,7 @@ from bertscope.model.outputs import (
 
 
 class BertForNextSentencePrediction(WithHead):
-    """Does the second sentence follow the first?"""
+    """Classification of sentence pairs: the second sentence follows the first, or not."""
 
     add_pooling_layer = True
 
@@ -38,7 +38,7 @@ class BertForNextSentencePrediction(WithHead):
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> NextSentencePredictorOutput | tuple[Any, ...]:  # fmt: skip
-        """Logits (B, 2); labels (B,), 0 for a continuation and 1 for a random sentence."""
+        """Return logits (B, 2), and with labels (B,) the loss; 0 is a continuation, 1 a random sentence."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
@@ -49,7 +49,7 @@ class BertForNextSentencePrediction(WithHead):
 
 
 class _WithClassifier(WithHead):
-    """A class with dropout and one linear layer under `classifier`."""
+    """The base of classes with dropout and one linear layer, `classifier`."""
 
     def __init__(self, config: BertConfig, num_outputs: int | None = None) -> None:
         super().__init__(config)
@@ -71,7 +71,7 @@ class BertForSequenceClassification(_WithClassifier):
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> SequenceClassifierOutput | tuple[Any, ...]:  # fmt: skip
-        """Logits (B, L); labels (B,) or (B, L), by `problem_type`."""
+        """Return logits (B, L), and with labels (B,) or (B, L), by `problem_type`, the loss."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
@@ -94,7 +94,7 @@ class BertForSequenceClassification(_WithClassifier):
         return functional.binary_cross_entropy_with_logits(logits, labels)
 
     def _problem_of(self, labels: Tensor) -> str:
-        """Without a `problem_type`: one label is a regression, integers one class each, floats several."""
+        """Return the default `problem_type`: regression for one label, single label for integers, else multi-label."""
         if self.num_labels == 1:
             return "regression"
         is_integer = labels.dtype in (torch.long, torch.int)
@@ -102,7 +102,7 @@ class BertForSequenceClassification(_WithClassifier):
 
 
 class BertForMultipleChoice(_WithClassifier):
-    """Which of several continuations is right: one score each."""
+    """One score for each of several continuations."""
 
     add_pooling_layer = True
 
@@ -115,7 +115,7 @@ class BertForMultipleChoice(_WithClassifier):
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> MultipleChoiceModelOutput | tuple[Any, ...]:  # fmt: skip
-        """Inputs (B, C, S) -> logits (B, C); labels (B,) are indices of choices."""
+        """Map inputs (B, C, S) to logits (B, C), and with labels (B,), the indices of choices, return the loss."""
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
             raise ValueError("give either input_ids or inputs_embeds; neither was given")
@@ -143,7 +143,7 @@ class BertForTokenClassification(_WithClassifier):
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> TokenClassifierOutput | tuple[Any, ...]:  # fmt: skip
-        """Logits (B, S, L); labels (B, S)."""
+        """Return logits (B, S, L), and with labels (B, S) the loss."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
@@ -154,7 +154,7 @@ class BertForTokenClassification(_WithClassifier):
 
 
 class BertForQuestionAnswering(WithHead):
-    """The start and the end of the answer in the text."""
+    """The start and the end of an answer in the text."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -169,7 +169,7 @@ class BertForQuestionAnswering(WithHead):
         end_positions: OptionalTensor = None, output_attentions: Flag = None, output_hidden_states: Flag = None,
         return_dict: Flag = None,
     ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
-        """Start and end logits (B, S) each; positions (B,), ignored where beyond the sequence."""
+        """Return start and end logits (B, S), and with positions (B,) a loss; a position beyond the end is ignored."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
@@ -184,7 +184,7 @@ class BertForQuestionAnswering(WithHead):
 
 
 def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    """Cross-entropy over the sequence (B, S); a position beyond its end counts for nothing, as in the reference."""
+    """Return the cross-entropy over positions (B, S); positions beyond the end are ignored, as in transformers."""
     length = logits.shape[1]
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
     return functional.cross_entropy(logits, positions.clamp(0, length), ignore_index=length)

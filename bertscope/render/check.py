@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.units import count_text, html_text, signed_text
 
 
 def text(report: CheckReport) -> str:
-    """`file:line: model: what was expected, what was got`, and a last line with the sums.
+    """Return a line `file:line: model: message` for each failure, and a last line with the sums.
 
     Files that could not be checked are not data: they go to stderr, one line each, by the command.
     """
@@ -18,7 +18,7 @@ def text(report: CheckReport) -> str:
 
 
 def line(finding: Finding) -> str:
-    """One finding as `file:line: model: message`."""
+    """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
         return one_line(finding.message)
     return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
@@ -32,7 +32,7 @@ def _summary(report: CheckReport) -> str:
 
 
 def github(report: CheckReport) -> str:
-    """Workflow commands that GitHub shows at the file and line of the expectation."""
+    """Return workflow commands that GitHub shows at the file and line of the expectation."""
     lines = [
         f"::error title=bertscope check,file={_escape(finding.path, True)},line={finding.line}::"
         f"{_escape(f'{finding.model}: {finding.message}')}\n"
@@ -49,7 +49,7 @@ def _escape(value: str, is_property: bool = False) -> str:
 
 
 def junit(report: CheckReport) -> str:
-    """One test case for each expectation."""
+    """Return one test case for each expectation."""
     failures, errors = len(report.having("failed")), len(report.having("error"))
     head = f'<testsuite name="bertscope check" tests="{len(report.findings)}" failures="{failures}" errors="{errors}">'
     cases = "".join(_case(finding) for finding in report.findings)
@@ -67,25 +67,26 @@ def _case(finding: Finding) -> str:
 
 
 def _xml(value: str) -> str:
-    """Escaped, and without what XML 1.0 cannot hold: controls, surrogates, non-characters."""
+    """Escape the text, and what XML 1.0 cannot hold: controls, surrogates, non-characters."""
     return html_text(one_line(value))
 
 
-_COLUMNS = (
-    Column("", lambda finding: {"passed": "ok", "failed": "FAILED", "error": "ERROR"}[finding.status]),
-    Column("model", lambda finding: one_line(finding.model, limit=120), give_up=1),
-    Column("expectation", lambda finding: one_line(finding.key)),
-    Column("expected", lambda finding: _value(finding.expected), right=True),
-    Column("got", lambda finding: _value(finding.got) or one_line(finding.message), right=True),
-    Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "", right=True),
-    Column("place", lambda finding: one_line(f"{finding.path}:{finding.line}"), give_up=2),
-)
-
-
 def _columns(report: CheckReport) -> list[Column]:
-    """Without differences no column of them."""
-    some = any(finding.difference for finding in report.findings)
-    return [column for column in _COLUMNS if some or column.title != "difference"]
+    return [
+        Column("", lambda finding: _STATUS[finding.status], values("status")),
+        Column("model", lambda finding: one_line(finding.model, limit=120), values("model"), give_up=1),
+        Column("expectation", lambda finding: one_line(finding.key), values("key")),
+        Column("expected", lambda finding: _value(finding.expected), values("expected"), right=True),
+        Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
+        Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "",
+               values("difference", "tolerance"), right=True,
+               shown=any(finding.difference for finding in report.findings)),
+        Column("place", lambda finding: one_line(f"{finding.path}:{finding.line}"), values("path", "line"), give_up=2),
+        csv_only(values("message")),
+    ]  # fmt: skip
+
+
+_STATUS = {"passed": "ok", "failed": "FAILED", "error": "ERROR"}
 
 
 def _value(value: int | str | None) -> str:
@@ -95,19 +96,16 @@ def _value(value: int | str | None) -> str:
 
 
 def table(report: CheckReport, target: Target) -> str:
-    """For the terminal: every finding."""
+    """Return every finding for the terminal."""
     body = table_text(_columns(report), report.findings, target, lambda finding: finding.status != "passed")
     return body + _summary(report)
 
 
 def markdown(report: CheckReport) -> str:
-    """For a pull request."""
+    """Return the report for a pull request."""
     return f"{markdown_text(_columns(report), report.findings)}\n{_summary(report)}"
 
 
-_FIELDS = ("status", "model", "key", "expected", "got", "difference", "tolerance", "path", "line", "message")
-
-
 def csv(report: CheckReport) -> str:
-    """For a spreadsheet."""
-    return csv_text(_FIELDS, [[getattr(finding, field) for field in _FIELDS] for finding in report.findings])
+    """Return the findings for a spreadsheet."""
+    return csv_text(_columns(report), report.findings)

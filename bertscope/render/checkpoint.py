@@ -1,10 +1,10 @@
-"""What a checkpoint stores as a table, CSV and Markdown."""
+"""The contents of a checkpoint as a table, CSV and Markdown."""
 
 from __future__ import annotations
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
 from bertscope.reports.checkpoint import CheckpointReport, Stored, StoredRow
 from bertscope.units import bytes_text, count_text, shape_text
 
@@ -12,16 +12,16 @@ _SHOWN_FILES = 3
 
 
 def _columns(report: CheckpointReport) -> list[Column]:
-    columns = [
-        Column("tensor", _label),
-        Column("dtype", lambda row: row.dtype, give_up=2),
-        Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), give_up=4),
-        Column("params", lambda row: count_text(row.params), right=True),
-        Column("bytes", lambda row: bytes_text(row.bytes), right=True, give_up=3),
-    ]
-    if any(row.shares for row in report.rows):
-        columns.append(Column("shares the storage of", lambda row: one_line(row.shares or ""), give_up=1))
-    return columns
+    return [
+        Column("tensor", _label, values("name")),
+        Column("dtype", lambda row: row.dtype, values("dtype"), give_up=2),
+        Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies"),
+               give_up=4),
+        Column("params", lambda row: count_text(row.params), values("params"), right=True),
+        Column("bytes", lambda row: bytes_text(row.bytes), values("bytes"), right=True, give_up=3),
+        Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), give_up=1,
+               shown=any(row.shares for row in report.rows)),
+    ]  # fmt: skip
 
 
 def _label(row: StoredRow) -> str:
@@ -29,13 +29,13 @@ def _label(row: StoredRow) -> str:
 
 
 def title(report: CheckpointReport) -> str:
-    """`model.safetensors: safetensors, 62 tensors`."""
+    """Return `model.safetensors: safetensors, 62 tensors`."""
     stored = report.stored
     return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
 
 
 def stored_lines(stored: Stored) -> list[tuple[str, str]]:
-    """The sums: parameters, dtypes, and the file's size to the last byte."""
+    """Return the sums: parameters, dtypes, and the file's size to the last byte."""
     dtypes = ", ".join(f"{count_text(row.params)} in {row.dtype} ({bytes_text(row.bytes)})" for row in stored.dtypes)
     shared = stored.stored_params - stored.distinct_params
     lines = [
@@ -67,20 +67,17 @@ def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
 
 
 def table(report: CheckpointReport, target: Target) -> str:
-    """For the terminal."""
-    body = table_text(_columns(report), report.rows, target, lambda row: False)
+    """Return the report for the terminal."""
+    body = table_text(_columns(report), report.rows, target)
     return f"{title(report)}\n{body}" + "".join(f"{name:<17}{value}\n" for name, value in _footer(report))
 
 
 def markdown(report: CheckpointReport) -> str:
-    """For a pull request or a page."""
+    """Return the report for a pull request or a page."""
     lines = "".join(f"- {name}: {value}\n" for name, value in _footer(report)).replace("_", "\\_").replace("*", "\\*")
     return f"**{title(report)}**\n\n{markdown_text(_columns(report), report.rows)}\n{lines}"
 
 
-_FIELDS = ("name", "dtype", "shape", "copies", "params", "bytes", "shares")
-
-
 def csv(report: CheckpointReport) -> str:
-    """For a spreadsheet."""
-    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])
+    """Return the tensors for a spreadsheet."""
+    return csv_text(_columns(report), report.rows)

@@ -1,4 +1,4 @@
-"""Where a table may go: how wide, whether in colour. One place makes rich consoles.
+"""The target of a table: its width and its colours. Only this file makes rich consoles.
 
 A piped table takes its natural width: rich would assume 80 columns there and drop whole ones.
 """
@@ -32,12 +32,12 @@ _chosen: list[Color] = ["auto"]
 
 
 def choose_color(choice: Color) -> None:
-    """What `--color` says for the rest of this run; `auto` leaves it to the terminal and the environment."""
+    """Set the value of `--color` for the rest of this run; `auto` leaves it to the terminal and the environment."""
     _chosen[0] = choice
 
 
 def stdout_target() -> Target:
-    """What standard output takes, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and whether it is a terminal."""
+    """Return the target for standard output, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and the terminal."""
     is_terminal = sys.stdout.isatty()
     columns = os.environ.get("COLUMNS", "")
     width = None
@@ -54,7 +54,7 @@ def stdout_target() -> Target:
 
 
 def draw(renderable: RenderableType, target: Target) -> str:
-    """The renderable as text, lines without trailing blanks."""
+    """Return the renderable as text, lines without trailing blanks."""
     console = _console(target)
     console.print(renderable)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def draw(renderable: RenderableType, target: Target) -> str:
 
 
 def natural_width(renderable: RenderableType) -> int:
-    """The width at which nothing wraps."""
+    """Return the width at which nothing wraps."""
     console = _console(Target())
     return console.measure(renderable).maximum
 

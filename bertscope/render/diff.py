@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
 from bertscope.units import count_text, shape_text, signed_text
@@ -16,12 +16,14 @@ _FIELDS = (
     Column("b", lambda change: _value(change.b)),
 )
 _ROWS = (
-    Column("parameter", lambda row: row.path + (f" ({row.copies} x)" if row.copies > 1 else "")),
-    Column("is", lambda row: row.status),
-    Column("shape in a", lambda row: _shape(row.shape_a), give_up=2),
-    Column("shape in b", lambda row: _shape(row.shape_b), give_up=2),
-    Column("difference", lambda row: signed_text(row.params_b - row.params_a), right=True),
-)
+    Column("parameter", lambda row: row.path + (f" ({row.copies} x)" if row.copies > 1 else ""), values("path")),
+    Column("is", lambda row: row.status, values("status")),
+    csv_only(values("copies")),
+    Column("shape in a", lambda row: _shape(row.shape_a), {"shape_a": lambda row: _shape(row.shape_a)}, give_up=2),
+    Column("shape in b", lambda row: _shape(row.shape_b), {"shape_b": lambda row: _shape(row.shape_b)}, give_up=2),
+    Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
+           right=True),
+)  # fmt: skip
 _TOTALS = (
     Column("total", lambda item: item[0]),
     Column("a", lambda item: count_text(item[1]), right=True),
@@ -39,11 +41,11 @@ def _shape(shape: Shape) -> str:
 
 
 def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
-    """Columns and rows of each table: settings, parameters, totals."""
+    """Return the columns and rows of each table: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
     totals = [
-        ("distinct parameters", a.distinct_params, b.distinct_params),
-        ("parameters over layers", a.layer_params, b.layer_params),
+        ("unique parameters", a.distinct_params, b.distinct_params),
+        ("sum over layers", a.layer_params, b.layer_params),
         (f"forward FLOPs at {report.batch} x {report.seq}", report.forward_flops_a, report.forward_flops_b),
     ]
     parts = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
@@ -51,24 +53,19 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
 
 
 def table(report: DiffReport, target: Target) -> str:
-    """For the terminal: settings, parameters, totals; what does not differ is not shown."""
+    """Return the settings, parameters and totals that differ, for the terminal."""
     heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
-    body = "".join(table_text(columns, rows, target, lambda row: False) for columns, rows in parts(report))
+    body = "".join(table_text(columns, rows, target) for columns, rows in parts(report))
     note = "FLOPs: matrix products alone, a multiply-add is 2\n"
     return heading + body + note + ("the two do not differ\n" if report.is_empty else "")
 
 
 def markdown(report: DiffReport) -> str:
-    """For a pull request."""
+    """Return the report for a pull request."""
     heading = f"**a: {report.a.name}, b: {report.b.name}**\n"
     return "\n".join([heading, *(markdown_text(columns, rows) for columns, rows in parts(report))])
 
 
 def csv(report: DiffReport) -> str:
-    """The parameters that differ, for a spreadsheet."""
-    titles = ("path", "status", "copies", "shape_a", "shape_b", "params_a", "params_b")
-    records = [
-        (row.path, row.status, row.copies, _shape(row.shape_a), _shape(row.shape_b), row.params_a, row.params_b)
-        for row in report.rows
-    ]
-    return csv_text(titles, records)
+    """Return the parameters that differ, for a spreadsheet."""
+    return csv_text(_ROWS, report.rows)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_text, markdown_text
+from bertscope.render.table import Column, csv_text, markdown_text, values
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.units import count_text
 
@@ -27,13 +29,20 @@ def _formula(formula: Formula | None) -> str:
     return f"{formula.symbols} = {formula.numbers} = {count_text(formula.value)}"
 
 
+def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
+    def of(field: str, missing: Any) -> Callable[[Step], Any]:
+        return lambda step: getattr(getattr(step, name), field, missing)
+
+    return {f"{name}_formula": of("symbols", ""), name: of("value", 0)}
+
+
 def table(report: ExplainReport, target: Target) -> str:
-    """For the terminal."""
+    """Return the report for the terminal."""
     return text(report, target, None)
 
 
 def text(report: ExplainReport, target: Target, naming: str | None) -> str:
-    """The steps one after another; with a naming the other two vocabularies stand beside it."""
+    """Return the steps one after another; `naming` puts the names of the other two vocabularies next to it."""
     blocks = [_step(step, target, naming) for step in report.steps]
     at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products alone, a multiply-add is 2\n"
     sums = "".join(_sum(item) for item in report.sums)
@@ -71,32 +80,27 @@ def _sum(item: Sum) -> str:
 
 
 _COLUMNS = (
-    Column("step", lambda step: step.name + (f" ({step.copies} x)" if step.copies > 1 else "")),
-    Column("hf", lambda step: step.path),
-    Column("tf", lambda step: step.tf_name),
-    Column("in -> out", _flow),
-    Column("parameters", lambda step: _formula(step.params)),
-    Column("FLOPs", lambda step: _formula(step.flops)),
-    Column("what it does", lambda step: step.sentence),
+    Column(
+        "step",
+        lambda step: step.name + (f" ({step.copies} x)" if step.copies > 1 else ""),
+        {"step": lambda step: step.name},
+    ),
+    Column("hf", lambda step: step.path, {"hf": lambda step: step.path}),
+    Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
+    Column("in -> out", _flow, {"flow": _flow}),
+    Column("parameters", lambda step: _formula(step.params), _formula_values("params")),
+    Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
+    Column("what it does", lambda step: step.sentence, values("sentence")),
 )
 
 
 def markdown(report: ExplainReport) -> str:
-    """For a page."""
+    """Return the report for a page."""
     sums = "".join(f"- {_sum(item)}" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
     return f"**{title(report)}**\n\n{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
 
 
 def csv(report: ExplainReport) -> str:
-    """For a spreadsheet."""
-    titles = ("step", "hf", "tf", "copies", "flow", "params_formula", "params", "flops_formula", "flops", "sentence")
-    return csv_text(titles, [_record(step) for step in report.steps])
-
-
-def _record(step: Step) -> list[object]:
-    params, flops = step.params, step.flops
-    return [
-        step.name, step.path, step.tf_name, step.copies, _flow(step), params.symbols if params else "",
-        params.value if params else 0, flops.symbols if flops else "", flops.value if flops else 0, step.sentence,
-    ]  # fmt: skip
+    """Return the steps for a spreadsheet."""
+    return csv_text(_COLUMNS, report.steps)

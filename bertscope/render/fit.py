@@ -8,36 +8,34 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.memory import FitReport, FitRow
-from bertscope.units import bytes_text, count_text
+from bertscope.units import BF16, FP16, bytes_text, count_text
 
 
 def columns(report: FitReport) -> list[Column]:
-    """What each row shows."""
-    columns = [
-        Column("seq", lambda row: count_text(row.seq), right=True),
-        Column("precision", lambda row: row.precision),
-        Column("checkpointing", lambda row: row.checkpointing),
-        Column("fits" if report.asked_batch else "batch", lambda row: _batch(report, row), right=True),
-        Column("peak", lambda row: bytes_text(row.peak_bytes), right=True),
-    ]
-    if report.asked_batch is None:
-        columns += [
-            Column(
-                "peak of one more", lambda row: bytes_text(row.next_bytes) if row.fits else "", right=True, give_up=2
-            ),
-            Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1),
-        ]
+    """Return the columns; a given batch needs no largest one."""
+    searched = report.asked_batch is None
     return [
-        *columns,
-        Column("FLOPs of the step", lambda row: _work_text(row.step_flops), right=True, give_up=3),
+        Column("seq", lambda row: count_text(row.seq), values("seq"), right=True),
+        Column("precision", lambda row: row.precision, values("precision")),
+        Column("checkpointing", lambda row: row.checkpointing, values("checkpointing")),
+        Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "is_tight"),
+               right=True),
+        Column("peak", lambda row: bytes_text(row.peak_bytes), values("peak_bytes"), right=True),
+        Column("peak of one more", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
+               right=True, give_up=2, shown=searched),
+        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1,
+               shown=searched),
+        Column("FLOPs of the step", lambda row: _work_text(row.step_flops), values("step_flops"), right=True,
+               give_up=3),
         Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
-    ]
+        csv_only({"budget_bytes": lambda row: report.budget_bytes}),
+    ]  # fmt: skip
 
 
 def _work_text(flops: int) -> str:
-    """FLOPs in the unit that leaves digits before the point: `5.52 T`."""
+    """Return FLOPs in the unit that leaves digits before the point: `5.52 T`."""
     divisor, unit = next((pair for pair in ((10**12, "T"), (10**9, "G")) if flops >= pair[0]), (10**6, "M"))
     return f"{flops / divisor:,.2f} {unit}"
 
@@ -50,7 +48,7 @@ def _batch(report: FitReport, row: FitRow) -> str:
 
 
 def heading(report: FitReport) -> str:
-    """The model, how it runs, and in what it is to fit."""
+    """Return the model, its run, and the budget."""
     run: dict[str, Any] = report.run
     optimizer = f", optimizer {run.get('optimizer')}" if run.get("mode") == "training" else ""
     place = f"{report.card.name}: " if report.card else ""
@@ -60,13 +58,13 @@ def heading(report: FitReport) -> str:
 
 
 def _cheapest(report: FitReport, seq: int) -> str:
-    """The first of the ways that fit at a length; they come in the order of their cost."""
+    """Return the first of the ways that fit at a length; they come in the order of their cost."""
     fitting = [row for row in report.rows if row.fits and row.seq == seq]
     return _way(fitting[0]) if fitting else "nothing that was tried"
 
 
 def notes(report: FitReport) -> Iterator[str]:
-    """The answer in a line, and how the numbers were obtained."""
+    """Return the answer in a line, and how the numbers were obtained."""
     if not report.fits:
         least = min(report.rows, key=lambda row: row.peak_bytes)
         short = bytes_text(least.peak_bytes - report.budget_bytes)
@@ -80,10 +78,11 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"{report.card.name}: {report.card.source}"
         if (
             report.subject.attention == "sdpa"
-            and any("bf16" in row.precision for row in report.rows)
-            and (sdpa_kernel(report.card, "bf16") == "math")
+            and any(BF16.name in row.precision for row in report.rows)
+            and (sdpa_kernel(report.card, BF16.name) == "math")
         ):
-            yield f"bf16: no fused kernel for it on {report.card.name}, attention keeps its scores; fp16 has one"
+            on = f"on {report.card.name}, attention keeps its scores"
+            yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
         yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
@@ -96,21 +95,17 @@ def _way(row: FitRow) -> str:
 
 
 def table(report: FitReport, target: Target) -> str:
-    """The report for the terminal."""
+    """Return the report for the terminal."""
     text = heading(report) + table_text(columns(report), report.rows, target, lambda row: row.fits)
     return text + "".join(f"{line}\n" for line in notes(report))
 
 
 def markdown(report: FitReport) -> str:
-    """The report as a GitHub table."""
+    """Return the report as a GitHub table."""
     lines = "".join(f"- {line}\n" for line in notes(report))
     return heading(report).replace("_", "\\_") + "\n" + markdown_text(columns(report), report.rows) + "\n" + lines
 
 
 def csv(report: FitReport) -> str:
-    """One record for each way and length."""
-    names = ("seq", "precision", "checkpointing", "batch", "fits", "is_tight", "peak_bytes", "next_bytes", "step_flops")
-    return csv_text(
-        [*names, "budget_bytes"],
-        [[*(getattr(row, name) for name in names), report.budget_bytes] for row in report.rows],
-    )
+    """Return one record for each way and length."""
+    return csv_text(columns(report), report.rows)

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
-from bertscope.render.tree import branches
-from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow
+from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
+from bertscope.render.tree import Line, lines_of
+from bertscope.reports.flops import FlopsReport, OperatorRow
+from bertscope.reports.layer_ranges import is_run
 from bertscope.units import bytes_text, count_text, share_text
 
-Line = tuple[FlopsRow, str]
+_values = partial(values, of="row")
+_WORK = ("matmul_flops", "elementwise_flops", "bytes_moved")
 
 
 def _columns(report: FlopsReport) -> list[Column]:
     training = report.mode == "training"
-    columns = [
-        Column("module", _label),
-        Column("type", lambda line: line[0].type, give_up=6),
-        Column("matmul FLOPs", lambda line: _count(line[0].total.matmul_flops), right=True),
-        Column("MACs", lambda line: _count(line[0].macs), right=True, give_up=5),
-        Column("share", lambda line: share_text(line[0].share) if line[0].share else "", right=True, give_up=2),
-        Column("elementwise", lambda line: _count(line[0].total.elementwise_flops), right=True, give_up=3),
-        Column("bytes moved", lambda line: bytes_text(line[0].total.bytes_moved), right=True, give_up=4),
-        Column("FLOPs/byte", lambda line: f"{line[0].intensity:.2f}", right=True, give_up=7),
-    ]
-    if training:
-        columns[2:2] = [
-            Column("forward", lambda line: _count(line[0].forward.matmul_flops), right=True, give_up=1),
-            Column("backward", lambda line: _count(line[0].backward.matmul_flops), right=True, give_up=1),
-        ]
-    if report.checkpointing != "none" and training:
-        recompute = Column("recomputed", lambda line: _count(line[0].recompute.matmul_flops), right=True, give_up=1)
-        columns.insert(4, recompute)
-    return columns
+    return [
+        Column("module", _label, _values("depth", "path")),
+        Column("type", lambda line: line.row.type, _values("type", "copies"), give_up=6),
+        _phase("forward", "forward", shown=training),
+        _phase("backward", "backward", shown=training),
+        _phase("recomputed", "recompute", shown=training and report.checkpointing != "none"),
+        Column("matmul FLOPs", lambda line: _count(line.row.total.matmul_flops), _values("total.matmul_flops"),
+               right=True),
+        Column("MACs", lambda line: _count(line.row.macs), _values("macs"), right=True, give_up=5, csv_order=1),
+        Column("share", lambda line: share_text(line.row.share) if line.row.share else "", _values("share"), right=True,
+               give_up=2, csv_order=1),
+        Column("elementwise", lambda line: _count(line.row.total.elementwise_flops), _values("total.elementwise_flops"),
+               right=True, give_up=3),
+        Column("bytes moved", lambda line: bytes_text(line.row.total.bytes_moved), _values("total.bytes_moved"),
+               right=True, give_up=4),
+        Column("FLOPs/byte", lambda line: f"{line.row.intensity:.2f}", _values("intensity"), right=True, give_up=7,
+               csv_order=1),
+    ]  # fmt: skip
+
+
+def _phase(title: str, name: str, *, shown: bool) -> Column:
+    matmul_flops = attrgetter(f"row.{name}.matmul_flops")
+    csv = _values(*(f"{name}.{work}" for work in _WORK))
+    return Column(title, lambda line: _count(matmul_flops(line)), csv, right=True, give_up=1, shown=shown)
 
 
 def _count(value: int) -> str:
@@ -42,17 +51,13 @@ def _count(value: int) -> str:
 
 
 def _label(line: Line) -> str:
-    row, before = line
-    folded = f" ({row.copies} x)" if "-" in row.name and row.name.replace("-", "").isdecimal() else ""
-    return before + (row.name or row.type) + folded
-
-
-def _lines(report: FlopsReport, unicode: bool) -> list[Line]:
-    return list(zip(report.rows, branches(report.rows, unicode), strict=True))
+    row, before = line.row, line.branches
+    folded = f" ({row.copies} x)" if is_run(row.name) else ""
+    return f"{before}{row.name or row.type}{folded}"
 
 
 def footer(report: FlopsReport) -> list[tuple[str, str]]:
-    """Totals, the polynomial, and how all of it was counted."""
+    """Return the totals, the polynomial, and the rules of counting."""
     total = report.rows[0].total
     lines = [("at", f"batch {report.batch}, seq {report.seq}, {report.mode}")] if report.batch else []
     lines += [("forward", f"{count_text(report.rows[0].forward.matmul_flops)} FLOPs")]
@@ -87,9 +92,9 @@ def footer(report: FlopsReport) -> list[tuple[str, str]]:
 
 
 def table(report: FlopsReport, target: Target) -> str:
-    """For the terminal."""
-    lines = _lines(report, target.unicode)
-    body = table_text(_columns(report), lines, target, lambda line: line[0].depth == 0)
+    """Return the report for the terminal."""
+    lines = lines_of(report.rows, target.unicode)
+    body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
     return f"{title(report)}\n{body}{sweep_text(report, target)}{_footer_text(footer(report))}"
 
 
@@ -108,36 +113,38 @@ _SWEEP = (
 
 
 def sweep_text(report: FlopsReport, target: Target) -> str:
-    """The sweep, when there is more than one point."""
+    """Return the table of the sweep, empty for a single point."""
     if len(report.sweep) < 2:
         return ""
-    return table_text(_SWEEP, report.sweep, target, lambda point: False)
+    return table_text(_SWEEP, report.sweep, target)
 
 
 _OPERATORS = (
-    Column("operator", lambda row: row.operator),
-    Column("phase", lambda row: row.phase),
-    Column("calls", lambda row: count_text(row.calls), right=True),
-    Column("counted as", lambda row: row.role),
-    Column("matmul FLOPs", lambda row: _count(row.work.matmul_flops), right=True),
-    Column("elementwise", lambda row: _count(row.work.elementwise_flops), right=True),
-    Column("bytes moved", lambda row: bytes_text(row.work.bytes_moved), right=True, give_up=1),
-)
+    Column("operator", lambda row: row.operator, values("operator")),
+    Column("phase", lambda row: row.phase, values("phase")),
+    Column("calls", lambda row: count_text(row.calls), values("calls"), right=True),
+    Column("counted as", lambda row: row.role, values("role")),
+    Column("matmul FLOPs", lambda row: _count(row.work.matmul_flops), values("matmul_flops", of="work"), right=True),
+    Column("elementwise", lambda row: _count(row.work.elementwise_flops), values("elementwise_flops", of="work"),
+           right=True),
+    Column("bytes moved", lambda row: bytes_text(row.work.bytes_moved), values("bytes_moved", of="work"), right=True,
+           give_up=1),
+)  # fmt: skip
 
 
 def operators(report: FlopsReport, target: Target) -> str:
-    """Every operator seen, and those that were not counted."""
-    body = table_text(_OPERATORS, report.operators, target, lambda row: False)
+    """Return every operator seen, and those that were not counted."""
+    body = table_text(_OPERATORS, report.operators, target)
     return f"{title(report)}\n{body}{_footer_text(footer(report))}"
 
 
 def operators_markdown(report: FlopsReport) -> str:
-    """The operators for a pull request or a page."""
+    """Return the operators for a pull request or a page."""
     return f"**{title(report)}**\n\n{markdown_text(_OPERATORS, report.operators)}"
 
 
 def convention(report: FlopsReport, name: str) -> str:
-    """One line with the number, how it counts, and its source; the other conventions below."""
+    """Return a line with the number, its rule and its source, and the other conventions below."""
     lines = [item for item in report.conventions if item.name == name]
     lines += [item for item in report.conventions if item.name != name]
     text = "".join(
@@ -147,32 +154,17 @@ def convention(report: FlopsReport, name: str) -> str:
 
 
 def markdown(report: FlopsReport) -> str:
-    """For a pull request or a page."""
-    lines = [(row, "    " * row.depth) for row in report.rows]
+    """Return the report for a pull request or a page."""
+    lines = [Line(row, "    " * row.depth) for row in report.rows]
     notes = "".join(f"- {name}: {value}\n" for name, value in footer(report)).replace("*", "\\*").replace("_", "\\_")
     return f"**{title(report)}**\n\n{markdown_text(_columns(report), lines)}\n{notes}"
 
 
-_FIELDS = ("depth", "path", "type", "copies")
-_WORK = ("matmul_flops", "elementwise_flops", "bytes_moved")
-
-
 def csv(report: FlopsReport) -> str:
-    """For a spreadsheet: one record a module, each phase by itself."""
-    phases = ("forward", "backward", "recompute", "total")
-    titles = (*_FIELDS, *(f"{phase}_{work}" for phase in phases for work in _WORK), "macs", "share", "intensity")
-    return csv_text(titles, [_record(row, phases) for row in report.rows])
-
-
-def _record(row: FlopsRow, phases: Sequence[str]) -> list[object]:
-    works = [getattr(getattr(row, phase), work) for phase in phases for work in _WORK]
-    return [*(getattr(row, field) for field in _FIELDS), *works, row.macs, row.share, row.intensity]
+    """Return one record a module, each phase by itself, for a spreadsheet."""
+    return csv_text(_columns(report), lines_of(report.rows))
 
 
 def operator_csv(rows: Sequence[OperatorRow]) -> str:
-    """The operators for a spreadsheet."""
-    titles = ("operator", "phase", "calls", "role", *_WORK)
-    records = [
-        (row.operator, row.phase, row.calls, row.role, *(getattr(row.work, work) for work in _WORK)) for row in rows
-    ]
-    return csv_text(titles, records)
+    """Return the operators for a spreadsheet."""
+    return csv_text(_OPERATORS, rows)

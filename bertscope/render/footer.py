@@ -13,7 +13,7 @@ SHOWN_TIES = 8
 
 
 def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | MemoryReport | FitReport) -> str:
-    """`bert-large-zh: BertModel, sdpa attention`."""
+    """Return `bert-large-zh: BertModel, sdpa attention`."""
     subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
@@ -21,11 +21,11 @@ def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | Memor
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
-    """Names and figures of the totals, one line each."""
+    """Return the names and figures of the totals, one line each."""
     totals = report.totals
     lines = [
-        ("distinct parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
-        ("parameters over layers", f"{count_text(totals.layer_params)} {_tie_words(report)}"),
+        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
+        ("sum over layers", f"{count_text(totals.layer_params)} {_tie_words(report)}"),
         *_tie_lines(report),
         ("trainable", _trainable(report)),
         ("buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"),
@@ -53,22 +53,22 @@ def _trainable(report: CountReport | TreeReport) -> str:
     text = f"{count_text(totals.trainable_params)}, frozen {count_text(totals.frozen_params)}"
     if report.ties:
         over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
-        text += f" (over layers {over})"
+        text += f" (sum over layers {over})"
     return text
 
 
 def _size(report: CountReport | TreeReport) -> str:
     totals = report.totals
     text = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16"
-    return f"{text} (distinct parameters; 1 MiB = 2**20 B)"
+    return f"{text} (unique parameters; 1 MiB = 2**20 B)"
 
 
 def footer_text(report: CountReport | TreeReport) -> str:
-    """The footer for the terminal."""
+    """Return the footer for the terminal."""
     return "".join(f"{name:<24}{value}".rstrip() + "\n" for name, value in footer(report))
 
 
 def footer_markdown(report: CountReport | TreeReport) -> str:
-    """The footer as a list."""
+    """Return the footer as a list."""
     lines = [f"- {name}: {value}" if name else f"  - {value}" for name, value in footer(report)]
     return "\n".join(line.replace("_", "\\_").replace("*", "\\*") for line in lines) + "\n"

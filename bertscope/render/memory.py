@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.memory_words import bars, conclusions, footnotes
-from bertscope.render.table import Column, csv_text, markdown_text, tables_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
 from bertscope.render.timeline.panels import run_text, variant_name
 from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Parts, Variant
 from bertscope.units import bytes_text, count_text
@@ -29,7 +31,7 @@ class _Line:
 
 
 def memory_lines(report: MemoryReport) -> Iterator[_Line]:
-    """What stands in the table: the parts at the peak, the peaks of the phases, and what was measured beside them."""
+    """Return the lines of the table: the parts at the peak, the peaks of the phases, and other measurements."""
     variants = report.variants
     for part in PARTS:
         if any(memory and getattr(memory.peak.parts, part) for memory in _memories(report)):
@@ -117,7 +119,7 @@ def _work(timing: Any) -> str:
 
 
 def memory_columns(report: MemoryReport) -> list[Column]:
-    """The name of a line, and its value for each variant."""
+    """Return the column of names, and one for each variant."""
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
         columns.append(Column(_heading(variant), _cell(number), right=True))
@@ -133,7 +135,7 @@ _KEPT_NAMES = 4  # the columns that tell what a row is
 
 
 def kept_columns(report: MemoryReport) -> list[Column]:
-    """What a kind of kept tensor is, and its bytes in each variant."""
+    """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
     columns = [
         Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
@@ -150,7 +152,7 @@ def _shape(row: KeptRow) -> str:
 
 
 def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
-    """Each kind of tensor that any variant keeps, with its bytes in each."""
+    """Return each kind of tensor that any variant keeps, with its bytes in each."""
     tables = [{(row.path, row.operator, row.shape): row for row in (memory.kept if memory else ())}
               for memory in _memories(report)]  # fmt: skip
     keys = dict.fromkeys(key for table in tables for key in table)
@@ -163,13 +165,13 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
 
 
 def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOWN_ROWS) -> str:
-    """The report for the terminal."""
+    """Return the report for the terminal."""
     text = f"{title(report)}, {run_text(report.run)}\n"
     text += tables_text(memory_columns(report), 1, list(memory_lines(report)), target, lambda line: line.is_strong)
     rows = kept_rows(report)
     if rows:
         shown = rows[:shown_rows]
-        text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target, lambda row: False)
+        text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target)
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
@@ -178,7 +180,7 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOW
 
 
 def markdown(report: MemoryReport) -> str:
-    """The report as GitHub tables."""
+    """Return the report as GitHub tables."""
     text = f"{title(report)}, {run_text(report.run)}\n\n".replace("_", "\\_")
     text += markdown_text(memory_columns(report), list(memory_lines(report)))
     if rows := kept_rows(report):
@@ -188,15 +190,20 @@ def markdown(report: MemoryReport) -> str:
     )
 
 
+_PHASES = (
+    csv_only(values("checkpointing", "reentrant", of="variant")),
+    csv_only(values("obtained", of="memory")),
+    csv_only(values("phase", "peak_bytes", "path", "operator", of="phase")),
+    csv_only({f"{part}_bytes": attrgetter(f"phase.parts.{part}") for part in PARTS}),
+)
+
+
 def csv(report: MemoryReport) -> str:
-    """One record for each phase of each variant, estimated and measured, in bytes."""
-    titles = ["checkpointing", "reentrant", "obtained", "phase", "peak_bytes", "path", "operator"]
-    records = [
-        [variant.checkpointing, variant.reentrant, memory.obtained, phase.phase, phase.peak_bytes, phase.path,
-         phase.operator, *(getattr(phase.parts, part) for part in PARTS)]
+    """Return one record for each phase of each variant, estimated and measured, in bytes."""
+    return csv_text(_PHASES, [
+        SimpleNamespace(variant=variant, memory=memory, phase=phase)
         for variant in report.variants
         for memory in (variant.measured, variant.estimated)
         if memory is not None
         for phase in memory.phases
-    ]  # fmt: skip
-    return csv_text([*titles, *(f"{part}_bytes" for part in PARTS)], records)
+    ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a memory report says beside its table: bars, conclusions, and how each number was obtained."""
+"""The text under the table of a memory report: bars, conclusions, and how each number was obtained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKS = {
 
 
 def bars(report: MemoryReport, target: Target) -> str:
-    """The parts at each variant's peak, to one scale."""
+    """Draw the parts at each variant's peak, to one scale."""
     memories = [(variant_name(variant), variant.memory) for variant in report.variants if variant.memory]
     if not memories:
         return ""
@@ -51,7 +51,7 @@ def _bar(memory: Memory, highest: int, width: int) -> str:
 
 
 def conclusions(report: MemoryReport) -> Iterator[str]:
-    """Where the peak stands, and what each further variant buys and costs beside the first."""
+    """Yield the place of each peak, and the gain and cost of each further variant against the first."""
     for variant in report.variants:
         if variant.failure:
             yield f"{variant_name(variant)}: {one_line(variant.failure)}"
@@ -101,7 +101,7 @@ def _outlook(outlook: BreakEven) -> str:
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
-    """How each number was obtained, and how far it may be off."""
+    """Yield notes on how each number was obtained, and how far it may be off."""
     obtained = {memory.obtained for variant in report.variants for memory in (variant.memory,) if memory}
     if "measured" in obtained:
         yield f"measured: the allocator's own events on {report.machine}; times of bare steps, run apart"

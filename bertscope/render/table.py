@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bertscope.render.console import Target, draw, natural_width
@@ -23,16 +24,46 @@ _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch i
 
 @dataclass(frozen=True)
 class Column:
-    """A title, the text of a cell, and how soon a narrow terminal gives it up (0: never)."""
+    """A column of a report: its cells in the terminal and in Markdown, and its raw values in CSV.
+
+    A narrow terminal drops the column with the highest `give_up` first, and none with 0. CSV holds the values of all
+    columns by name, shown or not; columns with a higher `csv_order` come later.
+    """
 
     title: str
     text: Callable[[Any], str]
+    csv: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     right: bool = False
     give_up: int = 0
+    csv_order: int = 0
+    shown: bool = True
 
 
-def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]) -> str:
-    """Return the rows as a table; in a narrow terminal the least important columns go, and a line says which."""
+def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
+    """Return CSV values that are attributes of a row, or of its attribute `of`: `a.b` is named `a_b`."""
+    return {name.replace(".", "_"): attrgetter(f"{of}.{name}" if of else name) for name in names}
+
+
+def csv_only(csv: Mapping[str, Callable[[Any], Any]], csv_order: int = 0) -> Column:
+    """Return a column that CSV holds and no table shows."""
+    return Column("", str, csv, csv_order=csv_order, shown=False)
+
+
+def shown(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns of a table."""
+    return [column for column in columns if column.shown]
+
+
+def is_plain(row: Any) -> bool:
+    """Return False: no row is emphasized."""
+    return False
+
+
+def table_text(
+    columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool] = is_plain
+) -> str:
+    """Return the rows as a table; a narrow terminal drops the least important columns, and a line says which."""
+    columns = shown(columns)
     drawing = _Lines(columns, rows, target) if len(rows) > MANY else _Drawing(rows, target, strong)
     kept = list(columns)
     while target.width and drawing.width(kept) > target.width:
@@ -94,18 +125,22 @@ class _Lines:
 
 
 def tables_text(
-    columns: Sequence[Column], names: int, rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]
+    columns: Sequence[Column],
+    names: int,
+    rows: Sequence[Any],
+    target: Target,
+    strong: Callable[[Any], bool] = is_plain,
 ) -> str:
-    """As `table_text`; in a narrow terminal several tables with some columns each, all with the first `names`."""
+    """Return the rows as `table_text` does, in a narrow terminal as several tables, all with the first `names`."""
     first, others = columns[:names], columns[names:]
     needed = [column for column in first if not column.give_up]
 
     def groups(size: int) -> list[Sequence[Column]]:
-        """The other columns, so many at a time."""
+        """Split the other columns into groups of this size."""
         return [others[start : start + size] for start in range(0, len(others), size)]
 
     def is_too_wide(size: int) -> bool:
-        """Whether a table of so many would not fit, were all that can be spared given up."""
+        """Check if tables of this many columns do not fit, even without the columns that can be dropped."""
         tables = (_table([*needed, *group], rows, target, strong) for group in groups(size))
         return target.width is not None and max(map(natural_width, tables)) > target.width
 
@@ -131,7 +166,8 @@ def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, stron
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
-    """The rows as a GitHub table."""
+    """Return the rows as a GitHub table."""
+    columns = shown(columns)
     lines = [
         [column.title for column in columns],
         ["---:" if column.right else "---" for column in columns],
@@ -148,12 +184,14 @@ def _markdown_cell(text: str) -> str:
     return "&nbsp;" * indent + escaped
 
 
-def csv_text(titles: Sequence[str], records: Sequence[Sequence[Any]]) -> str:
-    """Return raw values, one record a line, in cells that neither a terminal nor a spreadsheet acts upon."""
+def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """Return the raw values, one row a line, in cells that neither a terminal nor a spreadsheet acts upon."""
+    ordered = sorted(columns, key=lambda column: column.csv_order)
+    getters = {name: getter for column in ordered for name, getter in column.csv.items()}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(titles)
-    writer.writerows([_csv_cell(value) for value in record] for record in records)
+    writer.writerow(getters)
+    writer.writerows([_csv_cell(getter(row)) for getter in getters.values()] for row in rows)
     return out.getvalue()
 
 

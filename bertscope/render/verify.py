@@ -5,19 +5,20 @@ from __future__ import annotations
 from bertscope.errors import one_line
 from bertscope.render.checkpoint import stored_lines
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, table_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import VerifyReport, VerifyRow
 from bertscope.units import count_text, shape_text
 
 _COLUMNS = (
-    Column("", lambda row: "no" if row.is_wrong else "ok"),
-    Column("what", lambda row: row.status),
-    Column("tensor", lambda row: _label(row)),
-    Column("in the model", lambda row: _side(row.shape, row.dtype), give_up=2),
-    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), give_up=2),
-    Column("params", lambda row: count_text(row.params), right=True, give_up=3),
-    Column("note", lambda row: one_line(row.note), give_up=1),
+    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
+    Column("what", lambda row: row.status, values("status")),
+    Column("tensor", lambda row: _label(row), values("name", "stored_name", "copies")),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), give_up=2),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), give_up=2),
+    csv_only(values("dtype", "stored_dtype")),
+    Column("params", lambda row: count_text(row.params), values("params"), right=True, give_up=3),
+    Column("note", lambda row: one_line(row.note), values("note"), give_up=1),
 )
 
 
@@ -33,7 +34,7 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 def answer(report: VerifyReport) -> str:
-    """One sentence: whether the checkpoint is the model's."""
+    """Return one sentence: the checkpoint holds the model, or it does not."""
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture})"
     if report.fits:
@@ -52,7 +53,7 @@ _WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another
 
 def _footer(report: VerifyReport) -> list[tuple[str, str]]:
     counted = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
-    lines = [("model", f"{count_text(report.model_distinct_params)} distinct parameters; {counted}")]
+    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {counted}")]
     lines += stored_lines(report.stored)
     if report.fitting:
         lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
@@ -60,22 +61,18 @@ def _footer(report: VerifyReport) -> list[tuple[str, str]]:
 
 
 def table(report: VerifyReport, target: Target) -> str:
-    """For the terminal."""
+    """Return the report for the terminal."""
     body = table_text(_COLUMNS, report.rows, target, lambda row: row.is_wrong) if report.rows else ""
     return f"{answer(report)}\n{body}" + "".join(f"{name:<17}{value}\n" for name, value in _footer(report))
 
 
 def markdown(report: VerifyReport) -> str:
-    """For a pull request."""
+    """Return the report for a pull request."""
     rows = markdown_text(_COLUMNS, report.rows) + "\n" if report.rows else ""
     lines = "".join(f"- {name}: {value}\n" for name, value in _footer(report)).replace("_", "\\_").replace("*", "\\*")
     return f"**{answer(report)}**\n\n{rows}{lines}"
 
 
-_FIELDS = ("is_wrong", "status", "name", "stored_name", "copies", "shape", "stored_shape", "dtype", "stored_dtype",
-           "params", "note")  # fmt: skip
-
-
 def csv(report: VerifyReport) -> str:
-    """What was found, for a spreadsheet."""
-    return csv_text(_FIELDS, [[getattr(row, field) for field in _FIELDS] for row in report.rows])
+    """Return the findings for a spreadsheet."""
+    return csv_text(_COLUMNS, report.rows)

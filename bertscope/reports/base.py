@@ -1,4 +1,4 @@
-"""What the analyses return: frozen, keyword-only, plain data in base units, never text made for display.
+"""The base of all reports: frozen, keyword-only dataclasses of plain data in base units, without text for display.
 
 Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back.
 """
@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 from bertscope.units import json_text
 
 SCHEMA = 1
-Shape = tuple[int, ...] | None  # None: torch does not know it yet (a lazy parameter)
+Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a report is about, and with what it was made."""
+    """The model of a report, and the versions and settings that produced the report."""
 
     name: str
     architecture: str
-    dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the parameters' own
+    dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the dtypes of the parameters
     attention: str | None = None
     config: dict[str, Any] | None = None
     ignored_fields: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorShape:
-    """Shape and dtype of one tensor that goes into a module or comes out of it."""
+    """The shape and dtype of one input or output of a module."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,7 +40,7 @@ class TensorShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """One tensor under two addresses."""
+    """One tensor under two names."""
 
     path: str
     is_path: str
@@ -51,9 +51,9 @@ class Tie:
 class Totals:
     """The sums under each convention.
 
-    distinct_params counts every tensor once, as `sum(p.numel() for p in model.parameters())` does.
-    layer_params counts, layer by layer, what each layer uses, so a tied tensor once per layer; a
-    container counts only what no layer below it holds. Bytes count every tensor once.
+    distinct_params are the unique parameters: every tensor once, as in `sum(p.numel() for p in model.parameters())`.
+    layer_params is the sum over layers: a tied tensor counts once in each layer that uses it; a container counts
+    only the tensors that no layer below it has. Bytes count every tensor once.
     """
 
     distinct_params: int
@@ -72,9 +72,9 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class CountRow:
-    """One row of the table; `params` is over layers and over all copies, `each_params` of one copy.
+    """One row of the table; `params` is the sum over layers of all copies, `each_params` that of one copy.
 
-    `in_layer_sum` is False for an address whose tensor a layer below it counts (rows by parameter only).
+    `in_layer_sum` is False for a name whose tensor a layer below it counts (only in rows by parameter).
     """
 
     name: str
@@ -90,14 +90,14 @@ class CountRow:
     share: float
     in_layer_sum: bool = True
     tied_to: str | None = None
-    inputs: tuple[TensorShape, ...] = ()  # of one copy, when shapes were asked for
+    inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
     outputs: tuple[TensorShape, ...] = ()
     parts: tuple[CountRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountReport:
-    """Parameters, row by row. Rows sum to `totals.layer_params`, the parts of a row to the row."""
+    """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
 
     kind: ClassVar[str] = "count"
     subject: Subject
@@ -110,7 +110,7 @@ class CountReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeRow:
-    """One module: `params` of everything at and below it, over layers and over all copies."""
+    """One module: `params` is the sum over layers of the module with all modules below it, over all copies."""
 
     name: str
     path: str
@@ -118,14 +118,14 @@ class TreeRow:
     depth: int
     depth_index: str  # torchinfo's numbering, "3-6": the sixth module at depth 3
     copies: int
-    is_last: bool  # the last child of its parent, for drawing
+    is_last: bool  # the last child of its parent, for the lines of the tree
     each_params: int
     params: int
     distinct_params: int
     trainable_params: int
     share: float
-    same_as: str | None = None  # the first address of a module used again here
-    inputs: tuple[TensorShape, ...] = ()  # of one copy, when shapes were asked for
+    same_as: str | None = None  # the first path of a module that is used again here
+    inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
     outputs: tuple[TensorShape, ...] = ()
 
 
@@ -143,7 +143,7 @@ class TreeReport:
 
 
 def to_json_data(report: Any) -> dict[str, Any]:
-    """The report as what `json.dumps` takes, with its schema and kind in front."""
+    """Return the report as data for `json.dumps`, with `schema` and `kind` in front."""
     return {"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)}
 
 

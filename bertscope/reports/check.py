@@ -1,4 +1,4 @@
-"""Reports of check: every expectation and its result."""
+"""The report of `check`: every expectation and its result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One expectation and what became of it; `got` is None where the model has no such row.
+    """One expectation and its result; `got` is None if the model has no such row.
 
-    Counts, FLOPs and bytes are numbers, a tie is the address of the tensor; under `ties` stands how many there are.
+    Counts, FLOPs and bytes are numbers; a tie is the name of the tensor; `ties` is the number of ties.
     """
 
     model: str
@@ -21,11 +21,11 @@ class Finding:
     line: int
     status: str  # "passed", "failed" or "error"
     message: str = ""
-    tolerance: float = 0.0  # a share of `expected`, either way
+    tolerance: float = 0.0  # as a fraction of `expected`, up or down
 
     @property
     def difference(self) -> int | None:
-        """got - expected, where both are numbers."""
+        """Return got - expected if both are numbers, else None."""
         both = isinstance(self.got, int) and isinstance(self.expected, int)
         return self.got - self.expected if both else None  # type: ignore[operator]
 
@@ -41,5 +41,5 @@ class CheckReport:
     bertscope_version: str
 
     def having(self, status: str) -> tuple[Finding, ...]:
-        """The findings with that status."""
+        """Return the findings with that status."""
         return tuple(finding for finding in self.findings if finding.status == status)

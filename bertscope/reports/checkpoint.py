@@ -1,4 +1,4 @@
-"""The reports on checkpoints: what a file stores, and whether it is the model; plain data in base units."""
+"""The reports on checkpoints: the contents of a file, and its comparison with a model. Plain data in base units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertscope.reports.base import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """One tensor of a checkpoint; `shares` is the first name under which the file has the same storage."""
+    """One tensor of a checkpoint; `shares` is the first name with the same storage in the file."""
 
     name: str
     dtype: str  # torch's name: "float32"
@@ -23,7 +23,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """A stretch of a file by what it is for; the parts of a file sum to its size."""
+    """A part of a file by its use; the parts of a file sum to its size."""
 
     file: str
     what: str
@@ -32,7 +32,7 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRow:
-    """Tensors of a checkpoint in one row: equal ones of neighbouring layers, or those of a module."""
+    """Tensors of a checkpoint in one row: equal tensors of neighbouring layers, or the tensors of a module."""
 
     name: str
     dtype: str
@@ -45,7 +45,7 @@ class StoredRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeRow:
-    """What is stored in one dtype."""
+    """The stored tensors of one dtype."""
 
     dtype: str
     tensors: int
@@ -55,25 +55,25 @@ class DtypeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """The sums of a checkpoint. A storage that two names share is in the file once, and in `distinct_params` once."""
+    """The sums of a checkpoint. A storage with two names is in the file once and counts in `distinct_params` once."""
 
     name: str
     format: str  # "safetensors" or "pytorch"
     files: tuple[str, ...]
     tensors: int
-    stored_params: int  # over names
-    distinct_params: int  # over storages
-    tensor_bytes: int  # over storages
+    stored_params: int  # summed over names
+    distinct_params: int  # summed over storages
+    tensor_bytes: int  # summed over storages
     file_bytes: int
     dtypes: tuple[DtypeRow, ...]
     parts: tuple[FilePart, ...]
     metadata: dict[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()  # what the format's own readers would stumble over
+    problems: tuple[str, ...] = ()  # reasons for which the official reader refuses the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReport:
-    """What a checkpoint stores, read from its header; rows sum to `stored.stored_params`."""
+    """The contents of a checkpoint, read from its header; the rows sum to `stored.stored_params`."""
 
     kind: ClassVar[str] = "checkpoint"
     stored: Stored
@@ -85,28 +85,28 @@ class CheckpointReport:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRow:
-    """What is wrong with, or worth knowing of, equal tensors of neighbouring layers.
+    """One difference, or one remark, for equal tensors of neighbouring layers.
 
     missing: the model has it, the file does not. unexpected: the file has it, the model does not. shape and
-    dtype: both have it, and it differs. renamed, tied, duplicate, buffer, shared: it fits, and how.
+    dtype: both have the tensor, and it differs. renamed, tied, duplicate, buffer, shared: the tensor fits in this way.
     """
 
     status: str
-    name: str  # in the model; for unexpected and buffer, in the file
+    name: str  # name in the model; for unexpected and buffer, in the file
     stored_name: str | None
     copies: int
     shape: tuple[int, ...] | None
     stored_shape: tuple[int, ...] | None
     dtype: str | None
     stored_dtype: str | None
-    params: int  # of the model for missing, else of the file; over all copies
+    params: int  # of the model for missing, else of the file; all copies
     is_wrong: bool
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """A model against a checkpoint's header; `fits` when no row is wrong."""
+    """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
 
     kind: ClassVar[str] = "verify"
     subject: Subject
@@ -116,5 +116,5 @@ class VerifyReport:
     model_tensors: int
     model_distinct_params: int
     rows: tuple[VerifyRow, ...]
-    fitting: tuple[str, ...] = ()  # other classes that the checkpoint fits, where names are wrong
+    fitting: tuple[str, ...] = ()  # other classes that the checkpoint fits, if names differ
     obtained: str = "the file's header against the model on meta; no value was read"

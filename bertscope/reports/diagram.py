@@ -1,4 +1,4 @@
-"""What `diagram` returns: boxes, arrows and classes as plain data; how they are drawn is elsewhere."""
+"""The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bertscope.reports.base import Subject, TensorShape
 class DiagramNode:
     """One box. `role` is input, output, tensor, parameter, scalar (these are values), module or function (work).
 
-    `detail` is a module's type, or what a function is given besides tensors. `group` is the path of the opened
-    module that it stands in, "" outside all.
+    `detail` is the type of a module, or the arguments of a function other than tensors. `group` is the path of the
+    opened module around the box, "" for none.
     """
 
     id: str
@@ -28,13 +28,13 @@ class DiagramNode:
 
     @property
     def is_value(self) -> bool:
-        """Whether it is something that flows, and not something that is done."""
+        """Return True for a box that is a value, False for one that is a computation."""
         return self.role not in ("module", "function")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagramEdge:
-    """One tensor on its way: `shape` as it arrives, after the `views` that reshaped it underway."""
+    """One tensor between two boxes: `shape` at the second box, after the `views` that reshaped it."""
 
     source: str
     target: str
@@ -44,21 +44,20 @@ class DiagramEdge:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagramGroup:
-    """A module drawn open, with its parts inside."""
+    """A module drawn with its parts inside."""
 
     path: str
     name: str
     type: str
     copies: int
-    parent: str  # the path of the group around it, "" for none
+    parent: str  # path of the enclosing group, "" for none
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphReport:
-    """A dataflow (`forward`) or a module tree (`tree`). No arrow leads to a box that is not there.
+    """A dataflow (`forward`) or a module tree (`tree`). Both ends of every arrow are boxes of the report.
 
-    In a dataflow equal layers are drawn once: `copies` says for how many, and the arrow from one to the next
-    is left out.
+    A dataflow has equal layers once, with their number as `copies` and without the arrow from one to the next.
     """
 
     kind: ClassVar[str] = "diagram"
@@ -76,17 +75,17 @@ class GraphReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassAttribute:
-    """One attribute; `when` names the setting that a model needs to have it, "" where this model has it."""
+    """One attribute; `when` is the setting that a model needs for it, "" if this model has the attribute."""
 
     name: str
     type: str
-    default: str | None = None  # of a configuration's field, as Python writes it
+    default: str | None = None  # default of a configuration field, as Python writes it
     when: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassBox:
-    """One class; `address` is where it is imported from, `bases` are names of classes in the same report."""
+    """One class; `address` is its import path, `bases` are names of classes in the same report."""
 
     name: str
     address: str
@@ -96,7 +95,7 @@ class ClassBox:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassLink:
-    """An instance of `owner` holds `count` of `part` under `attribute`; a configuration is held, and no part."""
+    """The link from a class to `count` instances of `part` under `attribute`; a configuration is not a part."""
 
     owner: str
     part: str
@@ -107,13 +106,13 @@ class ClassLink:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassReport:
-    """The classes of a model, what their instances hold, and who inherits from whom."""
+    """The classes of a model, the attributes of their instances, and their bases."""
 
     kind: ClassVar[str] = "diagram"
     diagram: str = "class"
     subject: Subject
     package: str
     package_version: str
-    around: str | None  # the class drawn, with its bases and parts; None for all
+    around: str | None  # the class to draw with its bases and parts; None for all
     classes: tuple[ClassBox, ...]
     links: tuple[ClassLink, ...]

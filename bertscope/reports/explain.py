@@ -1,4 +1,4 @@
-"""The report of `explain`: the walk through a model, step by step, with formulas and their values."""
+"""The report of `explain`: the steps of a model, with formulas and their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """A formula in the configuration's own names, the same with numbers, and its value."""
+    """A formula with names of configuration fields, the same with numbers, and its value."""
 
     symbols: str
     numbers: str
@@ -21,10 +21,10 @@ class Formula:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step; `copies` layers are alike where the name holds a range. Params and FLOPs are of one copy."""
+    """One step; `copies` equal layers if the name has a range. Params and FLOPs are those of one copy."""
 
     group: str
-    name: str  # as keras-bert names layers: Transformer-0-FeedForward-Norm
+    name: str  # names of keras-bert: Transformer-0-FeedForward-Norm
     path: str  # Hugging Face
     tf_name: str  # google-research/bert
     inputs: tuple[Dims, ...]
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The steps of one level added up, beside what was counted on the built model."""
+    """The sum of the steps of one level, next to the count on the built model."""
 
     group: str
     symbols: str
@@ -48,13 +48,13 @@ class Sum:
 
     @property
     def agrees(self) -> bool:
-        """Whether formulas and model say the same, to the last digit."""
+        """Return True if formulas and model give the same numbers exactly."""
         return self.params == self.counted_params and self.flops == self.counted_flops
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What readers ask in passing, answered for this model."""
+    """A frequent question, answered for this model."""
 
     question: str
     answer: str
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainReport:
-    """The walk. Formulas are the second witness of `count` and `flops`; the sums say whether they agree."""
+    """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
 
     kind: ClassVar[str] = "explain"
     subject: Subject

@@ -1,4 +1,4 @@
-"""The reports on work: what a forward and a training step cost. As in `reports`, plain data in base units."""
+"""The reports of `flops`: the cost of a forward pass or a training step. Plain data in base units."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bertscope.reports.base import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a piece of computation costs. A multiply-add is 2 FLOPs; `macs` counts it as one."""
+    """The cost of a computation. A multiply-add is 2 FLOPs; `macs` counts it as one."""
 
     matmul_flops: int = 0
     elementwise_flops: int = 0
-    bytes_moved: int = 0  # read and written by operators, each by itself; views move nothing
+    bytes_moved: int = 0  # read and written by each operator; views move no bytes
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -39,31 +39,31 @@ class Work:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of the matrix products."""
+        """Return the multiply-adds of the matrix products."""
         return self.matmul_flops // 2
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte moved."""
+        """Return the arithmetic intensity: FLOPs for each byte moved."""
         flops = self.matmul_flops + self.elementwise_flops
         return flops / self.bytes_moved if self.bytes_moved else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRow:
-    """One operator in one phase: how often it ran and what it cost; `role` says how it is counted."""
+    """One operator in one phase: number of calls, cost, and `role`, the way in which it is counted."""
 
     operator: str
     phase: str
     calls: int
-    role: str  # matmul, elementwise, movement, or unknown: seen and not counted
+    role: str  # matmul, elementwise, movement, or unknown (not counted)
     elements: int  # of its output, over all calls
     work: Work
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRow:
-    """One module: the work at and below it in each phase, over all copies."""
+    """One module: the work of the module with all modules below it in each phase, over all copies."""
 
     name: str
     path: str
@@ -82,7 +82,7 @@ class FlopsRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
-    """Matmul FLOPs at one batch and sequence."""
+    """The matmul FLOPs at one batch size and sequence length."""
 
     batch: int
     seq: int
@@ -94,7 +94,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial:
-    """total matmul FLOPs = batch * (constant + linear * seq + quadratic * seq**2), verified at a further point."""
+    """Total matmul FLOPs = batch * (constant + linear * seq + quadratic * seq**2), verified at a further point."""
 
     constant: int
     linear: int
@@ -104,7 +104,7 @@ class Polynomial:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """The same computation under another convention: how its source counts, and the number."""
+    """The FLOPs of the same computation under another convention, with the rules of that convention."""
 
     name: str
     value: int
@@ -115,7 +115,7 @@ class Convention:
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsReport:
-    """Work per module. `matmul_flops` of the root row is what torch's FlopCounterMode counts."""
+    """The work of each module. `matmul_flops` of the root row equals torch's FlopCounterMode."""
 
     kind: ClassVar[str] = "flops"
     subject: Subject
@@ -129,9 +129,9 @@ class FlopsReport:
     polynomial: Polynomial | None = None
     conventions: tuple[Convention, ...] = ()
     loss: str = ""
-    traced_layers: int | None = None  # layers really run; the others were found equal and multiplied
+    traced_layers: int | None = None  # number of layers that ran; the others are equal and multiplied
 
     @property
     def unknown_operators(self) -> tuple[str, ...]:
-        """Operators seen and not counted."""
+        """Return the operators that ran and were not counted."""
         return tuple(dict.fromkeys(row.operator for row in self.operators if row.role == "unknown"))

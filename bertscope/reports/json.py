@@ -1,6 +1,6 @@
-"""JSON Schema (draft 2020-12) of every report, made from the dataclasses that `--format json` writes.
+"""The JSON Schema (draft 2020-12) of every report, derived from the dataclasses that `--format json` writes.
 
-Every report in `bertscope.reports` has its schema, so that a new one needs no registration.
+Every report in `bertscope.reports` has a schema; a new report needs no registration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIMPLE: dict[Any, dict[str, Any]] = {
 
 
 def report_classes() -> dict[str, tuple[type, ...]]:
-    """Kind -> the classes of report that carry it."""
+    """Return the report classes of each kind."""
     found: dict[str, tuple[type, ...]] = {}
     for module in pkgutil.iter_modules(reports.__path__):
         for item in vars(import_module(f"{reports.__name__}.{module.name}")).values():
@@ -42,7 +42,7 @@ def report_classes() -> dict[str, tuple[type, ...]]:
 
 
 def schemas() -> SchemasReport:
-    """All kinds, with a sentence each."""
+    """Return the report that lists all kinds, each with one sentence."""
     rows = (
         SchemaRow(report=kind, classes=tuple(item.__name__ for item in classes), description=_sentence(classes[0]))
         for kind, classes in report_classes().items()
@@ -51,7 +51,7 @@ def schemas() -> SchemasReport:
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of one kind of report; raises SelectionError for a kind that there is not."""
+    """Return the JSON Schema of one kind of report; raise SelectionError for an unknown kind."""
     found = report_classes()
     if kind not in found:
         raise SelectionError(f"no report of kind {kind[:60]!r}; {suggestion(kind, found)}")
@@ -67,7 +67,7 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def _object(item: type, definitions: dict[str, Any], *, report: str = "") -> dict[str, Any]:
-    """A dataclass as an object with all of its fields, and a report's `schema` and `kind`."""
+    """Return the schema of a dataclass: an object with all fields; a report also has `schema` and `kind`."""
     hints = typing.get_type_hints(item)
     head = {"schema": {"const": SCHEMA}, "kind": {"const": report}} if report else {}
     fields = {field.name: _type(hints[field.name], definitions) for field in dataclasses.fields(item)}
@@ -86,7 +86,7 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return dict(_SIMPLE[hint])
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if hint.__name__ not in definitions:
-            definitions[hint.__name__] = {}  # holds the place of a class that contains itself
+            definitions[hint.__name__] = {}  # a placeholder, for a class that contains itself
             definitions[hint.__name__] = _object(hint, definitions)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -104,7 +104,7 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _array(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
-    """`tuple[int, ...]` is a list of any length, `tuple[int, str]` one of two."""
+    """Return the schema of a tuple: `tuple[int, ...]` is a list of any length, `tuple[int, str]` one of two."""
     if arguments[-1:] == (Ellipsis,):
         return {"type": "array", "items": _type(arguments[0], definitions)}
     items = [_type(argument, definitions) for argument in arguments]
@@ -112,5 +112,5 @@ def _array(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str,
 
 
 def _sentence(item: type) -> str:
-    """The first paragraph of the class's docstring."""
+    """Return the first paragraph of the class's docstring."""
     return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""The reports on memory: where the peak of a step stands and what it is made of. Plain data in bytes and seconds."""
+"""The reports on memory: the peak of a step, its moment and its parts. Plain data in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bertscope.reports.base import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What memory is used for at one moment; the parts add up to all of it.
+    """The memory at one moment by use; the parts add up to the total.
 
-    activations: kept by the forward pass, or by a recomputation, for backward. temporaries: the rest of
-    what comes and goes within the step.
+    activations: saved for backward by the forward pass or by a recomputation. temporaries: all other memory that is
+    allocated and freed within the step.
     """
 
     parameters: int = 0
@@ -26,13 +26,13 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum of the parts."""
         return sum(vars(self).values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePeak:
-    """The highest point of a phase, and the operator and module that it stands in."""
+    """The peak of a phase, and the operator and module that run at that moment."""
 
     phase: str
     peak_bytes: int
@@ -43,9 +43,9 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
-    """What the forward pass of one kind of module keeps for backward: one kind of tensor, over all its copies."""
+    """The tensors of one kind that the forward pass of one kind of module saves for backward, over all copies."""
 
-    path: str  # equal layers together: bert.encoder.layer.0-11.attention.self
+    path: str  # equal layers as a range: bert.encoder.layer.0-11.attention.self
     operator: str
     what: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class KeptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The parts at one point of the step."""
+    """The parts at one moment of the step."""
 
     phase: str
     parts: Parts
@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """What a CUDA device holds beside the tensors, each an estimate of its own, or measured."""
+    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately."""
 
     allocated_bytes: int  # tensors in blocks of 512 bytes, and workspaces
     workspace_bytes: int
@@ -83,17 +83,17 @@ class Memory:
     kept_bytes: int
     timeline: tuple[Sample, ...] = ()
     device: DeviceTerms | None = None
-    traced_layers: int | None = None  # how many layers ran, where they stand for more
+    traced_layers: int | None = None  # number of layers that ran, if the others are extrapolated
 
     @property
     def peak(self) -> PhasePeak:
-        """The highest point of the step."""
+        """Return the peak of the step."""
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long bare steps took, run apart from the traced one."""
+    """The time of steps that ran without tracing."""
 
     warmup_seconds: float
     step_seconds: tuple[float, ...]
@@ -105,16 +105,16 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMemory:
-    """What the operating system saw of the whole process, library code and all."""
+    """The memory of the whole process, libraries included, as the operating system reports it."""
 
-    resident_before_bytes: int  # before the step, model and optimizer in it
+    resident_before_bytes: int  # before the step, with model and optimizer
     high_water_bytes: int  # the highest during one step
-    peak_bytes: int  # the highest of the process's life
+    peak_bytes: int  # the highest since the process started
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenPoint:
-    """The estimated peaks of the first variant and of this one at another batch."""
+    """The estimated peaks of the first variant and of this one at another batch size."""
 
     batch: int
     first_bytes: int
@@ -123,7 +123,7 @@ class BreakEvenPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """Where a variant that buys nothing here begins to: the least such batch, and peaks beyond it."""
+    """The least batch size at which a variant lowers the peak, and the peaks at larger batch sizes."""
 
     pays_from_batch: int
     points: tuple[BreakEvenPoint, ...]
@@ -131,7 +131,7 @@ class BreakEven:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to run the step: estimated, measured, or both."""
+    """One checkpointing choice of the step: estimated, measured, or both."""
 
     checkpointing: str
     reentrant: bool
@@ -139,17 +139,17 @@ class Variant:
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
-    outlook: BreakEven | None = None  # beside the first variant, where this one's peak is no lower
-    failure: str = ""  # why there is no measurement
+    outlook: BreakEven | None = None  # if this peak is not below that of the first variant
+    failure: str = ""  # reason for a missing measurement
 
     @property
     def memory(self) -> Memory | None:
-        """The measurement where there is one, else the estimate."""
+        """Return the measurement if there is one, else the estimate."""
         return self.measured or self.estimated
 
     @property
     def error(self) -> float | None:
-        """How far the estimate is off the measured peak, as a share of it; the worst of the phases."""
+        """Return the error of the estimate as a fraction of the measured peak; the largest over the phases."""
         if self.estimated is None or self.measured is None:
             return None
         pairs = zip(self.estimated.phases, self.measured.phases, strict=True)
@@ -159,18 +159,18 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """What `estimate` and `profile` say: the same step in one or several ways."""
+    """The result of `estimate` and `profile`: one step with one or several checkpointing choices."""
 
     kind: ClassVar[str] = "memory"
     subject: Subject
-    run: dict[str, Any]  # the RunConfig, in its own names
-    machine: str  # what it was measured on, or whose semantics were estimated
+    run: dict[str, Any]  # the fields of the RunConfig
+    machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A device by name, and what CUDA offers of its memory."""
+    """A GPU by name, and the memory that CUDA offers on it."""
 
     name: str
     memory_bytes: int
@@ -179,10 +179,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class FitRow:
-    """One way to run at one length: peak(batch) <= budget < peak(batch + 1), both really evaluated.
+    """One variant at one sequence length: peak(batch) <= budget < peak(batch + 1), both computed.
 
-    batch is 0 where not even one fits, and peak_bytes then that of one; `next_bytes` is the peak of batch + 1.
-    Peaks hold everything that the budget must: tensors, and on CUDA workspaces and context.
+    `batch` is 0 if batch 1 does not fit, and `peak_bytes` is then the peak of batch 1; `next_bytes` is the peak of
+    batch + 1. Peaks include tensors and, on CUDA, workspaces and context.
     """
 
     seq: int
@@ -192,25 +192,25 @@ class FitRow:
     peak_bytes: int
     next_bytes: int
     fits: bool
-    is_tight: bool  # the allocator's own fragments might not leave room
+    is_tight: bool  # fragmentation of the allocator may exceed the budget
     step_flops: int
-    extra_flops: float  # beside the same step without checkpointing, as a share of it
+    extra_flops: float  # added to the step without checkpointing, as a fraction of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitReport:
-    """What fits in `budget_bytes`; `asked_batch` is set where a batch was given and the ways are the answer."""
+    """The largest batch in `budget_bytes` for each variant, or the variants that fit with a given `asked_batch`."""
 
     kind: ClassVar[str] = "fit"
     subject: Subject
     run: dict[str, Any]
     budget_bytes: int
-    overhead_bytes: int  # of CUDA's context and workspaces, in every peak
+    overhead_bytes: int  # CUDA's context and workspaces, included in every peak
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether anything does."""
+        """Return True if any variant fits."""
         return any(row.fits for row in self.rows)

@@ -1,4 +1,4 @@
-"""The report behind the page: the other reports of one model, or of two, as they are."""
+"""The reports of `report`, `diff` and `explore`; a page contains the other reports of one or two models unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """Everything about one model at one batch and sequence."""
+    """All reports of one model at one batch size and sequence length."""
 
     batch: int
     seq: int
@@ -29,7 +29,7 @@ class ModelPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PageReport:
-    """One model, or two and what tells them apart."""
+    """One model, or two models and their differences."""
 
     kind: ClassVar[str] = "report"
     models: tuple[ModelPart, ...]
@@ -38,7 +38,7 @@ class PageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldChange:
-    """One setting that two models do not share."""
+    """One setting that differs between two models."""
 
     field: str
     a: Any
@@ -47,7 +47,7 @@ class FieldChange:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRow:
-    """One parameter that came (`added`), went (`removed`) or changed its shape, over equal neighbours."""
+    """One parameter that is `added`, `removed` or has another shape, in all equal neighbouring layers."""
 
     path: str
     status: str
@@ -60,7 +60,7 @@ class DiffRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffReport:
-    """What tells two models apart; empty for a model and itself."""
+    """The differences of two models; empty for a model and itself."""
 
     kind: ClassVar[str] = "diff"
     a: Subject
@@ -76,13 +76,13 @@ class DiffReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs that shapes or switches the model."""
+        """Return True if no setting with an effect on the model differs."""
         return not self.fields and not self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTensor:
-    """One parameter or buffer that a module itself holds; of one copy where the module stands for several."""
+    """One parameter or buffer of a module itself, not of its children; in a row of several copies, that of one copy."""
 
     path: str
     shape: Shape
@@ -94,7 +94,7 @@ class HeldTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a training step costs at and below a module, over all copies."""
+    """The FLOPs of a training step in a module and all modules below it, over all copies."""
 
     forward: Work
     backward: Work
@@ -102,15 +102,15 @@ class StepWork:
 
     @property
     def total(self) -> Work:
-        """All of the step."""
+        """Return the FLOPs of all phases."""
         return self.forward + self.backward + self.recompute
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreRow:
-    """One module. `work` and `kept_bytes` are of all at and below it, `tensors` and `kept` of the module itself.
+    """One module. `work` and `kept_bytes` include all modules below it, `tensors` and `kept` do not.
 
-    `work` and `kept_bytes` are None until they are computed. Sizes are over all copies, shapes of one.
+    `work` and `kept_bytes` are None until they are computed. Sizes are those of all copies, shapes those of one.
     """
 
     module: TreeRow
@@ -122,12 +122,12 @@ class ExploreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreReport:
-    """The module tree with everything joined to it by path, parents first."""
+    """The module tree with parameters, FLOPs, shapes and memory, joined by path, parents first."""
 
     kind: ClassVar[str] = "explore"
     subject: Subject
-    run: dict[str, Any]  # the RunConfig that work, shapes and memory are of, in its own names
+    run: dict[str, Any]  # the fields of the RunConfig of work, shapes and memory
     totals: Totals
     ties: tuple[Tie, ...]
     rows: tuple[ExploreRow, ...]
-    awaited: tuple[str, ...] = ()  # what is still to be computed: "FLOPs and shapes", "memory"
+    awaited: tuple[str, ...] = ()  # not yet computed: "FLOPs and shapes", "memory"

@@ -1,4 +1,4 @@
-"""Reports read back from JSON: each dataclass by the types of its fields."""
+"""The reader of reports in JSON: it builds each dataclass by the types of its fields."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any
 
 
 def _tuple(hint: Any, arguments: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
-    """`tuple[int, ...]` has any length, `tuple[int, str]` two elements."""
+    """Return a tuple: `tuple[int, ...]` has any length, `tuple[int, str]` two elements."""
     each = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
     if len(each) != len(value):
         raise _unlike(hint, value, where)

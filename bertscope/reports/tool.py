@@ -1,4 +1,4 @@
-"""What the tool says of itself and in PyTorch's own words: `doctor`, `schema`, `print`."""
+"""The reports of `doctor`, `schema`, `print` and `presets`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertscope.reports.base import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class PrintReport:
-    """The model as PyTorch prints it."""
+    """The model in PyTorch's print format."""
 
     kind: ClassVar[str] = "print"
     subject: Subject
@@ -19,7 +19,7 @@ class PrintReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaRow:
-    """One kind of report, and the classes that it is made from."""
+    """One kind of report, and its classes."""
 
     report: str
     classes: tuple[str, ...]
@@ -28,7 +28,7 @@ class SchemaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SchemasReport:
-    """The kinds of report that have a JSON Schema: all."""
+    """The kinds of report; each has a JSON Schema."""
 
     kind: ClassVar[str] = "schemas"
     rows: tuple[SchemaRow, ...]
@@ -36,18 +36,18 @@ class SchemasReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageRow:
-    """One package; `extra` is "" for what bertscope needs, and `version` None where it is not installed."""
+    """One package; `extra` is "" for a required package, and `version` is None if it is not installed."""
 
     name: str
     version: str | None
     extra: str
     purpose: str
-    remedy: str  # the command that installs it, where it is missing
+    remedy: str  # the command that installs a missing package
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRow:
-    """Something that a model can run on; None where it is not known."""
+    """A device for models; None for an unknown property."""
 
     name: str
     description: str
@@ -57,7 +57,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """What bertscope runs on, and what it finds there; `problems` are what keeps it from working."""
+    """The environment of bertscope: versions, packages, devices; `problems` prevent bertscope from working."""
 
     kind: ClassVar[str] = "doctor"
     bertscope_version: str
@@ -65,7 +65,7 @@ class DoctorReport:
     python_version: str
     python_path: str
     platform: str
-    torch_version: str | None  # of the torch that really loads
+    torch_version: str | None  # of the torch that is imported
     preset_path: str
     presets: int
     packages: tuple[PackageRow, ...]
@@ -75,7 +75,7 @@ class DoctorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PresetRow:
-    """One preset, with the counts that its file records (and `check` verifies)."""
+    """One preset, with the counts in its file, which `check` verifies."""
 
     name: str
     architecture: str

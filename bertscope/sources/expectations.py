@@ -31,7 +31,7 @@ TOTAL_KEYS = ("distinct_params", "layer_params")
 TABLE_KEYS = ("groups", "layers")
 TIES_KEY = "ties"
 MAX_NUMBER = 2**63
-MAX_RUNS = 32  # a run takes 0.1 to several seconds
+MAX_RUNS = 12  # a run takes 0.1 to 1 s
 _RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # What a run is measured in, and the settings that change it.
 _MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}

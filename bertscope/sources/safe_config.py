@@ -7,13 +7,13 @@ from typing import Any
 
 from bertscope.errors import ConfigError
 
-MAX_SIZE = 2**31
-MAX_LAYERS = 400  # every layer costs real modules, even on the meta device, and an encoder-decoder has two stacks
+_MAX_INTEGER = 2**31
+MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
+MAX_EXPERTS = 8192  # over all layers; each is a module with layers of its own
 MAX_LABELS = 100_000
-MAX_TEXT = 10_000
 # Fields that say how many modules there are, over all families.
 _MODULES = re.compile(
-    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_(?!size)|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
 )
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
 _KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
@@ -38,10 +38,23 @@ def check_setting(key: str, value: Any, where: str) -> None:
         for item in value:
             check_setting(key, item, where)
     elif isinstance(value, int):
-        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else MAX_SIZE
+        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else _MAX_INTEGER
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def check_experts(config: dict[str, Any], where: str) -> None:
+    """Raise ConfigError where layers times experts give too many modules."""
+    counts = [(key, value) for key, value in config.items() if type(value) is int and _MODULES.search(key)]
+    experts = max((value for key, value in counts if "expert" in key), default=0)
+    layers = max((value for key, value in counts if "expert" not in key), default=1)
+    if experts * layers > MAX_EXPERTS:
+        raise ConfigError(
+            f"{layers:,} layers of {experts:,} experts are {layers * experts:,} modules; at most {MAX_EXPERTS:,} are "
+            "built here; lower the number of layers and multiply",
+            where=where,
+        )
 
 
 def _refusal(key: str, value: Any) -> str:

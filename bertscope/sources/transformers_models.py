@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
 from bertscope.sources.confined import confined
 from bertscope.sources.other_models import OtherSource, as_source_error
-from bertscope.sources.safe_config import check_setting, without_code
+from bertscope.sources.safe_config import check_experts, check_setting, without_code
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def from_config(entries: Entries, path: Path, name: str) -> TransformersSource:
     for key, entry in entries.items():
         check_setting(key, entry.value, f"{path}:{entry.line}")
     config = entries.plain()
+    check_experts(config, where)
     dtype = config.get("torch_dtype", config.get("dtype"))
     return TransformersSource(
         name=name,

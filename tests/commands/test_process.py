@@ -16,10 +16,10 @@ import pytest
 
 from bertscope.commands import presets as presets_command
 from bertscope.commands import process
+from tests.analyses.memory.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
 from tests.conftest import ROOT
 from tests.test_ci_kit import DIFFERS, HOLDS
 from tests.test_cli import ENV, spawn
-from tests.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
@@ -55,7 +55,7 @@ def test_an_unexpected_error_is_one_line_that_names_it_and_exit_code_70(cli, mon
     assert (result.code, result.out) == (70, "")
     assert one_line(result.err, 70)
     assert f"{type(error).__name__}" in result.err
-    assert "tests/test_process.py:" in result.err
+    assert "tests/commands/test_process.py:" in result.err
     assert "bertscope --debug" in result.err
     assert "\x1b" not in result.err
 

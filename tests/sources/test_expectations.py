@@ -251,3 +251,12 @@ def test_a_preset_file_takes_the_same_expectations(cli, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text((ROOT / "presets" / "bert-tiny.yaml").read_text() + "  ties: {}\n  flops: {}\n")
     assert cli("check", path).out == "1 file: 16 expectations hold, 0 do not\n"
+
+
+def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):
+    file = tmp_path / "deep.bertscope.yaml"
+    runs = "".join(f"    a{n}: {{batch: {n}, seq: 8, mode: training, peak_bytes: 1}}\n" for n in range(1, 5))
+    file.write_text(f"architecture: BertModel\nconfig: {{num_hidden_layers: 256}}\nexpected:\n  memory:\n{runs}")
+    result = cli("check", file)
+    assert result.code == 2
+    assert "4 memory runs of 256 layers are more than 768 layers in all" in result.err

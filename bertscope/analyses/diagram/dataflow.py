@@ -13,13 +13,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.overrides import TorchFunctionMode, resolve_name
-
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
-from bertscope.torch_access import nn, torch
+from bertscope.reports.layer_ranges import number_of
+from bertscope.torch_access import nn, storage_key, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
 _SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy, and change no value that this diagram is about
@@ -74,7 +73,7 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
     return recorder.flow
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(torch.overrides.TorchFunctionMode):
     def __init__(self, scope: nn.Module, opens: Callable[[nn.Module, int], bool]) -> None:
         super().__init__()
         self.scope, self.opens = scope, opens
@@ -96,7 +95,7 @@ class _Recorder(TorchFunctionMode):
         return out
 
     def _record(self, function: Any, args: Any, kwargs: Mapping[str, Any], given: list[torch.Tensor], out: Any) -> None:
-        name = resolve_name(function) or function.__name__
+        name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
         first = self._flowing(given[0]) if len(given) == 1 else None
         if first is not None and (short in _SAME_CONTENT or _shares_storage(given[0], out)):
@@ -156,7 +155,7 @@ class _Recorder(TorchFunctionMode):
                 self.box = None
                 kind = type_name(type(module), "bertscope")
                 name = path.rsplit(".", 1)[-1]
-                ident = f"layer_{name}" if name.isdecimal() else name
+                ident = f"layer_{name}" if number_of(name) is not None else name
                 node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
                 self._connect(self.flow.add(node), given, out)
                 return out
@@ -224,8 +223,7 @@ def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
-    storage = tensor.untyped_storage()._cdata
-    return all(result.untyped_storage()._cdata == storage for result in tensors(out))
+    return all(storage_key(result) == storage_key(tensor) for result in tensors(out))
 
 
 def _index_text(index: Any) -> str:

@@ -9,6 +9,7 @@ from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel
 from bertscope.reports.base import TreeRow
 from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
+from bertscope.reports.layer_ranges import covers, is_run
 
 KINDS = ("class", "forward", "tree")
 
@@ -73,7 +74,7 @@ def tree_diagram(
                 name=row.name or row.type,
                 detail=row.type,
                 path=row.path,
-                copies=row.copies if "-" in row.name else 1,
+                copies=row.copies if is_run(row.name) else 1,
                 params=row.params,
             )
             for row in rows
@@ -87,22 +88,11 @@ def tree_diagram(
 def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
     """The row of a path; one inside a run of equal layers, such as `encoder.layer.7`, is the run's."""
     for row in rows:
-        if row.path == path or _same_path(path, row.path):
+        if row.path == path or covers(row.path, path):
             return row
     raise SelectionError(
         f"no module {path!r} in this model; {suggestion(path, [row.path for row in rows if row.path])}"
     )
-
-
-def _same_path(path: str, shown: str) -> bool:
-    given, wanted = path.split("."), shown.split(".")
-    return len(given) == len(wanted) and all(map(_is_in, given, wanted))
-
-
-def _is_in(name: str, shown: str) -> bool:
-    first, dash, last = shown.partition("-")
-    in_run = dash and name.isdecimal() and first.isdecimal() and last.isdecimal()
-    return name == shown or bool(in_run and int(first) <= int(name) <= int(last))
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -23,11 +23,11 @@ from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport
+from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.torch_access import nn, torch
 
 # Boxes unless they are what is drawn: each of them has a diagram of its own.
 _CLOSED = (BertEmbeddings, BertLayer, BertSelfAttention, BertPooler)
-_LAYER = re.compile(r"(?:^|(?<=\.))encoder\.layer\.(\d+)(?:-\d+)?(?=\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,13 @@ def _opens(depth: int | None) -> Callable[[nn.Module, int], bool]:
 # ---- the model that is run: one layer of each kind ----
 
 
-def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[str]]:
+def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[LayerRange]]:
     """A copy on meta without the layers that equal the one before, and the numbers each layer stands for: `0-11`."""
     tensors = (*model.parameters(), *model.buffers())
     short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
     encoder = short.base_model.encoder
-    runs = [node.name for node in equal_layers(fold(read(encoder)), "layer")]
-    firsts = [int(run.partition("-")[0]) for run in runs]
+    runs = [run for node in equal_layers(fold(read(encoder)), "layer") if (run := LayerRange.parse(node.name))]
+    firsts = [run.first for run in runs]
     encoder.layer = nn.ModuleList(encoder.layer[first] for first in firsts)
     heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
     short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
@@ -104,33 +104,24 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("meta")
 
 
-def _path_in(short: BertPreTrainedModel, runs: list[str], path: str) -> str:
+def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> str:
     """The path with the place of its layer's representative: `encoder.layer.7` and `.0-11` are `.0`."""
 
-    def placed(found: re.Match[str]) -> str:
-        number = int(found[1])
-        for place, run in enumerate(runs):
-            first, _, last = run.partition("-")
-            if int(first) <= number <= int(last or first):
-                return f"encoder.layer.{place}"
-        return found[0]
+    def placed(layers: LayerRange) -> object:
+        """The place of the run that the first of the layers lies in."""
+        return next((place for place, run in enumerate(runs) if layers.first in run), layers)
 
-    at = _LAYER.sub(placed, path)
+    at = with_layers(path, placed)
     known = [name for name, _ in short.named_modules()]
-    if at not in known or (at != path and not _LAYER.search(path)):
+    if at not in known or (at != path and not layers_in(path)):
         shown = [_shown(name, runs) for name in known if name]
         raise SelectionError(f"no module {path!r} in this model; {suggestion(path, shown)}")
     return at
 
 
-def _shown(path: str, runs: list[str]) -> str:
+def _shown(path: str, runs: list[LayerRange]) -> str:
     """A path of the short model with the numbers of all layers that it stands for."""
-    return _LAYER.sub(lambda found: f"encoder.layer.{runs[int(found[1])]}", path)
-
-
-def _copies(run: str) -> int:
-    first, _, last = run.partition("-")
-    return int(last or first) - int(first) + 1
+    return with_layers(path, lambda layers: runs[layers.first])
 
 
 # ---- what it is given ----
@@ -193,7 +184,7 @@ def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> lis
 class _Report:
     """From what was recorded on the short model to what the whole model is."""
 
-    def __init__(self, flow: Flow, runs: list[str], scope: str) -> None:
+    def __init__(self, flow: Flow, runs: list[LayerRange], scope: str) -> None:
         self.flow, self.runs, self.scope = flow, runs, scope
 
     def report(self, **about: Any) -> GraphReport:
@@ -233,9 +224,9 @@ class _Report:
         return path.removeprefix(f"{around}.") if around else path
 
     def _copies_of(self, path: str) -> int:
-        found = _LAYER.search(path)
-        is_layer = found is not None and found.end() == len(path) and path != self.scope
-        return _copies(self.runs[int(found[1])]) if is_layer and found else 1
+        layers = layers_in(path)
+        is_layer = path.rpartition(".")[0].endswith("encoder.layer") and path != self.scope
+        return len(self.runs[layers.first]) if is_layer and layers else 1
 
     def _indexed(self, name: str) -> str:
         """`past_key_values[0-11][0]`, what each of the equal layers is given."""

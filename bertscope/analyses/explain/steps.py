@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, sentence
 from bertscope.analyses.flops.sweep import FlopsRun
@@ -22,6 +23,7 @@ from bertscope.model import CLASSES
 from bertscope.reports.base import CountReport
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
 from bertscope.reports.flops import FlopsReport
+from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 
@@ -83,7 +85,7 @@ class _Walk:
         self.tokens: Dims = (self.batch, "seq")
         self.hidden: Dims = (self.batch, "seq", "hidden_size")
         self.layers = config.num_hidden_layers
-        self.range = f"0-{self.layers - 1}" if self.layers > 1 else "0"
+        self.range = LayerRange(0, max(self.layers - 1, 0))
 
     def formula(self, symbols: str | None) -> Formula | None:
         """A formula of integers, names, +, - and *, with its numbers and value."""
@@ -234,11 +236,9 @@ def _computed(node: ast.expr) -> int:
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     """The steps that a path names in any naming; one layer's path shows the layer that stands for all."""
 
-    def ranged(match: re.Match[str]) -> str:
-        number = int(match[2])
-        return match[1] + (f"0-{layers - 1}" if layers > 1 and number < layers and len(match[2]) < 5 else match[2])
-
-    wanted = re.sub(r"(layer[._]|Transformer-)(\d{1,9})(?!\d|-\d)", ranged, path).removeprefix("bert.")
+    every = LayerRange(0, max(layers - 1, 0))
+    wanted = with_layers(path, lambda asked: asked if asked.is_run or asked.first not in every else every)
+    wanted = wanted.removeprefix("bert.")
     found = []
     for step in steps if wanted else ():
         names = (step.group, step.name, step.tf_name, step.path.removeprefix("bert."))
@@ -254,11 +254,11 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
 
 def _single(step: Step, path: str, layers: int) -> Step:
     """The step under the number of the layer that was asked for."""
-    number = re.search(r"(?:layer[._]|Transformer-)(\d+)", path)
-    if number is None or layers < 2:
+    asked = layers_in(path)
+    if asked is None or layers < 2:
         return step
-    names = {
-        field: getattr(step, field).replace(f"0-{layers - 1}", number[1], 1) for field in ("name", "path", "tf_name")
+    names: dict[str, Any] = {
+        field: with_layers(getattr(step, field), lambda _: asked) for field in ("name", "path", "tf_name")
     }
     return replace(step, copies=1, **names)
 

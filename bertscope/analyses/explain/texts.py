@@ -117,9 +117,9 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "totals": (
         (
             "Why do published totals differ?",
-            "This model has {distinct:,} distinct parameters and {layers:,} over layers, where a tied tensor counts at "
+            "This model has {distinct:,} unique parameters; the sum over layers is {layers:,}, where a tied tensor counts at "
             "every layer that uses it. BERT-base is published as 110M (109,482,240 uncased BertModel) and BERT-large "
-            "as 340M (335,141,888, rounded); base-cased as 108.3M distinct (108,340,804) or 130.6M over layers "
+            "as 340M (335,141,888, rounded); base-cased as 108.3M unique parameters (108,340,804) or 130.6M as sum over layers "
             "(130,609,732): the tied decoder, 22,268,928, counted again. Vocabulary, pooler and head differ besides.",
         ),
         (

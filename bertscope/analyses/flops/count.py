@@ -15,6 +15,7 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPU
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
+from bertscope.run_config import NONE
 from bertscope.torch_access import nn, torch
 
 MODES = ("inference", "training")
@@ -27,7 +28,7 @@ def flops(
     *,
     mode: str = "inference",
     name: str | None = None,
-    checkpointing: str = "none",
+    checkpointing: str = NONE,
     batch: int | None = None,
     seq: int | None = None,
 ) -> FlopsReport:
@@ -48,10 +49,14 @@ def flops(
 def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
     args, kwargs = arguments(inputs)
     meta_args, meta_kwargs = on_meta((args, kwargs))
-    state = {name: _meta_like(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    state = _meta_state(module)
+
+    def call() -> Any:
+        """The module on meta; `functional_call` does not restore a module that it ties by two addresses."""
+        return torch.func.functional_call(module, state, meta_args, meta_kwargs, tie_weights=False)
+
     try:
-        return trace(module, lambda: _step(lambda: torch.func.functional_call(module, state, meta_args, meta_kwargs),
-                                           training, losses))  # fmt: skip
+        return trace(module, lambda: _step(call, training, losses))
     except (RuntimeError, NotImplementedError):
         if all(tensor.is_meta for tensor in state.values()) and not any(p.is_meta for p in module.parameters()):
             return trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
@@ -65,6 +70,18 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
         loss, what = loss_of(output)
         losses.append(what)
         loss.backward()
+
+
+def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a meta tensor for every tensor of a module: each module under its first address, ties kept."""
+    held = [
+        (f"{path}.{name}".lstrip("."), tensor)
+        for path, inner in module.named_modules()
+        for name, tensor in (*inner._parameters.items(), *inner._buffers.items())
+        if tensor is not None
+    ]
+    alike = {id(tensor): _meta_like(tensor) for _, tensor in held}
+    return {path: alike[id(tensor)] for path, tensor in held}
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
+from bertscope.run_config import NONE
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -32,7 +33,7 @@ class FlopsRun:
 
     source: ModelSource
     mode: str = "inference"
-    checkpointing: str = "none"
+    checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
 
     @property

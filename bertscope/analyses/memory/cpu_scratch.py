@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertscope.torch_access import torch
+from bertscope.torch_access import operator_name, torch
 
 _PROMOTING = ("add", "sub", "mul", "div")
 # Kernels that call contiguous() on so many of their first operands.
@@ -19,7 +19,7 @@ _WANT_ORDER = {
 }
 
 
-def scratch_bytes(operator: Any, args: Any) -> int:
+def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     """Bytes that the host's kernel takes in passing. Out of sight, and hence left out, is what oneDNN takes."""
     aten = torch.ops.aten
     if operator in {getattr(aten, name).Tensor for name in _PROMOTING}:
@@ -49,6 +49,6 @@ def _mean_bytes(args: Any) -> int:
 
 def contiguous_bytes(operator: Any, args: Any) -> int:
     """Copies of operands whose elements do not lie in order, for kernels that want them so on any device."""
-    taken = _WANT_ORDER.get(operator._schema.name.removeprefix("aten::"), 0)
+    taken = _WANT_ORDER.get(operator_name(operator), 0)
     given = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in given if not tensor.is_contiguous())

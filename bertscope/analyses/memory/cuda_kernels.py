@@ -15,10 +15,10 @@ from typing import Any
 from bertscope.analyses.memory.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.cuda_attention import attention
 from bertscope.run_config import RunConfig
-from bertscope.torch_access import torch
+from bertscope.torch_access import close_library, has_kernel, torch
 
 # What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
-_WORKSPACE_BYTES = {True: 32 * 2**20, False: 8_519_680}
+_HOPPER_WORKSPACE_BYTES, _WORKSPACE_BYTES = 32 * 2**20, 8_519_680
 # What the driver and the kernels' code take outside the allocator; it differs by card and driver.
 CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
 # What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
@@ -32,14 +32,16 @@ _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
-def workspace_bytes(run_config: RunConfig, *, is_hopper: bool | None = None) -> int:
+def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = None) -> int:
     """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
 
-    None is the card of this machine, and without one a card that is not Hopper's.
+    `capability` is the compute capability; None: that of this machine's GPU, and without one not Hopper's.
     """
-    if is_hopper is None:
-        is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return _WORKSPACE_BYTES[is_hopper] * (2 if run_config.mode == "training" else 1)
+    if capability is None and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+    return (_HOPPER_WORKSPACE_BYTES if capability == (9, 0) else _WORKSPACE_BYTES) * (
+        2 if run_config.mode == "training" else 1
+    )
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     finally:
         for name, function in kept.items():
             setattr(functional, name, function)
-        library._destroy()
+        close_library(library)
 
 
 def _add_lists(library: Any) -> None:
@@ -67,7 +69,7 @@ def _add_lists(library: Any) -> None:
         for name in names:
             packet, _, overload = name.partition(".")
             known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-            if known is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+            if known is not None and not has_kernel(known, "AutocastCPU"):
                 library.impl(name, wrapped(name, known), "AutocastCPU")
 
 
@@ -124,7 +126,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def scratch_bytes(operator: Any, args: Any) -> int:
+def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
     aten = torch.ops.aten
     if operator is aten._scaled_dot_product_flash_attention_backward.default:

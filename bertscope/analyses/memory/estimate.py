@@ -11,14 +11,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.memory import cpu_scratch as host
 from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, scratch_bytes, workspace_bytes
+from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_scratch_bytes, cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import recorded
+from bertscope.analyses.memory.growth import break_even
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
-from bertscope.analyses.memory.step import Loss, call_with_keywords, make_step, meta_inputs, run_model
+from bertscope.analyses.memory.step import (
+    Loss,
+    call_with_keywords,
+    make_step,
+    meta_inputs,
+    run_model,
+)
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
@@ -27,7 +35,7 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn
+from bertscope.torch_access import nn, value_errors
 
 # What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
 MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
@@ -36,7 +44,8 @@ MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "s
 def estimate_memory(source: ModelSource, run_config: RunConfig) -> Memory:
     """The memory of a step of the model that `source` names."""
     trace, ran = MemoryTraces(source).trace(run_config)
-    return memory(trace, "estimated", device_terms(trace, run_config), ran)
+    rows = row_paths(run_model(source, run_config))
+    return memory(trace, "estimated", device_terms(trace, run_config), ran, rows)
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
@@ -88,11 +97,8 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
 def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
     """The trace of one step of a module and inputs that are fake already."""
     if run_config.device != "cuda":
-        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=host.scratch_bytes)
-    # On CUDA torch's optimizers go over all parameters at once, but for Adafactor, which is there to save memory.
-    if run_config.implementation == "default" and run_config.optimizer != "adafactor":
-        run_config = replace(run_config, implementation="foreach")
-    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=scratch_bytes)
+        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=cpu_scratch_bytes)
+    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=cuda_scratch_bytes)
 
 
 @contextmanager
@@ -122,7 +128,7 @@ def estimate_report(
         progress(f"estimating {run_config.checkpointing}")
         variant = estimated_variant(source, run_config)
         if variants and source.layer_path and _peak_bytes(variant) >= _peak_bytes(variants[0]):
-            variant = replace(variant, outlook=outlook(source, run_configs[0], run_config))
+            variant = replace(variant, outlook=estimated_break_even(source, run_configs[0], run_config))
         variants.append(variant)
     return memory_report(run_model(source, run_configs[0]), run_configs[0], tuple(variants), name=source.name)
 
@@ -131,11 +137,10 @@ def _peak_bytes(variant: Variant) -> int:
     return variant.memory.peak.peak_bytes if variant.memory else 0
 
 
-def outlook(source: ModelSource, plain: RunConfig, other: RunConfig) -> BreakEven | None:
-    """How the peaks of two ways compare at other batches."""
-    from bertscope.analyses.memory.fit import break_even  # which asks this room for traces
-
-    return break_even(MemoryTraces(source), plain, other)
+def estimated_break_even(source: ModelSource, plain: RunConfig, other: RunConfig) -> BreakEven | None:
+    """Return the batch from which `other` needs less memory than `plain`."""
+    traces = MemoryTraces(source)
+    return break_even(lambda run_config: traces.trace(run_config)[0], plain, other)
 
 
 def estimate(
@@ -195,19 +200,17 @@ def memory_report(
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """The memory of a step of any module."""
     trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", device_terms(trace, run_config))
+    return memory(trace, "estimated", device_terms(trace, run_config), rows=row_paths(module))
 
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
     """The trace of a step of any module."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
     given, how = named_inputs(inputs, loss)
     with _fakes(run_config):
         copied = fake_copy(module).train(run_config.mode != "inference")
         try:
             return _fake_trace(copied, fake_like(given), run_config, how)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except value_errors() as error:
             raise SelectionError(
                 f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"
             ) from None

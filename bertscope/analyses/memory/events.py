@@ -1,7 +1,7 @@
-"""The trace of a step: every byte that comes and goes, in order, each with what it is.
+"""The memory trace of a step: its allocations and frees in order, each with the block's origin.
 
-Fake tensors, the profiler and a CUDA device all end up here, so that an estimate and a measurement are
-told by the same code. A trace knows no addresses: equal blocks are interchangeable.
+Runs on fake tensors, profiler runs and runs on a CUDA device record the same trace, so that the same code
+reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PARTS = ("parameters", "buffers", "optimizer_state", "inputs", "gradients", "act
 
 
 class Block(NamedTuple):
-    """What a piece of memory is: its part, and the module and operator that it came from."""
+    """A kind of memory block: its part of the total, and the module and operator that allocated it."""
 
     part: str
     path: str
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """Bytes that come (positive) or go, and where the run is just then."""
+    """Bytes allocated (positive) or freed (negative), with the module and operator that run at that time."""
 
     size_bytes: int
     block: Block
@@ -38,7 +38,7 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The highest point of a phase: its place on the trace, and what stands there."""
+    """The peak of a phase: its event, and the module and operator that run at that time."""
 
     phase: str
     index: int  # into the events; -1 before the first
@@ -49,38 +49,37 @@ class Moment:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """What is there before the step, and what then comes and goes."""
+    """The blocks allocated before the step, and the events of the step."""
 
     state: tuple[tuple[Block, int], ...]
     events: tuple[MemoryEvent, ...]
-    granule_bytes: int = 1  # what the allocator rounds a size up to; sizes here are as asked for
+    granule_bytes: int = 1  # the allocator rounds sizes up to a multiple of it; sizes here are not rounded
 
     def taken(self, size_bytes: int) -> int:
-        """What a size takes up, rounded; a negative one, what it gives back."""
-        granule = self.granule_bytes
-        return -(-size_bytes // granule) * granule if size_bytes > 0 else size_bytes // granule * granule
+        """Return a size as the allocator rounds it."""
+        return rounded(size_bytes, self.granule_bytes)
 
     @property
     def state_bytes(self) -> int:
-        """What lives between steps."""
+        """The bytes allocated between steps."""
         return sum(self.taken(size) for _, size in self.state)
 
     def live_bytes(self) -> list[int]:
-        """After each event, all that is there."""
+        """Return the allocated bytes after each event."""
         return list(accumulate((self.taken(event.size_bytes) for event in self.events), initial=self.state_bytes))[1:]
 
     @property
     def peak_bytes(self) -> int:
-        """The highest point of the step."""
+        """The peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases in their order."""
+        """The names of the phases in their order."""
         return tuple(dict.fromkeys(event.phase for event in self.events))
 
     def peaks(self) -> tuple[Moment, ...]:
-        """The highest point of each phase; what was there when the phase began counts too."""
+        """Return the peak of each phase; the bytes allocated when the phase begins count too."""
         found: dict[str, Moment] = {}
         before = self.state_bytes
         for index, (event, live) in enumerate(zip(self.events, self.live_bytes(), strict=True)):
@@ -91,17 +90,23 @@ class MemoryTrace:
         return tuple(found.values())
 
     def at(self, moment: Moment) -> Counter[Block]:
-        """Bytes of each kind of block that are there at that moment."""
-        there: Counter[Block] = Counter()
+        """Return the allocated bytes of each kind of block at that moment."""
+        found: Counter[Block] = Counter()
         for block, size in self.state:
-            there[block] += self.taken(size)
+            found[block] += self.taken(size)
         for event in self.events[: moment.index + 1]:
-            there[event.block] += self.taken(event.size_bytes)
-        return Counter({block: size for block, size in there.items() if size})
+            found[event.block] += self.taken(event.size_bytes)
+        return Counter({block: size for block, size in found.items() if size})
+
+
+def rounded(size_bytes: int, granule_bytes: int) -> int:
+    """Return a size, or the negative size of a free, rounded away from 0 to a multiple of the granule."""
+    granules = -(-size_bytes // granule_bytes) if size_bytes > 0 else size_bytes // granule_bytes
+    return granules * granule_bytes
 
 
 def parts(blocks: Counter[Block]) -> dict[str, int]:
-    """Bytes by part, in the order of PARTS, zeros too."""
+    """Return the bytes by part, in the order of PARTS, with zeros."""
     sums = dict.fromkeys(PARTS, 0)
     for block, size in blocks.items():
         sums[block.part] += size
@@ -110,39 +115,39 @@ def parts(blocks: Counter[Block]) -> dict[str, int]:
 
 @dataclass
 class Allocation:
-    """One storage while its trace is written: what made it, and when it came and went."""
+    """A storage while its trace is recorded, with the operator that allocated it."""
 
     size_bytes: int
     phase: str
     path: str
     operator: str
-    recompute: int  # which stretch of recomputation it was allocate in; 0 for none
+    recompute: int  # the number of the recomputation that allocated it; 0 for none
     shape: tuple[int, ...] = ()
     dtype: str = ""
     part: str = ""
-    is_saved: bool = False  # beyond the forward pass, or beyond the recomputation, that made it
+    is_saved: bool = False  # lives longer than the forward pass or the recomputation that allocated it
 
     def block(self) -> Block:
-        """What it turned out to be."""
+        """Return its kind of block."""
         part = self.part or ("activations" if self.is_saved else "temporaries")
         return Block(part, self.path, self.operator, self.shape, self.dtype, self.recompute > 0)
 
 
 @dataclass
 class MemoryTraceRecorder:
-    """Writes a trace as things happen; what a block is, is known when it has free."""
+    """A recorder of allocations and frees; the kind of a block is known when it is freed."""
 
     state: list[tuple[Block, int]] = field(default_factory=list)
     log: list[tuple[int, Allocation, str, str, str]] = field(default_factory=list)
-    living: dict[int, Allocation] = field(default_factory=dict)  # by key, only those of the step itself
+    living: dict[int, Allocation] = field(default_factory=dict)  # by key; only storages that the step allocated
 
     def allocate(self, key: int, made: Allocation, path: str, operator: str, phase: str) -> None:
-        """A block comes."""
+        """Record an allocation."""
         self.living[key] = made
         self.log.append((made.size_bytes, made, phase, path, operator))
 
     def free(self, key: int, path: str, operator: str, phase: str, recompute: int) -> None:
-        """A block goes; a key that is not known is of before the step."""
+        """Record a free; ignore a key that was allocated before the step."""
         made = self.living.pop(key, None)
         if made is None:
             return
@@ -151,18 +156,18 @@ class MemoryTraceRecorder:
         self.log.append((-made.size_bytes, made, phase, path, operator))
 
     def end_forward(self) -> None:
-        """What is there now was saved for backward."""
+        """Mark every living block as saved for backward."""
         for made in self.living.values():
             made.is_saved = True
 
     def name(self, keys: Iterable[int], part: str) -> None:
-        """Say what living blocks are."""
+        """Assign living blocks to a part."""
         for key in keys:
             if key in self.living:
                 self.living[key].part = part
 
     def trace(self, granule_bytes: int = 1) -> MemoryTrace:
-        """The trace, every block named."""
+        """Return the trace."""
         return MemoryTrace(tuple(self.state), tuple(self._events()), granule_bytes)
 
     def _events(self) -> Iterator[MemoryEvent]:

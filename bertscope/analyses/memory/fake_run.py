@@ -1,8 +1,8 @@
-"""Live storages under dispatch: a trace of a step that allocates nothing, on fake tensors.
+"""A run of a step under FakeTensorMode, which allocates nothing, and its memory trace.
 
-Two things that torch does without telling a dispatch mode are put back: autograd adds a second gradient
-into the first where nobody else holds it (never while a mode is on), and checkpointing keeps the random
-state of the host.
+A dispatch mode does not see two things, which are added here: autograd adds a second gradient in place into
+the first one if nothing else references it (never while a mode is active), and checkpointing saves the random
+state of the CPU.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
-from bertscope.analyses.memory.step import FORWARD, OPTIMIZER, Step
+from bertscope.analyses.memory.step import OPTIMIZER, ModelStep
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
-from bertscope.analyses.tracing.module_tracker import ModuleTracker
+from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.torch_access import torch
+from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
 
 Scratch = Callable[[Any, Any], int]
 DEVICE_GRANULE_BYTES = 512  # CUDA's caching allocator, c10/core/AllocatorConfig.h: kMinBlockSize
 
 
-def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
-    """The trace of one steady step on fake tensors; the caller has FakeTensorMode on.
+def recorded(step: ModelStep, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
+    """Return the trace of one step on fake tensors after a first step; the caller enters FakeTensorMode.
 
-    `on_device`: the fake host tensors stand for a device's, so that what stays on the host is left out.
-    `scratch` tells the bytes that an operator with these arguments takes only while it runs.
+    `on_device`: the fake CPU tensors represent CUDA tensors, and tensors that stay on the CPU are left out.
+    `scratch` returns the temporary bytes that an operator with these arguments allocates.
     """
     signature = _owned_by_autograd()
     with _AnsweringMode(step):
@@ -41,9 +39,9 @@ def recorded(step: Step, *, on_device: bool = False, scratch: Scratch | None = N
 
 
 class _AnsweringMode(TorchDispatchMode):
-    """Answers what a program reads off a tensor without values: whether anything is masked, or a step counter."""
+    """A mode that answers data-dependent questions such as `mask.any()`, which fake tensors cannot answer."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: ModelStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.step, self.name = step, OPTIMIZER
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
@@ -56,12 +54,12 @@ class _AnsweringMode(TorchDispatchMode):
         return out
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Every other operator."""
+        """Run any other operator."""
         return operator(*args, **kwargs)
 
 
 class _FakeRunMode(_AnsweringMode):
-    def __init__(self, step: Step, signature: object, on_device: bool, scratch: Scratch | None) -> None:
+    def __init__(self, step: ModelStep, signature: object, on_device: bool, scratch: Scratch | None) -> None:
         super().__init__(step)
         self.signature, self.on_device, self.scratch = signature, on_device, scratch
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
@@ -70,62 +68,62 @@ class _FakeRunMode(_AnsweringMode):
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
         for part, path, tensor in step.state():
-            # A step counter lives on the host, unless a fused kernel reads it.
-            is_counter = on_device and path.endswith(".step") and step.run_config.implementation != "fused"
+            # A step counter is on the CPU, unless a fused kernel reads it.
+            is_counter = on_device and path.endswith(".step") and not step.run_config.is_fused
             if not is_counter and self._watch(tensor) is not None:
                 block = Block(part, path, "", tuple(tensor.shape), _dtype(tensor))
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
                 owner = path.rpartition(".")[0] if part == "optimizer_state" else path
-                self.owners[tensor.untyped_storage()._cdata] = owner
+                self.owners[storage_key(tensor)] = owner
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """The operator, and what came and went with it."""
-        self.operator = operator._schema.name.removeprefix("aten::")
+        """Run the operator, and record its allocations and frees."""
+        self.operator = operator_name(operator)
         if self.name == OPTIMIZER:
             self._find_updated(args)
-        reused = args[0].untyped_storage()._cdata if self._adds_in_place(operator, args) else None
+        reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = operator(*args, **kwargs)
         if reused is not None:
-            self._hand_over(reused, out)
+            self._reuse(reused, out)
         itemsize = self._statistics_itemsize(operator, args)
         for number, tensor in enumerate(tensors(out)):
             self._add(tensor, self._path(out, number), itemsize if number else None)
         if self.scratch is not None and (extra := self.scratch(operator, args)):
-            self._passing(extra)  # beside the results
+            self._add_scratch(extra)  # in addition to the results
         return out
 
     def _find_updated(self, args: Any) -> None:
-        """The optimizer works on one parameter after the other; which, is told by its state."""
+        """Find by the optimizer's state the parameter that it updates; it updates one after the other."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        self.updated = "" if first is None else self.owners.get(first.untyped_storage()._cdata, self.updated)
+        self.updated = "" if first is None else self.owners.get(storage_key(first), self.updated)
 
     def _where(self) -> tuple[str, str, str]:
-        """The module, or while it is updated the parameter; the operator; the phase."""
+        """Return the module, or in the optimizer step the parameter; the operator; the phase."""
         path = self.updated if self.name == OPTIMIZER else self.tracker.current()[0]
         return path, self.operator, self.name
 
     def _path(self, out: Any, number: int) -> str:
-        """An optimizer's operator over all parameters gives one tensor for each."""
+        """Return the path of a result; an optimizer's operator over all parameters returns one tensor for each."""
         if self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1:
             return self.trained[number]
         return self._where()[0]
 
     def _adds_in_place(self, operator: Any, args: Any) -> bool:
-        """Whether autograd, with no mode watching, would have added into the first argument."""
+        """Return if autograd, without a mode, adds in place into the first argument."""
         if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or self.signature is None:
             return False
-        is_autograd = torch._C._current_autograd_node() is not None
-        return is_autograd and _holders(args[0]) == self.signature and _is_dense(args[0])
+        is_autograd = autograd_node() is not None
+        return is_autograd and use_counts(args[0]) == self.signature and _is_dense(args[0])
 
-    def _hand_over(self, key: int, out: torch.Tensor) -> None:
-        """The result lies where the first argument lay."""
+    def _reuse(self, key: int, out: torch.Tensor) -> None:
+        """Give the block of the first argument to the result."""
         if key in self.recorder.living:
             self.recorder.living[self._watch(out) or 0] = self.recorder.living.pop(key)
 
     def _watch(self, tensor: torch.Tensor) -> int | None:
-        """The key of a storage that was not known; None for an old one, or an empty one."""
+        """Return the key of a new storage; None for a known one, or an empty one."""
         storage = tensor.untyped_storage()
-        key: int = storage._cdata
+        key = storage_key(tensor)
         if key in self.watched or storage.nbytes() == 0:
             return None
 
@@ -138,9 +136,9 @@ class _FakeRunMode(_AnsweringMode):
         return key
 
     def _statistics_itemsize(self, operator: Any, args: Any) -> int | None:
-        """LayerNorm's mean and deviation are in fp32 on a device, and on the host beside weights in fp32.
+        """Return the item size of LayerNorm's statistics, which are fp32 on CUDA, and on the CPU for fp32 weights.
 
-        torch's shape function says the input's dtype.
+        torch's shape function returns the input's dtype.
         """
         if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4:
             return None
@@ -148,7 +146,7 @@ class _FakeRunMode(_AnsweringMode):
 
     def _add(self, tensor: torch.Tensor, path: str, itemsize: int | None = None) -> None:
         if self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER:
-            return  # a counter on the host
+            return  # a step counter on the CPU
         key = self._watch(tensor)
         if key is not None:
             size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
@@ -159,31 +157,31 @@ class _FakeRunMode(_AnsweringMode):
     def _allocation(self, size_bytes: int, path: str) -> Allocation:
         return Allocation(size_bytes, self.name, path, self.operator, self.tracker.recomputation)
 
-    def _passing(self, size_bytes: int) -> None:
+    def _add_scratch(self, size_bytes: int) -> None:
         where = self._where()
         self.recorder.allocate(0, self._allocation(size_bytes, where[0]), *where)
         self.recorder.free(0, *where, self.tracker.recomputation)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Named until it ends; then what has lasted has proved what it is."""
+        """Set the phase; at its end mark saved activations and gradients."""
         self.name = name
         yield
         if name == FORWARD:
             self.recorder.end_forward()
         for path, param in self.step.model.named_parameters():
             if param.grad is not None:
-                key = param.grad.untyped_storage()._cdata
+                key = storage_key(param.grad)
                 self.owners[key] = path
                 self.recorder.name((key,), "gradients")
 
     @contextmanager
     def random_states(self) -> Iterator[None]:
-        """The host's random state, which checkpointing keeps for each layer, is counted where it lies."""
+        """Record the random state of the CPU, which checkpointing saves for each layer."""
         original = torch.get_rng_state
 
         def watched() -> torch.Tensor:
-            """The state, counted."""
+            """Return the random state, and record it."""
             state = original()
             if not self.on_device:
                 self.operator = "get_rng_state"
@@ -201,38 +199,30 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold the tensor and its storage; private to torch, hence found by trial, not assumed."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 class _Trial(TorchDispatchMode):
-    """Notes the holders of what autograd adds to."""
+    """A mode that notes the use counts of the sums that autograd adds to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[int, int]] = []
+        self.seen: list[tuple[int, int] | None] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None:
-            self.seen.append(_holders(args[0]))
+        if operator is torch.ops.aten.add.Tensor and autograd_node() is not None:
+            self.seen.append(use_counts(args[0]))
         return operator(*args, **(kwargs or {}))
 
 
 def _owned_by_autograd() -> tuple[int, int] | None:
-    """The holders of a gradient sum that autograd alone has, in the third of three contributions.
+    """Return the use counts of a gradient sum that only autograd references, in the third of three contributions.
 
-    None where torch no longer tells: sums are then counted as new tensors, and an estimate may be high.
+    None if torch has no use counts: sums then count as new tensors, and an estimate may be too high.
     """
     trial = _Trial()
-    try:
-        with torch.enable_grad(), trial:
-            start = torch.ones(8, requires_grad=True).clone()
-            torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
-    except AttributeError:
-        return None
+    with torch.enable_grad(), trial:
+        start = torch.ones(8, requires_grad=True).clone()
+        torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
     return trial.seen[-1] if trial.seen else None

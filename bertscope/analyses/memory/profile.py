@@ -24,9 +24,10 @@ from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, Timing, Variant
 from bertscope.reports.reader import typed
+from bertscope.run_config import NONE
 from bertscope.units import bytes_text
 
-Progress = Callable[[str], None]
+_Progress = Callable[[str], None]
 _POLL_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 INTERRUPTED = ("interrupted", "was interrupted")
@@ -42,7 +43,7 @@ class Profiled:
 
 
 def profile_report(
-    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: Progress = lambda text: None
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: _Progress = lambda text: None
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
     """The measurements of one model's step in several ways, and their snapshots."""
     found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
@@ -82,7 +83,7 @@ class _Told:
 
 
 def profile_variants(
-    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: Progress = lambda text: None
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: _Progress = lambda text: None
 ) -> Profiled:
     """Every job in a child of its own, one after the other.
 
@@ -101,7 +102,7 @@ def profile_variants(
     )
 
 
-def _ask(job: Job, timeout_seconds: float, progress: Progress) -> _Told:
+def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Told:
     question = job.to_json().encode()
     child = subprocess.Popen(  # noqa: S603 words of this program
         child_command("bertscope.analyses.memory.profile_worker:main"),
@@ -134,7 +135,7 @@ def _cache_folder() -> dict[str, str]:
 
 
 def _listen(
-    child: subprocess.Popen[bytes], told: _Told, deadline: float, timeout: float, job: Job, progress: Progress
+    child: subprocess.Popen[bytes], told: _Told, deadline: float, timeout: float, job: Job, progress: _Progress
 ) -> None:
     messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
     threading.Thread(target=_receive, args=(child.stdout, messages), daemon=True).start()
@@ -254,7 +255,7 @@ def _failure(job: Job, told: _Told) -> str:
     if kind in others:
         return f"the child {happened} while {told.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
-    if job.run_config.checkpointing == "none" and job.run_config.mode != "inference":
+    if job.run_config.checkpointing == NONE and job.run_config.mode != "inference":
         remedy += ", --checkpointing"
     if kind == "timeout":
         remedy += ", or a longer --timeout"

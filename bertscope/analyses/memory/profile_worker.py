@@ -23,6 +23,7 @@ from typing import Any
 from bertscope.analyses.memory.profile_job import Found, Job, Timed
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.reports.memory import ProcessMemory
+from bertscope.run_config import NONE
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -85,7 +86,7 @@ def run(job: Job, say: Say) -> Timed:
     """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
     say("stage", "loading torch")
     from bertscope.analyses.flops.sweep import FlopsRun
-    from bertscope.analyses.memory.estimate import estimate_memory, outlook
+    from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
     from bertscope.torch_access import torch
 
     if job.threads is not None:
@@ -93,7 +94,7 @@ def run(job: Job, say: Say) -> Timed:
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
-        say("outlook", outlook(job.source, job.beside, job.run_config))
+        say("outlook", estimated_break_even(job.source, job.beside, job.run_config))
     flops = step_flops(FlopsRun, job)
     gc.enable()
     gc.collect()
@@ -110,7 +111,7 @@ def step_flops(flops_run: Any, job: Job) -> int:
     """FLOPs of the step's matrix products, recomputation in them."""
     run_config = job.run_config
     mode = "training" if run_config.mode == "training" else "inference"
-    checkpointing = run_config.checkpointing if mode == "training" else "none"
+    checkpointing = run_config.checkpointing if mode == "training" else NONE
     asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
     return int(asked.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops)
 
@@ -136,6 +137,7 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
+    from bertscope.analyses.modules.module_tree import row_paths
 
     say("stage", "making the optimizer's state")
     step.make_optimizer_state()
@@ -145,15 +147,15 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     warmup = time.perf_counter() - started
     terms = process = None
     if job.run_config.device == "cuda":
-        from bertscope.analyses.memory.profiler_run import device_terms
+        from bertscope.analyses.memory.profiler_run import measured_device_terms
 
-        terms = device_terms(step)
+        terms = measured_device_terms(step)
     else:
         say("stage", "measuring the process")
         process = _high_water(step.run)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    measured_memory = memory(trace, "measured", terms)
+    measured_memory = memory(trace, "measured", terms, rows=row_paths(step.model))
     return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
 
 

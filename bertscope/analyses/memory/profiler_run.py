@@ -1,6 +1,6 @@
-"""The trace of a step that really runs on the host: the allocator's own events, from torch's profiler.
+"""The memory trace of a real step, from the allocator's events in torch's profiler.
 
-Sizes, order and addresses are the allocator's; only what a block is, is read from the run around it.
+Sizes, order and addresses are the allocator's; modules, phases and gradients come from hooks on the model.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
-from bertscope.analyses.memory.step import BACKWARD, FORWARD, Loss, Step, make_step
+from bertscope.analyses.memory.step import Loss, ModelStep, make_step
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, storage_key, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _NODE = "autograd::engine::evaluate_function: "
 
 
-def measured(step: Step, told: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> MemoryTrace:
-    """The trace of one step, run for real under the profiler; its optimizer state must be there.
+def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None, device: str = "cpu") -> MemoryTrace:
+    """Run one step under the profiler and return its trace; its optimizer state must exist.
 
-    `told` hears of each phase as it begins.
+    `on_phase` is called with each phase as it begins.
     """
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    marks = _Marks(step, told)
+    marks = _Marks(step, on_phase)
     state = tuple(_state(step, device))
     with marks.around(step.model), profile(activities=activities, profile_memory=True) as profiler:
         step.run(marks.phase)
     reader = _Reader(marks.gradients, device)
-    for event in profiler.profiler.kineto_results.experimental_event_tree():
+    for event in profiled_events(profiler):
         reader.read(event, _Place())
     reader.recorder.state.extend(state)
     return reader.trace()
@@ -46,12 +48,12 @@ def measured(step: Step, told: Callable[[str], None] = lambda phase: None, devic
 def profile(
     module: nn.Module, inputs: Any, *, loss: Loss | None = None, steps: int = 3, name: str | None = None, **run: Any
 ) -> MemoryReport:
-    """Run steps of any module here and now, and measure memory and time beside the estimate.
+    """Run steps of any module in this process, and measure memory and time next to the estimate.
 
-    `inputs`, `loss` and `run` as in `estimate`; module and inputs must lie on the device of `run`. The
-    optimizer has a learning rate of 0, and gradients and mode of the module are put back, but what a forward
-    pass changes by itself (running statistics, the random state) stays changed. Raises SelectionError for a
-    wrong question.
+    `inputs`, `loss` and `run` as in `estimate`; module and inputs must be on the device of `run`. The
+    optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
+    changes by itself (running statistics, the random state) stays changed. Raises SelectionError for fields
+    that `run` does not have, and for a device that torch does not find.
     """
     from bertscope.analyses.memory.estimate import module_memory, module_report, module_run, named_inputs
 
@@ -60,7 +62,7 @@ def profile(
         raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     given, how = named_inputs(inputs, loss)
     estimated = module_memory(module, inputs, run_config, loss)
-    with _put_back(module):
+    with _restored(module):
         step = make_step(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
         step.make_optimizer_state()
         started = time.perf_counter()
@@ -76,7 +78,7 @@ def profile(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,
         estimated=estimated,
-        measured=memory(trace, "measured"),
+        measured=memory(trace, "measured", rows=row_paths(module)),
         timing=timing,
     )
     machine = f"this process, {torch.get_num_threads()} threads"
@@ -84,8 +86,8 @@ def profile(
 
 
 @contextmanager
-def _put_back(module: nn.Module) -> Iterator[None]:
-    """Modes and gradients as they were, whatever happens in between."""
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Restore the modes and gradients of a module at the end."""
     modes = {part: part.training for part in module.modules()}
     gradients = [(param, param.grad) for param in module.parameters()]
     module.zero_grad(set_to_none=True)
@@ -98,7 +100,7 @@ def _put_back(module: nn.Module) -> Iterator[None]:
             param.grad = gradient
 
 
-def _seconds(step: Step) -> float:
+def _seconds(step: ModelStep) -> float:
     started = time.perf_counter()
     step.run()
     if step.kind == "cuda":
@@ -106,26 +108,27 @@ def _seconds(step: Step) -> float:
     return time.perf_counter() - started
 
 
-def _state(step: Step, device: str) -> Iterator[tuple[Block, int]]:
+def _state(step: ModelStep, device: str) -> Iterator[tuple[Block, int]]:
     seen: set[int] = set()
     for part, path, tensor in step.state():
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes() and tensor.device.type == device:
-            seen.add(storage._cdata)
+        key = storage_key(tensor)
+        if key not in seen and storage.nbytes() and tensor.device.type == device:
+            seen.add(key)
             yield Block(part, path, "", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), storage.nbytes()
 
 
 class _Marks:
-    """Names in the profile: the phases, the modules; and, beside it, where each phase's gradients lie."""
+    """Marks of phases and modules in the profile, and the addresses of the gradients after each phase."""
 
-    def __init__(self, step: Step, told: Callable[[str], None]) -> None:
-        self.step, self.told = step, told
+    def __init__(self, step: ModelStep, on_phase: Callable[[str], None]) -> None:
+        self.step, self.on_phase = step, on_phase
         self.gradients: dict[str, set[int]] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """One phase of the step."""
-        self.told(name)
+        """Mark one phase of the step."""
+        self.on_phase(name)
         with torch.profiler.record_function(_PHASE + name):
             yield
         grads = (param.grad for param in self.step.model.parameters())
@@ -133,7 +136,7 @@ class _Marks:
 
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
-        """Every module's forward inside a name."""
+        """Mark the forward of every module."""
         open_names: list[tuple[str, Any]] = []
         with ExitStack() as stack:
             for path, module in model.named_modules():
@@ -145,7 +148,7 @@ class _Marks:
 
     def _enter(self, path: str, open_names: list[tuple[str, Any]]) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            name = torch._C._profiler._RecordFunctionFast(_MODULE + path)  # not dispatched: seen under any mode
+            name = record_name(_MODULE + path)
             name.__enter__()
             open_names.append((path, name))
 
@@ -163,7 +166,7 @@ class _Marks:
 
 
 class _Place(NamedTuple):
-    """Where the reader of the profile is."""
+    """The phase, module and operator that enclose an event of the profile."""
 
     phase: str = ""
     path: str = ""
@@ -174,17 +177,17 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Reader:
-    """Walks the profiler's tree in order and writes the trace."""
+    """A reader that walks the profiler's tree in order and records the trace."""
 
     gradients: dict[str, set[int]]
     device: str
     recorder: MemoryTraceRecorder = field(default_factory=MemoryTraceRecorder)
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
-    stretches: int = 0
-    after: str = FORWARD  # the phase that has ended last: what goes between two phases is of the first
+    recomputations: int = 0
+    after: str = FORWARD  # the last phase that ended: frees between two phases belong to the first
 
     def read(self, event: Any, place: _Place) -> None:
-        """One event, and all that happens inside it."""
+        """Read one event and its children."""
         name = event.name
         if name == "[memory]":
             self._memory(event.extra_fields, place)
@@ -201,14 +204,14 @@ class _Reader:
             return _Place(phase=name.removeprefix(_PHASE))
         if name.startswith(_MODULE):
             if place.phase == BACKWARD and not place.in_module:
-                self.stretches += 1
-                place = place._replace(recompute=self.stretches)
+                self.recomputations += 1
+                place = place._replace(recompute=self.recomputations)
             return place._replace(path=name.removeprefix(_MODULE), in_module=True, operator="")
         number = getattr(event.extra_fields, "sequence_number", -1)
         if name.startswith(_NODE):
             return place._replace(path=self.modules.get(number, place.path), operator="")
         if number >= 0 and (place.in_module or place.phase == FORWARD):
-            self.modules[number] = place.path  # several may bear a number: the last of them made the node
+            self.modules[number] = place.path  # several operators may have one number: the last of them made the node
         is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
         return place._replace(operator=name.removeprefix("aten::")) if is_first else place
 
@@ -228,30 +231,29 @@ class _Reader:
         self.recorder.name(self.gradients.get(phase, ()), "gradients")
 
     def trace(self) -> MemoryTrace:
-        """What was written."""
+        """Return the recorded trace."""
         return self.recorder.trace(512 if self.device == "cuda" else 1)
 
 
 @cache
 def _is_made_of_others(operator: str) -> bool:
-    """Whether torch takes the operator apart before a dispatch mode sees it: linear, dropout, reshape ..."""
+    """Return if torch decomposes the operator before a dispatch mode sees it: linear, dropout, reshape ..."""
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::"), None)
-    names = [operator if name == "default" else f"{operator}.{name}" for name in packet.overloads()] if packet else []
-    known = (name for name in names if torch._C._dispatch_has_kernel(name))  # some are TorchScript's alone
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in known)
+    overloads = packet.overloads() if packet else ()
+    return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)
 
 
-def device_terms(step: Step) -> DeviceTerms:
-    """Run one step and read the allocator's own statistics; the step's optimizer state must be there."""
+def measured_device_terms(step: ModelStep) -> DeviceTerms:
+    """Run one step and return the allocator's own statistics; the step's optimizer state must exist."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step.run()
     torch.cuda.synchronize()
     free, whole = torch.cuda.mem_get_info()
-    context = max(whole - free - torch.cuda.memory_reserved(), 0)  # with other processes' memory, if there are any
+    context = max(whole - free - torch.cuda.memory_reserved(), 0)  # includes the memory of other processes
     return DeviceTerms(
         allocated_bytes=torch.cuda.max_memory_allocated(),
-        workspace_bytes=0,  # in what is allocated already
+        workspace_bytes=0,  # part of the allocated bytes
         reserved_bytes=torch.cuda.max_memory_reserved(),
         context_low_bytes=context,
         context_high_bytes=context,

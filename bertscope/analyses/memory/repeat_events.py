@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
 
@@ -41,16 +42,21 @@ class _Repeater:
 
     def unit(self, path: str) -> int | None:
         """Return the unit that a path lies in."""
-        number = path.removeprefix(self.prefix).partition(".")[0] if path.startswith(self.prefix) else ""
-        return int(number) // self.period if number.isdecimal() else None
+        layers = self._layers(path)
+        return layers.first // self.period if layers else None
+
+    def _layers(self, path: str) -> LayerRange | None:
+        inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
+        return LayerRange.parse(inside.partition(".")[0])
 
     def moved(self, path: str, units: int) -> str:
         """Return the path so many units further."""
-        if not units or not path.startswith(self.prefix):
+        layers = self._layers(path) if units else None
+        if layers is None:
             return path
         if (path, units) not in self.memo:
-            number, dot, rest = path.removeprefix(self.prefix).partition(".")
-            self.memo[path, units] = f"{self.prefix}{int(number) + units * self.period}{dot}{rest}"
+            _, dot, rest = path.removeprefix(self.prefix).partition(".")
+            self.memo[path, units] = f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
         return self.memo[path, units]
 
     def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:

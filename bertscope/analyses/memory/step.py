@@ -9,23 +9,17 @@ from typing import Any
 
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for, loss_of
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
-from bertscope.run_config import RunConfig
+from bertscope.run_config import OPTIMIZERS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.units import PRECISIONS
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor"}
-# torch's own words for how a step goes over the parameters.
-_WAYS: dict[str, dict[str, bool]] = {
-    "default": {},
-    "loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-}
+OPTIMIZER = "optimizer"
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
@@ -37,7 +31,7 @@ def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor
 
 
 @dataclass
-class Step:
+class ModelStep:
     """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
 
     model: nn.Module
@@ -131,9 +125,9 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
 def make_step(
     model: nn.Module, inputs: dict[str, Any], run_config: RunConfig, kind: str = "cpu", loss: Loss = call_with_keywords
-) -> Step:
+) -> ModelStep:
     """The model and its inputs with the optimizer that `spec` asks for."""
-    return Step(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
+    return ModelStep(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
@@ -141,9 +135,9 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     trainable = [param for param in params if param.requires_grad]
     if not run_config.steps_optimizer or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, _OPTIMIZERS[run_config.optimizer])
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
     # A rate of nothing leaves the weights as they are; memory and work are the same.
-    return optimizer(trainable, lr=0.0, **_WAYS[run_config.implementation])
+    return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
 
 def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:

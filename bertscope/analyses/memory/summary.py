@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from bertscope.analyses.memory.events import PARTS, Block, MemoryEvent, MemoryTrace, parts
+from bertscope.reports.layer_ranges import runs
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
-_NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 SAMPLES = 600  # points of a timeline; the peaks are always among them
 # What a tensor is to BERT, by the end of its module's path and the operator that made it.
 _WHAT = (
@@ -35,20 +35,28 @@ _WHAT = (
 
 
 def memory(
-    trace: MemoryTrace, obtained: str, device: DeviceTerms | None = None, traced_layers: int | None = None
+    trace: MemoryTrace,
+    obtained: str,
+    device: DeviceTerms | None = None,
+    traced_layers: int | None = None,
+    rows: Mapping[str, str] | None = None,
 ) -> Memory:
-    """What a trace says, as a report."""
+    """Return the report on a trace; `rows` gives the row of each module's path, as `row_paths` returns it.
+
+    Without `rows`, modules that keep the same and whose paths differ in the first number are one row.
+    """
+    rows = _alike(trace) if rows is None else rows
     phases = tuple(
         PhasePeak(
             phase=moment.phase,
             peak_bytes=moment.live_bytes,
-            path=folded(moment.path),
+            path=rows.get(moment.path, moment.path),
             operator=moment.operator,
             parts=Parts(**parts(trace.at(moment))),
         )
         for moment in trace.peaks()
     )
-    kept = tuple(kept_rows(trace))
+    kept = tuple(kept_rows(trace, rows))
     return Memory(
         obtained=obtained,
         phases=phases,
@@ -60,43 +68,39 @@ def memory(
     )
 
 
-def folded(path: str) -> str:
-    """The path with every number as `*`, so that equal layers are one."""
-    return _NUMBER.sub(".*", path)
+def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
+    """Yield what the forward pass keeps, largest first; modules of one row are one, others keep their path."""
+    found: dict[Block, list[int]] = defaultdict(list)
+    for block, size in _kept(trace):
+        found[block._replace(path=rows.get(block.path, block.path))].append(size)
+    kept = [
+        KeptRow(
+            path=block.path,
+            operator=block.operator,
+            what=what(block.path, block.operator),
+            shape=block.shape,
+            dtype=block.dtype,
+            tensors=len(sizes),
+            kept_bytes=sum(sizes),
+        )
+        for block, sizes in found.items()
+    ]
+    yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
 
 
-def kept_rows(trace: MemoryTrace, key: Callable[[str], str] = folded) -> Iterator[KeptRow]:
-    """What the forward pass keeps, largest first; modules whose paths have the same `key` are one."""
-    groups: dict[Block, list[tuple[Block, int]]] = defaultdict(list)
+def _kept(trace: MemoryTrace) -> Iterator[tuple[Block, int]]:
     for event in trace.events:
         if event.phase == "forward" and event.block.part == "activations" and event.size_bytes > 0:
-            kind = event.block._replace(path=key(event.block.path))
-            groups[kind].append((event.block, trace.taken(event.size_bytes)))
-    rows = [_kept_row(kind, blocks) for kind, blocks in groups.items()]
-    yield from sorted(rows, key=lambda row: (-row.kept_bytes, row.path))
+            yield event.block, trace.taken(event.size_bytes)
 
 
-def _kept_row(key: Block, blocks: list[tuple[Block, int]]) -> KeptRow:
-    return KeptRow(
-        path=_together(block.path for block, _ in blocks),
-        operator=key.operator,
-        what=what(key.path, key.operator),
-        shape=key.shape,
-        dtype=key.dtype,
-        tensors=len(blocks),
-        kept_bytes=sum(size for _, size in blocks),
-    )
-
-
-def _together(paths: Iterable[str]) -> str:
-    """`encoder.layer.0-11.output` for paths that differ in one number."""
-    names = list(dict.fromkeys(paths))
-    numbers = sorted({int(found[1]) for found in map(_NUMBER.search, names) if found})
-    if len(names) == 1 or len(numbers) != len(names):
-        return names[0] if len(names) == 1 else folded(names[0])
-    whole = numbers[-1] - numbers[0] + 1 == len(numbers)
-    shown = f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
-    return _NUMBER.sub(f".{shown}", names[0], count=1)
+def _alike(trace: MemoryTrace) -> dict[str, str]:
+    """Return the rows of modules that keep blocks of the same kinds."""
+    kinds: dict[str, set[Block]] = defaultdict(set)
+    for block, _ in _kept(trace):
+        kinds[block.path].add(block._replace(path=""))
+    alike = runs((path, frozenset(blocks), path) for path, blocks in kinds.items())
+    return {path: row for row, _, paths in alike for path in paths}
 
 
 def what(path: str, operator: str) -> str:

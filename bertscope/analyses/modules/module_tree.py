@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bertscope.reports.base import Shape
+from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written
 from bertscope.torch_access import nn, torch
 
 _UNKNOWN = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
@@ -199,16 +200,25 @@ def fold(node: Node) -> Node:
     return replace(node, children=tuple(_named(child) for child in folded))
 
 
+def row_paths(model: nn.Module) -> dict[str, str]:
+    """Return, for the path of every module, the path of the row that stands for it in the folded tree."""
+    return {path: row.path for row in fold(read(model)).walk() for path in expand(row.path)}
+
+
 def _continues(last: Node, child: Node) -> bool:
-    numbered = child.name.isdecimal() and last.name.isdecimal() and child.same_as is None
-    return numbered and int(child.name) == int(last.name) + last.copies and last.likeness == child.likeness
+    number, first = number_of(child.name), number_of(last.name)
+    if number is None or first is None or child.same_as is not None:
+        return False
+    return number == first + last.copies and last.likeness == child.likeness
 
 
 def _named(node: Node) -> Node:
     """A run of copies shows its numbers, in its own path and in those below."""
-    if node.copies == 1:
+    number = number_of(node.name)
+    numbers = written(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
+    if numbers == node.name:
         return node
-    first, numbers = node.path, f"{node.name}-{int(node.name) + node.copies - 1}"
+    first = node.path
     shown = first[: len(first) - len(node.name)] + numbers
     return replace(_moved(node, first, shown), name=numbers)
 

@@ -10,12 +10,12 @@ from bertscope.analyses.modules.module_tree import Held, Node
 from bertscope.config import BertConfig
 from bertscope.reports.base import Subject, Tie, Totals
 from bertscope.torch_access import torch
-from bertscope.units import DTYPE_BYTES
+from bertscope.units import BF16, FP32, PRECISIONS
 
 
 def held_bytes(held: Held, dtype: str | None) -> int:
     """Bytes of one distinct tensor, as stored or in `dtype`."""
-    return held.distinct_numel * (DTYPE_BYTES[dtype] if dtype else held.itemsize)
+    return held.distinct_numel * (PRECISIONS[dtype].size_bytes if dtype else held.itemsize)
 
 
 def totals(root: Node, dtype: str | None) -> Totals:
@@ -36,8 +36,8 @@ def totals(root: Node, dtype: str | None) -> Totals:
         buffer_params=sum(held.distinct_numel for held in buffers),
         buffer_bytes=sum(held_bytes(held, None) for held in buffers),
         param_bytes=sum(held_bytes(held, dtype) for held in params),
-        fp32_bytes=distinct * DTYPE_BYTES["fp32"],
-        bf16_bytes=distinct * DTYPE_BYTES["bf16"],
+        fp32_bytes=distinct * FP32.size_bytes,
+        bf16_bytes=distinct * BF16.size_bytes,
         unknown_tensors=len(unknown(root)),
     )
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.flops.sweep import FlopsRun
-from bertscope.analyses.modules.layer_ranges import runs
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
 from bertscope.reports.base import CountReport, Shape
+from bertscope.reports.layer_ranges import in_order, runs
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
 from bertscope.sources.model_source import ModelSource
 
@@ -76,7 +76,7 @@ def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
     changed = []
-    for path in sorted({*a, *b}, key=_in_order):
+    for path in sorted({*a, *b}, key=in_order):
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
             changed.append((path, (shape_a, shape_b), (params_a, params_b)))
@@ -90,8 +90,3 @@ def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> I
             params_a=sum(count[0] for count in params),
             params_b=sum(count[1] for count in params),
         )
-
-
-def _in_order(path: str) -> list[tuple[int, str]]:
-    """Numbers by their size, and the same order from either side."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.split(".")]

@@ -6,8 +6,6 @@ and summed again over those that a row of the tree stands for (`layer.0-11`).
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,9 +21,10 @@ from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.shapes import InOut, shapes
 from bertscope.model import BertPreTrainedModel
 from bertscope.reports.flops import FlopsReport, Work
+from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
-from bertscope.run_config import Checkpointing, RunConfig
+from bertscope.run_config import NO_OPTIMIZER, Checkpointing, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 AWAITED = ("FLOPs and shapes", "memory")
@@ -51,7 +50,9 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
         report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
     )
     yield report
-    yield with_memory(report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer="none"))[0])
+    yield with_memory(
+        report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER))[0]
+    )
 
 
 def of_parameters(
@@ -89,12 +90,12 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
     each = {
         path: (row.forward // row.copies, row.backward // row.copies, row.recompute // row.copies)
         for row in flops.rows
-        for path in single_paths(row.path)
+        for path in expand(row.path)
     }
 
     def filled(row: ExploreRow) -> ExploreRow:
         """The row with the sums over the modules that it stands for."""
-        paths = single_paths(row.module.path)
+        paths = list(expand(row.module.path))
         forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
         inputs, outputs = found.get(paths[0], ((), ()))
         return replace(
@@ -110,21 +111,21 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
     """The report with what the forward pass of each module keeps for backward."""
     kept: dict[str, list[KeptRow]] = defaultdict(list)
     sums: Counter[str] = Counter()
-    for found in kept_rows(trace, key=str):
+    for found in kept_rows(trace, {}):
         kept[found.path].append(found)
         for path in _at_and_above(found.path):
             sums[path] += found.kept_bytes
 
     def filled(row: ExploreRow) -> ExploreRow:
         """The row with the sums over the modules that it stands for."""
-        paths = single_paths(row.module.path)
+        paths = list(expand(row.module.path))
         own = [found for path in paths for found in kept.get(path, ())]
-        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_together(own, row.module.path))
+        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))
 
     return replace(report, rows=tuple(map(filled, report.rows)), awaited=())
 
 
-def _together(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
+def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
     """The same tensor of several copies as one row."""
     found: dict[tuple[object, ...], KeptRow] = {}
     for row in rows:
@@ -139,14 +140,3 @@ def _together(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
 def _at_and_above(path: str) -> Iterator[str]:
     names = path.split(".") if path else []
     yield from (".".join(names[:length]) for length in range(len(names) + 1))
-
-
-def single_paths(path: str) -> list[str]:
-    """`layer.0-2.output` -> `layer.0.output`, `layer.1.output`, `layer.2.output`."""
-    parts = [_numbers(name) for name in path.split(".")]
-    return [".".join(names) for names in itertools.product(*parts)]
-
-
-def _numbers(name: str) -> list[str]:
-    found = re.fullmatch(r"(\d+)-(\d+)", name)
-    return [str(number) for number in range(int(found[1]), int(found[2]) + 1)] if found else [name]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.analyses.memory.estimate import estimate_report
-from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.fit import Progress, fit_report
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
@@ -16,11 +16,11 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import RunConfig
+from bertscope.run_config import FULL, NONE, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
+from bertscope.units import BF16, FP32
 
-Progress = Callable[[str], None]
 LENGTHS = (64, 128, 256, 384, 512)
 
 
@@ -31,7 +31,7 @@ class PageRun:
     batch: int = 8
     seq: int = 128
     budget_bytes: int | None = 16 * 2**30
-    strategies: tuple[str, ...] = ("none", "full")
+    strategies: tuple[str, ...] = (NONE, FULL)
 
 
 def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
@@ -44,7 +44,7 @@ def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress
 def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
     progress(f"{source.name}: parameters")
     model = source.build()
-    tensors = count(model, by="parameter", name=source.name, dtype="fp32")
+    tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
     modules = tree(model, name=source.name)
     progress(f"{source.name}: FLOPs")
     lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
@@ -74,7 +74,7 @@ def _memory(source: BertSource, run: PageRun, progress: Progress) -> MemoryRepor
 def _fit(source: BertSource, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
     if run.budget_bytes is None:
         return None
-    variants = [*_specs(run), *(replace(run_config, autocast="bf16") for run_config in _specs(run))]
+    variants = [*_specs(run), *(replace(run_config, autocast=BF16.name) for run_config in _specs(run))]
     ends = tuple(dict.fromkeys((min(128, lengths[-1] if lengths else run.seq), lengths[-1] if lengths else run.seq)))
     return fit_report(
         source, variants, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")

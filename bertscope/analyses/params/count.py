@@ -10,8 +10,9 @@ from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals,
 from bertscope.analyses.tracing.shapes import InOut, in_out, noted
 from bertscope.errors import SelectionError
 from bertscope.reports.base import CountReport, CountRow
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.torch_access import nn
-from bertscope.units import DTYPE_BYTES
+from bertscope.units import PRECISIONS
 
 BY = ("group", "layer", "module", "parameter")
 SORTS = ("model", "params", "path")
@@ -59,7 +60,7 @@ def count(
     `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
     `shapes`, as `analyses.shapes` gives them, adds what goes in and comes out.
     """
-    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*DTYPE_BYTES, None))):
+    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = noted(read(model), shapes or {})
@@ -149,7 +150,7 @@ class _Rows:
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{_together(places)}", kind, held, copies, nodes=nodes)
+                yield self.row(name, f"{block.path}.{_with_common_start(places)}", kind, held, copies, nodes=nodes)
         for node, within in _with_copies(block):
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
@@ -229,13 +230,13 @@ def _row_name(node: Node) -> str:
     path = node.path
     parent = path.rpartition(".")[0]
     for end, name in ROW_NAMES.items():
-        place = parent if node.name[:1].isdigit() else path  # a numbered layer is named for its list
+        place = parent if LayerRange.parse(node.name) else path  # a numbered layer is named for its list
         if place == end or place.endswith(f".{end}"):
             return name
     return path or "(own)"
 
 
-def _together(places: tuple[str, ...]) -> str:
+def _with_common_start(places: tuple[str, ...]) -> str:
     """`attention.{self,output.dense}` for paths with a common beginning."""
     if len(places) == 1:
         return places[0]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_map, value_errors
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa looks at values, and the matrix products are the same.
@@ -21,12 +21,11 @@ META_ATTENTION = "eager"
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """FakeTensorMode, which here does not log the traceback of an operator that fails: the error is told as it is."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    log = logging.getLogger(FakeTensorMode.__module__)
+    mode = fake_tensor_mode()
+    log = logging.getLogger(type(mode).__module__)
     before, log.disabled = log.disabled, True
     try:
-        with FakeTensorMode():
+        with mode:
             yield
     finally:
         log.disabled = before
@@ -55,8 +54,6 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
 
 def fake_like(tree: Any) -> Any:
     """The same structure with fake tensors on the host for real or meta ones; a tensor that stands twice is one."""
-    from torch.utils._pytree import tree_map
-
     made: dict[int, torch.Tensor] = {}
 
     def fake(leaf: Any) -> Any:
@@ -114,7 +111,7 @@ class DataDependentAnswers:
 
     def note(self, operator: Any, args: Any, out: Any) -> None:
         """Remember what the operator's result will be."""
-        name = operator._schema.name.removeprefix("aten::")
+        name = operator_name(operator)
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
@@ -136,9 +133,7 @@ class DataDependentAnswers:
 
     def truth(self, operator: Any, asked: torch.Tensor) -> bool:
         """The value of a tensor of one truth value; raises DataDependentOutputException where nothing settles it."""
-        from torch._subclasses.fake_tensor import DataDependentOutputException
-
         known = getattr(asked, _KNOWN, None)
         if asked.dtype != torch.bool or known is None:
-            raise DataDependentOutputException(operator)
+            raise value_errors()[0](operator)
         return bool(known)

@@ -8,6 +8,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
+from bertscope.run_config import MAX_SIZE
 from bertscope.torch_access import nn, torch
 
 _TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
@@ -89,9 +90,6 @@ def _ids(*shape: int) -> torch.Tensor:
 
 
 CHOICES = 2  # BertForMultipleChoice: continuations of one question
-
-
-MAX_SIZE = 2**31
 
 
 Inputs = dict[str, torch.Tensor]

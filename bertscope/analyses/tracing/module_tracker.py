@@ -1,8 +1,7 @@
-"""Where a run is: the innermost module and the phase, followed by hooks on every module.
+"""The innermost running module and the phase of a run, tracked by hooks on every module.
 
-Autograd nodes are labelled with the innermost module whose output they lead to, so that the backward
-pass is told by the module whose forward it undoes. Work inside a module's forward while a backward pass
-is under way is recomputation.
+Each autograd node is labelled with the innermost module whose output it computed, so that operators of the
+backward pass are attributed to that module. A module's forward during a backward pass is recomputation.
 """
 
 from __future__ import annotations
@@ -12,43 +11,42 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import autograd_node, in_backward, nn, torch
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 _LABEL = "bertscope_module"
-Seen = Callable[[str, Any], None]  # a module's path and what went in, or what came out
+Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 
 
 def _nothing(path: str, tree: Any) -> None:
-    """Nobody asks for shapes."""
+    """Ignore inputs and outputs."""
 
 
 class ModuleTracker:
-    """The stack of modules that are running; `entered` and `left` are told what goes in and comes out."""
+    """The stack of running modules; calls `entered` with a module's inputs and `left` with its outputs."""
 
     def __init__(self, entered: Seen = _nothing, left: Seen = _nothing) -> None:
         self.stack: list[str] = []
-        self.stretches = 0  # how often recomputation has begun
+        self.recomputations = 0  # begun so far
         self.entered, self.left = entered, left
 
     def current(self) -> tuple[str, str]:
-        """The path of the innermost module, and the phase."""
-        in_backward = torch._C._current_graph_task_id() != -1
+        """Return the path of the innermost module, and the phase."""
         if self.stack:
-            return self.stack[-1], RECOMPUTE if in_backward else FORWARD
-        if in_backward:
-            node: Any = torch._C._current_autograd_node()
+            return self.stack[-1], RECOMPUTE if in_backward() else FORWARD
+        if in_backward():
+            node = autograd_node()
             return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
         return "", FORWARD
 
     @property
     def recomputation(self) -> int:
-        """The number of the stretch of recomputation that is under way; 0 outside."""
-        return self.stretches if self.stack and torch._C._current_graph_task_id() != -1 else 0
+        """The number of the running recomputation; 0 outside."""
+        return self.recomputations if self.stack and in_backward() else 0
 
     @contextmanager
     def track(self, model: nn.Module) -> Iterator[None]:
-        """Hooks on every module of `model` for as long as this lasts."""
+        """Install hooks on every module of `model`, and remove them at the end."""
         with ExitStack() as stack:
             for path, module in model.named_modules():
                 enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True, prepend=True)
@@ -59,10 +57,10 @@ class ModuleTracker:
 
     def _enter(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self.stack:  # what came before belongs to the module around this one
+            if self.stack:  # the operators so far belong to the enclosing module
                 _label(tensors((args, kwargs)), self.stack[-1])
-            elif torch._C._current_graph_task_id() != -1:
-                self.stretches += 1
+            elif in_backward():
+                self.recomputations += 1
             self.stack.append(path)
             self.entered(path, (args, kwargs))
 
@@ -79,7 +77,7 @@ class ModuleTracker:
 
 
 def _label(outputs: list[torch.Tensor], path: str) -> None:
-    """The label lies in the node itself: a table of nodes would keep what they saved alive."""
+    """Label the nodes that computed the outputs; a table of nodes would keep their saved tensors alive."""
     pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     while pending:
         node = pending.pop()

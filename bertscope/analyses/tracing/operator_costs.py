@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from bertscope.torch_access import torch
+from bertscope.torch_access import is_view, operator_packet, torch, tree_leaves
 
 _ONE = (
     "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "rsub", "pow", "sqrt", "rsqrt", "exp",
@@ -76,7 +76,7 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     """Role, matmul FLOPs and elementwise FLOPs of one call."""
     from torch.utils.flop_counter import flop_registry
 
-    packet = operator._overloadpacket
+    packet = operator_packet(operator)
     name = packet.__name__
     if name in _ATTENTION:
         return "matmul", _attention_flops(*args[:3]), 0
@@ -101,13 +101,6 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return 2 * prod(outer) * queries * keys * (width + value_width)
 
 
-def is_view(operator: Any) -> bool:
-    """Whether the operator only looks at its input in another way, by its schema."""
-    returns = operator._schema.returns
-    alias = returns[0].alias_info if returns else None
-    return alias is not None and not alias.is_write
-
-
 def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Bytes that one call reads and writes, its tensors each once; a view moves nothing."""
     if is_view(operator):
@@ -117,8 +110,6 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors anywhere in nested containers, or in an output object that can be a tuple."""
-    from torch.utils._pytree import tree_leaves
-
     plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
     return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, numel, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
-from bertscope.torch_access import nn
+from bertscope.torch_access import TorchDispatchMode, nn, operator_packet
 
 
 @dataclass
@@ -56,7 +54,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         out = operator(*args, **kwargs)
         path, phase = self.tracker.current()
-        calls = self.trace.calls[path, phase, str(operator._overloadpacket)]
+        calls = self.trace.calls[path, phase, str(operator_packet(operator))]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
         calls.elements += sum(numel(tensor) for tensor in tensors(out)[:1])

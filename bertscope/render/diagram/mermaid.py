@@ -20,7 +20,7 @@ _CLOSING = {'(["': '"])', '("': '")', '[("': '")]', '["': '"]'}
 
 
 def text(report: ClassReport | GraphReport) -> str:
-    """The diagram; raises SelectionError for one that Mermaid would refuse."""
+    """Return the diagram; raises SelectionError for one that Mermaid would refuse."""
     written = source(report)
     edges = len(report.edges) if isinstance(report, GraphReport) else 0
     remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
@@ -33,7 +33,7 @@ def text(report: ClassReport | GraphReport) -> str:
 
 
 def source(report: ClassReport | GraphReport) -> str:
-    """The text, however long."""
+    """Return the text, at any length."""
     head = ["---", f'title: "{_in_yaml(title(report))}"', "---"]
     body = _classes(report) if isinstance(report, ClassReport) else _flowchart(report)
     return "\n".join([*head, *body]) + "\n"
@@ -69,7 +69,7 @@ def _class(box: ClassBox, package: str) -> Iterator[str]:
 
 
 def _member(written: str) -> str:
-    """A member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
+    """Return a member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
     written = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", written)
     return written.replace("{", "#123;").replace("}", "#125;")
 
@@ -94,7 +94,7 @@ def _flowchart(report: GraphReport) -> Iterator[str]:
 
 
 def _group(path: str, report: GraphReport, level: int) -> Iterator[str]:
-    """What stands in one open module, then what is open in it."""
+    """Yield the nodes of one open module, then the modules open in it."""
     indent = "  " * level
     for node in report.nodes:
         if node.group == path:

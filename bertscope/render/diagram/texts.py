@@ -10,7 +10,7 @@ from bertscope.units import count_text, shape_text
 
 
 def title(report: ClassReport | GraphReport) -> str:
-    """`bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
+    """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
     subject = report.subject
     parts = [subject.architecture, *([f"{subject.attention} attention"] if subject.attention else [])]
     if isinstance(report, ClassReport):
@@ -29,7 +29,7 @@ def title(report: ClassReport | GraphReport) -> str:
 
 
 def node_lines(node: DiagramNode) -> list[str]:
-    """The lines in a box: its name, its type or arguments, its shape or parameters."""
+    """Return the lines in a box: its name, its type or arguments, its shape or parameters."""
     name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
     if node.role == "function":
         return [f"{name} {node.detail}".rstrip()]
@@ -44,7 +44,7 @@ def node_lines(node: DiagramNode) -> list[str]:
 
 
 def edge_lines(edge: DiagramEdge, source: DiagramNode, target: DiagramNode) -> list[str]:
-    """The lines at an arrow: how the tensor was looked at, and its shape unless the box at an end tells it."""
+    """Return the lines at an arrow: the view of the tensor, and its shape unless a box at an end shows it."""
     told = edge.shape in (source.shape, target.shape)
     return [
         *([", ".join(edge.views)] if edge.views else []),
@@ -58,18 +58,18 @@ def _shape(shape: object) -> str:
 
 
 def class_label(box: ClassBox, package: str) -> str:
-    """The address, in short for the model's own package: `.model.BertLayer`."""
+    """Return the address, in short for the model's own package: `.model.BertLayer`."""
     return box.address.removeprefix(package)
 
 
 def attribute_text(attribute: ClassAttribute) -> str:
-    """`int vocab_size = 30522`."""
+    """Return `int vocab_size = 30522`."""
     default = "" if attribute.default is None else f" = {attribute.default}"
     return f"{attribute.type} {attribute.name}{default}"
 
 
 def conditions(box: ClassBox) -> Iterator[str]:
-    """`crossattention: with add_cross_attention = true`, for attributes that this model has not."""
+    """Yield `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
     for attribute in box.attributes:
         if attribute.when:
             yield f"{attribute.name}: with {attribute.when}"

@@ -35,7 +35,7 @@ class _Failed(Message):
 
 
 def _keys(bindings: Iterable[BindingType], width: int) -> str:
-    """The keys that are shown, in lines of that width, each key with its word."""
+    """Return the keys that are shown, in lines of that width, each key with its word."""
     named = "  ".join(
         f"{item.key_display or item.key}\u00a0{item.description}"
         for item in bindings
@@ -89,7 +89,7 @@ class Explorer(App[None]):
         self.width, self.told = 0, 0  # of the terminal; the module that the details tell of
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
+        """Yield the widgets from top to bottom."""
         self.modules = ModuleTree(self.report.rows)
         self.body = Static(markup=False)
         yield Static(title(self.report), id="title", markup=False)
@@ -104,7 +104,7 @@ class Explorer(App[None]):
         yield Static(id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to load what is not there yet, once the first picture is there."""
+        """Begin to load the missing values after the first screen is drawn."""
         self.modules.focus()
         # A daemon, so that quitting need not wait for it.
         self.call_after_refresh(Thread(target=self._load, daemon=True).start)
@@ -117,19 +117,19 @@ class Explorer(App[None]):
             self.post_message(_Failed(error))
 
     def on__arrived(self, message: _Arrived) -> None:
-        """The same rows, with more in them."""
+        """Show the same rows with more values."""
         self.report = message.report
         self.modules.rows = self.report.rows
         self._say(status(self.report))
         self._redraw()
 
     def on__failed(self, message: _Failed) -> None:
-        """Leave; the command says why."""
+        """Exit; the command prints the reason."""
         self.failure = message.error
         self.exit()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Details beside the tree or below it, and as many columns as fit."""
+        """Put the details next to the tree or below it, and show as many columns as fit."""
         self.width = event.size.width  # the app's own size is still the one before
         self.query_one("#main").set_class(self.width >= _WIDE, "wide")
         self.query_one("#keys", Static).update(_keys(self.BINDINGS, self.width))
@@ -151,11 +151,11 @@ class Explorer(App[None]):
         self.query_one("#status", Static).update(text)
 
     def on_tree_node_highlighted(self) -> None:
-        """Tell of the module under the cursor."""
+        """Show the details of the module under the cursor."""
         self._show_details()
 
     def action_sort(self, by: str) -> None:
-        """Neighbours by that measure, largest first; `order` is the model's own."""
+        """Sort siblings by that measure, largest first; `order` is the model's own."""
         self.modules.by = by
         self._redraw()
 
@@ -172,7 +172,7 @@ class Explorer(App[None]):
         search.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Go to the first match from where the search began, as one types."""
+        """Go to the first match from the start of the search, on each key."""
         if self.query_one("#search").display:
             self.words = event.value
             self._find(self.origin, 0)
@@ -182,7 +182,7 @@ class Explorer(App[None]):
         self._close_search()
 
     def action_leave_search(self) -> None:
-        """Back to where the search began."""
+        """Go back to the start of the search."""
         if self.query_one("#search").display:
             self._close_search()
             self.modules.go_to(self.origin)
@@ -193,7 +193,7 @@ class Explorer(App[None]):
         self.modules.focus()
 
     def action_next(self, step: int) -> None:
-        """The next match, or the one before."""
+        """Go to the next match, or the one before."""
         self._find(self.modules.place, step)
 
     def _find(self, start: int, step: int) -> None:

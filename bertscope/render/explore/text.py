@@ -1,10 +1,11 @@
-"""What `explore` shows, as text and order: labels, columns, details of a module, search. Knows no terminal."""
+"""The text and order of `explore`: labels, columns, details of a module, search. It uses no terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
@@ -24,7 +25,7 @@ class Measure:
     text: Callable[[int], str]
 
     def cell(self, row: ExploreRow) -> str:
-        """What stands in the row: nothing for 0, an ellipsis for what is awaited."""
+        """Return the text of a row: `--` for 0, `...` for a value that is still computed."""
         value = self.value(row)
         return "..." if value is None else self.text(value) if value else "--"
 
@@ -37,19 +38,18 @@ MEASURES = (
 
 
 def label(row: ExploreRow) -> str:
-    """The name of a module, with its copies where it stands for several: `0-11 (12 x)`."""
+    """Return the name of a module, with its copies if it represents several: `0-11 (12 x)`."""
     name, copies = row.module.name, row.module.copies
-    several = "-" in name and name.replace("-", "").isdecimal()
-    return (name or row.module.type) + (f" ({copies} x)" if several else "")
+    return (name or row.module.type) + (f" ({copies} x)" if is_run(name) else "")
 
 
 def name_width(rows: Sequence[ExploreRow]) -> int:
-    """The columns that the tree's branches and names take."""
+    """Return the width of the tree's branches and names, in characters."""
     return max(INDENT * (row.module.depth + 1) + len(label(row)) for row in rows)
 
 
 def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
-    """The columns that fit beside the names; the one that is sorted by goes last."""
+    """Return the columns that fit next to the names; the sorted column is dropped last."""
     room, found = width - names, []
     for measure in sorted(MEASURES, key=lambda measure: measure.key != by):
         room -= measure.width
@@ -59,7 +59,7 @@ def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
 
 
 def children(rows: Sequence[ExploreRow]) -> list[list[int]]:
-    """For every row the rows directly below it."""
+    """Return for every row the rows directly below it."""
     below: list[list[int]] = [[] for _ in rows]
     above: list[int] = []
     for place, row in enumerate(rows):
@@ -71,19 +71,19 @@ def children(rows: Sequence[ExploreRow]) -> list[list[int]]:
 
 
 def sorted_by(rows: Sequence[ExploreRow], places: Sequence[int], by: str) -> list[int]:
-    """Neighbours, largest first; in the model's order where `by` is no measure."""
+    """Return siblings, largest first; in the model's order if `by` is no measure."""
     measure = next((measure for measure in MEASURES if measure.key == by), None)
     return list(places) if measure is None else sorted(places, key=lambda place: -(measure.value(rows[place]) or 0))
 
 
 def matches(row: ExploreRow, words: str) -> bool:
-    """Whether every word stands in the path, the type or the name of a tensor of the module itself."""
+    """Check if every word is in the path, the type or the name of a tensor of the module itself."""
     text = " ".join((row.module.path, row.module.type, *(tensor.path for tensor in row.tensors))).lower()
     return all(word in text for word in words.lower().split())
 
 
 def title(report: ExploreReport) -> str:
-    """What is looked at."""
+    """Return the model and its run."""
     run, about = report.run, report.subject
     precision = f"{run['autocast']} autocast" if run["autocast"] else run["dtype"]
     recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
@@ -94,19 +94,19 @@ def title(report: ExploreReport) -> str:
 
 
 def status(report: ExploreReport) -> str:
-    """What is still computed, or the sums."""
+    """Return the values that are still computed, or the sums."""
     if report.awaited:
         return f"computing {' and then '.join(report.awaited)} ..."
     root = report.rows[0]
     flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
     return (
-        f"{count_text(report.totals.distinct_params)} distinct parameters, {flops} FLOPs, "
+        f"{count_text(report.totals.distinct_params)} unique parameters, {flops} FLOPs, "
         f"{bytes_text(root.kept_bytes or 0)} kept for backward"
     )
 
 
 def details(report: ExploreReport, place: int) -> str:
-    """All that is known of one module."""
+    """Return all details of one module."""
     row = report.rows[place]
     below = list(_at_and_below(report.rows, place))
     return "\n".join((*_about(row), *_tensors(row, below), *_run(row), *_kept(row, below)))
@@ -129,7 +129,7 @@ def _about(row: ExploreRow) -> Iterator[str]:
     each = f" = {module.copies} x {count_text(module.each_params)}" if module.copies > 1 and module.params else ""
     yield f"parameters  {count_text(module.params)}{each}, {share_text(module.share)}"
     if module.distinct_params != module.params:
-        yield f"  distinct  {count_text(module.distinct_params)}"
+        yield f"  unique    {count_text(module.distinct_params)}"
     if module.trainable_params != module.params:
         yield f"  trainable {count_text(module.trainable_params)}"
 

@@ -12,6 +12,7 @@ from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
 from bertscope.render.explore.text import INDENT, Measure, children, label, name_width, shown, sorted_by
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.page import ExploreRow
 
 
@@ -30,22 +31,22 @@ class ModuleTree(Tree[int]):
         self.measures: tuple[Measure, ...] = ()
         self.nodes: dict[int, TreeNode[int]] = {}
         # Layers are closed: there are many of them, or one that stands for all.
-        self.open = {place for place, row in enumerate(rows) if not row.module.name[:1].isdecimal()}
+        self.open = {place for place, row in enumerate(rows) if LayerRange.parse(row.module.name) is None}
         super().__init__(label(rows[0]), data=0)
         self.guide_depth = INDENT
 
     def on_mount(self) -> None:
-        """Fill it."""
+        """Fill the tree."""
         self.rebuild()
 
     def rebuild(self) -> None:
-        """All nodes anew, in the order asked for, with the cursor and what is open as they were."""
+        """Build all nodes again in the chosen order; the cursor and the open nodes stay."""
         if self.nodes:
             self.open = {place for place, node in self.nodes.items() if node.is_expanded}
         self._fill(self.place)
 
     def toggle_all(self) -> None:
-        """Open everything; where all is open, close everything but the root."""
+        """Open everything; if all is open, close everything but the root."""
         parents = {place for place, below in enumerate(self.below) if below}
         all_open = all(self.nodes[place].is_expanded for place in parents)
         self.open = {0} if all_open else parents
@@ -67,12 +68,12 @@ class ModuleTree(Tree[int]):
 
     @property
     def place(self) -> int:
-        """The row under the cursor."""
+        """Return the row under the cursor."""
         node = self.cursor_node
         return node.data if node is not None and node.data is not None else 0
 
     def order(self) -> list[int]:
-        """All rows from top to bottom, the closed ones too."""
+        """Return all rows from top to bottom, the closed ones too."""
         return [*self._from(0)]
 
     def _from(self, place: int) -> list[int]:
@@ -82,7 +83,7 @@ class ModuleTree(Tree[int]):
         return found
 
     def go_to(self, place: int) -> None:
-        """The cursor on that row, with all above it open."""
+        """Move the cursor to that row, and open all above it."""
         node = self.nodes[place]
         above = node.parent
         while above is not None:
@@ -93,17 +94,17 @@ class ModuleTree(Tree[int]):
         self.scroll_to_line(node.line, animate=False)
 
     def show_measures(self, width: int) -> None:
-        """Choose the columns for a width, and draw all anew."""
+        """Choose the columns for a width, and draw all again."""
         self.measures = shown(width, self.names, self.by)
         self.rebuild()
 
     def header(self) -> str:
-        """The titles over the columns, an arrow at the one that is sorted by."""
+        """Return the titles over the columns, with an arrow at the sorted one."""
         titles = (f"{'v ' if item.key == self.by else ''}{item.title}".rjust(item.width) for item in self.measures)
         return f"{'module':<{self.names}}" + "".join(titles)
 
     def render_label(self, node: TreeNode[int], base_style: Style, style: Style) -> Text:
-        """Name and columns, aligned whatever the depth."""
+        """Return the name and columns, aligned at every depth."""
         if node.data is None:
             return super().render_label(node, base_style, style)
         row = self.rows[node.data]

@@ -14,7 +14,7 @@ _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "fon
 
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:
-    """What each module does itself, its parts left out, equal layers together; the bars add up to the model."""
+    """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
     own = {row.path: row.forward.matmul_flops for row in report.rows}
     inner = set()
     for row in report.rows[1:]:
@@ -49,13 +49,13 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
 
 
 def _short(path: str) -> str:
-    """A module's name from its layer on."""
+    """Return a module's name from its layer on."""
     before, layer, name = path.partition("layer.")
     return layer + name if layer and before.endswith("encoder.") else path or "(model)"
 
 
 def lengths(report: FlopsReport) -> dict[str, Any]:
-    """Forward FLOPs over the sequence lengths of the sweep."""
+    """Draw the forward FLOPs over the sequence lengths of the sweep."""
     points = sorted(report.sweep, key=lambda point: point.seq)
     return {
         "data": [

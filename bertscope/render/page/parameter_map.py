@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bertscope.reports.base import CountReport, CountRow, TreeReport
+from bertscope.reports.layer_ranges import expand
 from bertscope.units import count_text, share_text
 
 # Tints of the colours of Okabe and Ito 2008, light enough for dark words.
@@ -20,7 +21,7 @@ MIXED = "#e6eaee"
 
 
 def role(path: str) -> str:
-    """What a module or tensor is for, by its path; empty for a box that holds several."""
+    """Return the role of a module or tensor, by its path; empty for a box with several roles."""
     parts = path.split(".")
     if "LayerNorm" in parts:
         return "LayerNorm"
@@ -34,13 +35,13 @@ def role(path: str) -> str:
 
 
 def roles(drawn: dict[str, Any]) -> dict[str, str]:
-    """The roles that a map shows, and their colours."""
+    """Return the roles that a map shows, and their colours."""
     shown = set(drawn["data"][0]["marker"]["colors"])
     return {name: color for name, color in ROLES.items() if color in shown}
 
 
 def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
-    """A treemap in plotly's words; areas by elements, a tied tensor where it counts."""
+    """Draw a treemap in plotly's words; areas by elements, a tied tensor where it counts."""
     leaves = _folded(tensors, tree)
     sizes, inside = _modules(leaves)
     nodes = list(_nodes(inside))
@@ -77,30 +78,18 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
 
 
 def _folded(tensors: CountReport, tree: TreeReport) -> dict[str, list[CountRow]]:
-    """The tensors under their path in the tree, where equal layers stand once."""
-    spans: dict[str, list[tuple[range, str]]] = {}
-    for row in tree.rows:
-        parent, _, name = row.path.rpartition(".")
-        first, dash, last = name.partition("-")
-        if row.copies > 1 and dash and first.isdecimal() and last.isdecimal():
-            spans.setdefault(parent, []).append((range(int(first), int(last) + 1), name))
+    """Return the tensors under their path in the tree, which shows equal layers once."""
+    rows = {path: row.path for row in tree.rows for path in expand(row.path)}
     found: dict[str, list[CountRow]] = {}
     for tensor in tensors.rows:
         if tensor.in_layer_sum:
-            found.setdefault(_fold(tensor.path, spans), []).append(tensor)
+            module, dot, name = tensor.path.rpartition(".")
+            found.setdefault(f"{rows.get(module, module)}{dot}{name}", []).append(tensor)
     return found
 
 
-def _fold(path: str, spans: dict[str, list[tuple[range, str]]]) -> str:
-    folded = ""
-    for part in path.split("."):
-        named = [name for span, name in spans.get(folded, ()) if part.isdecimal() and int(part) in span]
-        folded = f"{folded}.{named[0] if named else part}".lstrip(".")
-    return folded
-
-
 def _modules(leaves: dict[str, list[CountRow]]) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """The elements below every path, and what stands directly inside it."""
+    """Return the number of elements below every path, and the paths directly inside it."""
     sizes, inside = {"": 0}, dict[str, list[str]]()
     for leaf, rows in leaves.items():
         path, size = leaf, sum(row.params for row in rows)
@@ -115,7 +104,7 @@ def _modules(leaves: dict[str, list[CountRow]]) -> tuple[dict[str, int], dict[st
 
 
 def _nodes(inside: dict[str, list[str]]) -> Iterator[tuple[str, str | None]]:
-    """Paths with the path around them; a box that holds but one other is left out."""
+    """Yield paths with the path around them, without the boxes that hold only one other."""
     waiting: list[tuple[str, str | None]] = [("", None)]
     while waiting:
         path, parent = waiting.pop()

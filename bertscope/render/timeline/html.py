@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bertscope.render.footer import title
-from bertscope.render.page.page import chart, legend, page, table
+from bertscope.render.page.templating import page
+from bertscope.render.table import Column
 from bertscope.render.timeline.panels import (
     COLORS,
     NOTE,
@@ -18,41 +19,31 @@ from bertscope.render.timeline.panels import (
     run_text,
     variant_name,
 )
-from bertscope.reports.memory import MemoryReport, PhasePeak
+from bertscope.reports.memory import MemoryReport
 from bertscope.units import bytes_text, html_text
 
 
 def html(report: MemoryReport) -> str:
-    """The page."""
-    heading = title(report)
-    return page(f"{heading}: memory of a step", f"<h1>{html_text(heading)}</h1>\n{memory_charts(report)}")
+    """Return the page."""
+    return page("timeline.html", title=title(report), timeline=memory_charts(report))
 
 
-def memory_charts(report: MemoryReport, level: int = 2) -> str:
-    """A chart for each variant and the peaks as a table, as part of a page; headings of that level."""
+def memory_charts(report: MemoryReport) -> dict[str, Any]:
+    """Return what a page shows: a chart for each variant, and the peaks as a table."""
     picture = pictured(report)
-    sections = "".join(_section(panel, picture, level) for panel in picture.panels)
-    colours = legend({part_name(part): COLORS[part] for part in picture.parts})
-    return (
-        f"<p>{html_text(_run(report))}</p>\n{colours}"
-        f'<div class="charts">\n{sections}</div>\n<h{level}>peaks</h{level}>\n'
-        f"{_peaks(report, picture)}<p>{html_text(NOTE)}</p>\n"
-    )
-
-
-def _run(report: MemoryReport) -> str:
-    return f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run)
-
-
-def _section(panel: Panel, picture: Pictured, level: int) -> str:
-    drawn = f"<p>{html_text(panel.failure)}</p>\n"
-    if panel.samples:
-        drawn = chart(f"{panel.title}, {panel.peak_text}", figure(panel, picture))
-    return f"<section>\n<h{level}>{html_text(panel.title)}</h{level}>\n{drawn}</section>\n"
+    return {
+        "run": f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run),
+        "colors": {part_name(part): COLORS[part] for part in picture.parts},
+        "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
+        "columns": _columns(picture),
+        "peaks": [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases],
+        "is_highest": lambda row: row[1] == row[0].memory.peak,
+        "note": NOTE,
+    }
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
-    """One variant in plotly's words."""
+    """Return the chart of one variant in plotly's words."""
     areas = [_area(panel, picture, part) for part in picture.parts]
     return {
         "data": [*areas, _total(panel), _peak(panel, picture)],
@@ -150,19 +141,17 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
     }
 
 
-def _peaks(report: MemoryReport, picture: Pictured) -> str:
-    found = [
-        (variant_name(variant), variant.memory, phase)
-        for variant in report.variants
-        if variant.memory
-        for phase in variant.memory.phases
+def _columns(picture: Pictured) -> list[Column]:
+    return [
+        Column("checkpointing", lambda row: variant_name(row[0])),
+        Column("obtained", lambda row: row[0].memory.obtained),
+        Column("phase", lambda row: row[1].phase),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        *(_part_column(part) for part in picture.parts),
+        Column("operator", lambda row: row[1].operator),
+        Column("module", lambda row: row[1].path),
     ]
-    rows = [[name, memory.obtained, *_cells(phase, picture)] for name, memory, phase in found]
-    titles = ["checkpointing", "obtained", "phase", "peak", *map(part_name, picture.parts), "operator", "module"]
-    strong = {index for index, (_, memory, phase) in enumerate(found) if phase == memory.peak}
-    return table(titles, rows, figures=range(3, len(titles) - 2), strong=strong)
 
 
-def _cells(phase: PhasePeak, picture: Pictured) -> list[str]:
-    parts = [bytes_text(getattr(phase.parts, part)) for part in picture.parts]
-    return [phase.phase, bytes_text(phase.peak_bytes), *parts, phase.operator, phase.path]
+def _part_column(part: str) -> Column:
+    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)

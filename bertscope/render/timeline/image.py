@@ -28,7 +28,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def image(report: MemoryReport, suffix: str) -> bytes:
-    """The picture as the bytes of a file, `svg` or `png`."""
+    """Return the picture as the bytes of a file, `svg` or `png`."""
     import matplotlib
 
     out = io.BytesIO()
@@ -81,7 +81,7 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
 
 
 def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
-    """The corners of the area under the steps: memory holds still from one event to the next."""
+    """Return the corners of the area under the steps: memory is constant from one event to the next."""
     x, y = [0.0], [0.0]
     for place, height in enumerate(heights):
         if height != y[-1]:

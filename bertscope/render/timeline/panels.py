@@ -1,4 +1,4 @@
-"""What every picture of a timeline shows: one panel for each variant, with its areas, phases and peak, in words."""
+"""The content of every picture of a timeline: a panel for each variant, with its areas, phases and peak."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NARROW = 0.16  # of the width of a panel: less has no room for the name of a ph
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMark:
-    """Where a phase stands: samples `start` to `end`, and how its name is set (`row` 0 is the highest)."""
+    """A phase: its samples `start` to `end`, and the place of its name (`row` 0 is the highest)."""
 
     phase: str
     peak_text: str
@@ -55,12 +55,12 @@ class Panel:
 
     @property
     def peak_near_end(self) -> bool:
-        """Whether the peak's words stand to its left, for want of room."""
+        """Check if the label of the peak goes to its left, because there is no room on its right."""
         return self.peak_index > 0.6 * (len(self.samples) - 1)
 
     @property
     def title(self) -> str:
-        """`checkpointing: full (estimated)`."""
+        """Return `checkpointing: full (estimated)`."""
         return f"checkpointing: {self.name}" + (f" ({self.obtained})" if self.obtained else "")
 
 
@@ -75,11 +75,11 @@ class Pictured:
     top: float  # of the vertical axis, in units, with room for the names above the highest peak
 
     def heights(self, panel: Panel, part: str) -> list[float]:
-        """One part over the samples, in units."""
+        """Return one part over the samples, in units."""
         return [getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples]
 
     def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
-        """Each part with the upper edge of its area, the lowest area first."""
+        """Return each part with the upper edge of its area, the lowest area first."""
         edges = [0.0] * len(panel.samples)
         stacked = []
         for part in self.parts:
@@ -89,7 +89,7 @@ class Pictured:
 
 
 def pictured(report: MemoryReport) -> Pictured:
-    """The report as panels."""
+    """Return the report as panels."""
     panels = tuple(_panel(variant) for variant in report.variants)
     samples = [sample for panel in panels for sample in panel.samples]
     highest = max((sample.parts.total for sample in samples), default=0)
@@ -134,17 +134,17 @@ def _marks(memory: Memory) -> list[PhaseMark]:
 
 
 def variant_name(variant: Variant) -> str:
-    """`full`, or `full reentrant`."""
+    """Return `full`, or `full reentrant`."""
     return variant.checkpointing + (" reentrant" if variant.reentrant else "")
 
 
 def part_name(part: str) -> str:
-    """A part in words."""
+    """Return the name of a part in words."""
     return part.replace("_", " ")
 
 
 def run_text(run: dict[str, Any]) -> str:
-    """`training, batch 8, sequence 512, fp32, adamw, cpu`."""
+    """Return `training, batch 8, sequence 512, fp32, adamw, cpu`."""
     sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
     words = [run.get("mode"), *sizes, run.get("dtype")]
     if run.get("autocast"):

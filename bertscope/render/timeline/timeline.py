@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from importlib.util import find_spec
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.render.table import csv_text
+from bertscope.render.table import csv_only, csv_text, values
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport, Parts, Variant
@@ -19,7 +20,7 @@ _PARTS = tuple(field.name for field in fields(Parts))
 
 
 def timeline(report: MemoryReport, suffix: str) -> bytes:
-    """The file behind `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
+    """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
     suffix = check_suffix(suffix)
     if suffix == "html":
         from bertscope.render.timeline.html import html
@@ -33,7 +34,7 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
 
 
 def check_suffix(suffix: str) -> str:
-    """The format that `html` or `.HTML` names, for a command to ask before it measures for minutes.
+    """Return the format that `html` or `.HTML` names; a command asks before it measures for minutes.
 
     Raises SelectionError for a format that there is not, or whose drawing library is not installed.
     """
@@ -49,23 +50,26 @@ def check_suffix(suffix: str) -> str:
     return name
 
 
+_COLUMNS = (
+    csv_only(values("variant", "obtained", "index")),
+    csv_only(values("phase", of="sample")),
+    csv_only({f"{part}_bytes": attrgetter(f"sample.parts.{part}") for part in (*_PARTS, "total")}),
+)
+
+
 def csv(report: MemoryReport) -> str:
-    """One record for each sample of each variant, in bytes."""
-    titles = ["variant", "obtained", "index", "phase", *(f"{part}_bytes" for part in _PARTS), "total_bytes"]
-    return csv_text(titles, list(_records(report)))
-
-
-def _records(report: MemoryReport) -> Iterator[list[Any]]:
-    for variant in report.variants:
-        memory = variant.memory
-        for index, sample in enumerate(memory.timeline if memory else ()):
-            sizes = [getattr(sample.parts, part) for part in _PARTS]
-            head = [variant_name(variant), memory.obtained if memory else "", index, sample.phase]
-            yield [*head, *sizes, sample.parts.total]
+    """Return one record for each sample of each variant, in bytes."""
+    return csv_text(_COLUMNS, [
+        SimpleNamespace(variant=variant_name(variant), obtained=memory.obtained, index=index, sample=sample)
+        for variant in report.variants
+        for memory in (variant.memory,)
+        if memory is not None
+        for index, sample in enumerate(memory.timeline)
+    ])  # fmt: skip
 
 
 def json_report(report: MemoryReport) -> str:
-    """What the picture shows: of each variant the samples, the peaks of the phases and the highest of them."""
+    """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
     data = {
         "schema": SCHEMA,
         "kind": "timeline",

@@ -170,12 +170,12 @@ def test_torch_is_as_it_was_after_cuda_has_been_imitated():
 @pytest.mark.parametrize(("mode", "threads"), [("inference", 1), ("forward", 1), ("training", 2)])
 def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads, monkeypatch):
     run_config = RunConfig(mode=mode, device="cuda")
-    assert workspace_bytes(run_config, is_hopper=False) == threads * (2 * 4096 + 8 * 16) * 1024  # :4096:2:16:8, in KiB
-    assert workspace_bytes(run_config, is_hopper=True) == threads * 32 * MIB
+    assert workspace_bytes(run_config, (8, 0)) == threads * (2 * 4096 + 8 * 16) * 1024  # :4096:2:16:8, in KiB
+    assert workspace_bytes(run_config, (9, 0)) == threads * 32 * MIB
     for capability in ((9, 0), (8, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
-        assert workspace_bytes(run_config) == workspace_bytes(run_config, is_hopper=capability == (9, 0))
+        assert workspace_bytes(run_config) == workspace_bytes(run_config, capability)
     assert overhead_bytes(run_config, 0, find_gpu("h200")) - overhead_bytes(
         run_config, 0, find_gpu("a100-80gb")
     ) == threads * (32 * MIB - 8_519_680)

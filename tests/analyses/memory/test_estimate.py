@@ -16,7 +16,7 @@ import bertscope
 from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory, source_trace
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.fit import growth
+from bertscope.analyses.memory.growth import memory_growth
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import bert_inputs, run_model
 from bertscope.analyses.memory.summary import memory
@@ -447,7 +447,7 @@ def test_a_tape_that_differs_is_seen_to_differ():
 
 
 LINES = {
-    run_config: growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
+    run_config: memory_growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
     for run_config in (
         RunConfig(seq=6),
         RunConfig(seq=6, device="cuda"),

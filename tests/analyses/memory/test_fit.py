@@ -76,12 +76,12 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
         assert row.peak_bytes == one_more
 
 
-def test_the_search_does_without_a_line_where_there_is_none(monkeypatch):
-    from bertscope.analyses.memory import fit
+def test_the_search_needs_no_memory_growth(monkeypatch):
+    from bertscope.analyses.memory import growth
 
     budget = 5 * MIB
     (row,) = fit_report(small(), [RunConfig()], [8], budget).rows
-    monkeypatch.setattr(fit, "growth", lambda one, other: None)
+    monkeypatch.setattr(growth, "memory_growth", lambda one, other: None)
     (again,) = fit_report(small(), [RunConfig()], [8], budget).rows
     assert again == row
 

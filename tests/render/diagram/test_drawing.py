@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -74,6 +75,13 @@ def test_the_page_stands_alone_and_follows_light_and_dark(reports):
         assert "prefers-color-scheme: dark" in page
         assert "default-src 'none'" in page
         assert page.count("<svg") == page.count("</svg>") == 1
+
+
+def test_the_page_shows_its_mermaid_text_line_by_line(reports):
+    needs_graphviz()
+    page = renderer.html(reports[0])
+    shown = unescape(page[page.index("<pre>") + len("<pre>") : page.index("</pre>")])
+    assert shown == renderer.mermaid(reports[0])
 
 
 def test_the_ending_of_the_output_chooses_the_format(cli, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -154,3 +155,8 @@ def test_a_diagram_that_mermaid_would_refuse_is_refused_with_a_remedy(parse, tin
     verdicts = parse(texts)
     assert verdicts["500"] == "flowchart-v2"
     assert verdicts["501"].startswith("error: ")
+
+
+def test_the_picture_of_the_architecture_is_valid(parse):
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    assert parse({"architecture": picture})["architecture"].startswith("flowchart")

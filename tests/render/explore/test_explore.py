@@ -18,10 +18,11 @@ import pytest
 
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.page.explore import explore, single_paths
+from bertscope.analyses.page.explore import explore
 from bertscope.analyses.tracing.shapes import shapes
 from bertscope.config import BertConfig
 from bertscope.model import build
+from bertscope.reports.layer_ranges import expand
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
@@ -77,9 +78,9 @@ def test_a_folded_row_is_the_sum_of_the_rows_that_it_stands_for():
         reports(run_config)[-1],
         {row.module.path: row for row in reports(run_config, folded=False)[-1].rows},
     )
-    assert any(len(single_paths(row.module.path)) == 4 for row in folded.rows)
+    assert any(len(list(expand(row.module.path))) == 4 for row in folded.rows)
     for row in folded.rows:
-        alone = [single[path] for path in single_paths(row.module.path)]
+        alone = [single[path] for path in expand(row.module.path)]
         assert row.kept_bytes == sum(other.kept_bytes for other in alone)
         assert row.work.total == sum((other.work.total for other in alone[1:]), alone[0].work.total)
         assert row.module.params == sum(other.module.params for other in alone)
@@ -153,7 +154,7 @@ def test_the_tree_opens_with_the_layers_as_one():
     root = app.report.rows[0]
     assert re.search(r"\+ 0-3 \(4 x\) +2,400 ", text)
     assert "query" not in text
-    assert f"{app.report.totals.distinct_params:,} distinct parameters" in text
+    assert f"{app.report.totals.distinct_params:,} unique parameters" in text
     assert f"forward     {root.work.forward.matmul_flops:,} FLOPs" in "\n".join(app.body.content.splitlines())
     assert "q quit  / search  n next  o order  p params  f FLOPs  m memory  x all" in text
 
@@ -390,7 +391,7 @@ def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_in_a_real_terminal_it_draws_quits_and_restores_the_screen(key):
-    code, got = on_a_pty("explore", "bert-tiny", keys=key, after="distinct parameters", NO_COLOR="1")
+    code, got = on_a_pty("explore", "bert-tiny", keys=key, after="unique parameters", NO_COLOR="1")
     assert code == 0, got[-2000:]
     assert "4,385,920" in got
     assert "\x1b[?1049h" in got

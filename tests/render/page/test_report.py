@@ -19,8 +19,9 @@ from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars
-from bertscope.render.page.page import searchable
 from bertscope.render.page.parameter_map import parameter_map
+from bertscope.render.page.templating import environment
+from bertscope.render.table import Column
 from bertscope.sources.find import load
 from bertscope.units import bytes_text
 from tests.conftest import run_cli
@@ -122,17 +123,32 @@ def test_headings_go_down_one_level_at_a_time_and_no_two_tables_of_a_model_share
             assert all(f"search {name} <input" in text for name in names)
 
 
+def searchable(cell: str) -> str:
+    """Return a table of one figure as HTML."""
+    parts = environment().get_template("parts.html").module
+    return parts.searchable("t", "ways", [Column("size", str, right=True)], [cell])
+
+
 @pytest.mark.parametrize(
     ("cell", "worth"),
     [("1.70 T", 1_700_000_000_000), ("939.79 G", 939_790_000_000), ("1,023.50 KiB", 1_048_064), ("8 B", 8)],
 )
 def test_a_figure_with_a_unit_is_sorted_by_what_it_is_worth(cell, worth):
-    assert f'data-value="{worth}">{cell}<' in searchable("t", "ways", ["size"], [[cell]], {0})
+    assert f'data-value="{worth}">{cell}<' in searchable(cell)
 
 
 @pytest.mark.parametrize("cell", ["725", "--", "", "+33.3 %", "no, short by 1.00 GiB"])
 def test_a_figure_without_a_unit_is_sorted_as_it_stands(cell):
-    assert "data-value" not in searchable("t", "ways", ["size"], [[cell]], {0})
+    assert "data-value" not in searchable(cell)
+
+
+def test_what_a_template_shows_is_escaped():
+    shown = searchable("<script>'\x1b\n")
+    assert ">&lt;script&gt;&#39;\\x1b\\n<" in shown
+    parts = environment().get_template("parts.html").module
+    drawn = parts.chart('a "name"', {"data": ["</script>"], "layout": {}})
+    assert 'aria-label="a &#34;name&#34;"' in drawn
+    assert "\\u003c/script\\u003e" in drawn
 
 
 def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):

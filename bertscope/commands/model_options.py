@@ -1,28 +1,22 @@
-"""The arguments and options that commands share."""
+"""The options that name a model and change it."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.output import check_outputs, note
-from bertscope.commands.process import Unexpected
+from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
-from bertscope.render.console import choose_color
-from bertscope.run_config import STRATEGIES
-from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.bert import BertSource
+from bertscope.sources.find import DEFAULT_MODEL, find, load
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
 
 if TYPE_CHECKING:
     from torch import nn
-
-EXAMPLE_STRATEGIES = ("none", "full", "every-2", "layers:0-5", "selective")
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -33,11 +27,6 @@ def complete_model(incomplete: str) -> list[str]:
 def complete_architecture(incomplete: str) -> list[str]:
     """Class names that begin with what is typed."""
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
-
-
-def complete_checkpointing(incomplete: str) -> list[str]:
-    """Strategies that begin with what is typed; the numbers in two of them are examples."""
-    return [name for name in EXAMPLE_STRATEGIES if name.startswith(incomplete)]
 
 
 # The shell completes file names by itself where no preset fits.
@@ -73,79 +62,35 @@ Freeze = Annotated[
     ),
 ]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
-Checkpointing = Annotated[
-    str,
-    typer.Option(
-        metavar="STRATEGY",
-        help=f"With training, which layers are recomputed: {STRATEGIES}.",
-        autocompletion=complete_checkpointing,
-    ),
-]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
-Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
-Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
-]
-Color = Annotated[
-    Literal["auto", "always", "never"] | None,
-    typer.Option(help="Colour: by the terminal, NO_COLOR and FORCE_COLOR (auto), or as said here.", show_default=False),
-]
 
 
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
-]
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """MODEL and what the options change of it."""
 
+    model: Model = DEFAULT_MODEL
+    architecture: Architecture = None
+    attention: Attention = None
+    pooler: Pooler = None
+    download: Download = False
 
-def with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with `--color` and `--debug`, which `bertscope` itself takes before the command.
+    def found(self) -> ModelSource:
+        """Return what MODEL names."""
+        return found_model(self.model, self.architecture, self.attention, self.pooler, self.download)
 
-    Before the command starts, check that every file it will write can be written: each option of type Path names one.
-    """
+    def loaded(self) -> BertSource:
+        """Return the BERT that MODEL names; raises SourceError for another model."""
+        return load(
+            self.model, architecture=self.architecture, attention=self.attention, add_pooling_layer=self.pooler,
+            download=self.download,
+        )  # fmt: skip
 
-    @functools.wraps(command)
-    def shared(*, color: Literal["auto", "always", "never"] | None = None, debug: bool = False, **given: Any) -> Any:
-        if color is not None:
-            choose_color(color)
-        check_outputs([value for value in given.values() if isinstance(value, Path)])
-        try:
-            return command(
-                **given
-            )  # `bertscope.commands.process` reads --debug, since an error may come before it is parsed
-        except (EOFError, OSError) as error:  # Typer makes exit code 1 of them, which is an answer
-            raise Unexpected from error
-
-    signature = inspect.signature(command, eval_str=True)
-    own = [
-        inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Color),
-        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug),
-    ]
-    shared.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
-    shared.__annotations__ = command.__annotations__ | {"color": Color, "debug": Debug}
-    return shared
-
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "Architecture",
-    "Attention",
-    "Batch",
-    "Checkpointing",
-    "Color",
-    "Debug",
-    "Download",
-    "Format",
-    "Freeze",
-    "Model",
-    "Output",
-    "Pooler",
-    "Seq",
-    "Shapes",
-    "with_shared_options",
-]
+    def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
+        """Return what MODEL names and its model on meta."""
+        return build_model(
+            self.model, self.architecture, self.attention, self.pooler, freeze_patterns, download=self.download
+        )
 
 
 def found_model(

@@ -1,0 +1,95 @@
+"""The growth of a step's memory with the batch, and the batch from which one variant needs less than another.
+
+Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, rounded
+from bertscope.reports.memory import BreakEven, BreakEvenPoint
+from bertscope.run_config import RunConfig
+
+LARGEST_BATCH = 2**20
+_BATCHES = (2, 3)  # of the two traces
+_SHOWN_BATCHES = (8, 32)
+TraceOf = Callable[[RunConfig], MemoryTrace]
+
+
+@dataclass
+class MemoryGrowth:
+    """The peak of a step as a function of the batch, from traces of two batches."""
+
+    granule_bytes: int
+    state: list[tuple[int, int]]  # bytes at batch 0, and bytes for each sequence
+    events: list[tuple[int, int]]
+
+    def peak_bytes(self, batch: int) -> int:
+        """Return the peak at a batch."""
+        start = sum(self._rounded(pair, batch) for pair in self.state)
+        return max(accumulate((self._rounded(pair, batch) for pair in self.events), initial=start))
+
+    def _rounded(self, pair: tuple[int, int], batch: int) -> int:
+        return rounded(pair[0] + pair[1] * batch, self.granule_bytes)
+
+
+def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:
+    """Return the growth from traces at batch 2 and 3, block by block; None if their events differ in kind."""
+    pairs = list(zip(_in_order(one), _in_order(other), strict=False))
+    if len(one.events) != len(other.events) or any(a.block.path != b.block.path for a, b in pairs):
+        return None
+    state = [_line(a, b) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
+    return MemoryGrowth(one.granule_bytes, state, [_line(a.size_bytes, b.size_bytes) for a, b in pairs])
+
+
+def _in_order(trace: MemoryTrace) -> list[MemoryEvent]:
+    """Return the events, consecutive frees in an order that the batch does not change."""
+    runs = groupby(trace.events, key=lambda event: event.size_bytes < 0)
+    return [event for are_frees, run in runs for event in (sorted(run, key=_free_order) if are_frees else run)]
+
+
+def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
+    block = event.block
+    return block.path, block.operator, block.dtype, event.size_bytes
+
+
+def _line(one: int, other: int) -> tuple[int, int]:
+    """Return the bytes at batch 0, and the bytes for each sequence."""
+    slope = other - one
+    return one - slope * _BATCHES[0], slope
+
+
+def growth_of(trace_of: TraceOf, run_config: RunConfig) -> MemoryGrowth | None:
+    """Return the growth of a run's step; None if its events change with the batch."""
+    one, other = (trace_of(replace(run_config, batch=batch)) for batch in _BATCHES)
+    return memory_growth(one, other)
+
+
+def break_even(trace_of: TraceOf, plain: RunConfig, other: RunConfig) -> BreakEven | None:
+    """Return the least batch at which `other` has the lower peak, and both peaks at larger ones; None if unknown."""
+    first, second = growth_of(trace_of, plain), growth_of(trace_of, other)
+    if first is None or second is None:
+        return None
+    behind = largest(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
+    if behind >= LARGEST_BATCH // 2:
+        return None
+    points = tuple(
+        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        for batch in _SHOWN_BATCHES
+        if batch > max(plain.batch, behind)
+    )
+    return BreakEven(pays_from_batch=behind + 1, points=points)
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """Return the largest batch that fits, 0 for none; every smaller batch fits too."""
+    low, high = 0, 1
+    while high < LARGEST_BATCH and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,270 @@
+"""What `estimate`, `profile` and `fit` share: how a step is run, and progress while it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from bertscope.commands.model_options import Freeze
+from bertscope.commands.output import note, show, write_bytes
+from bertscope.commands.registry import OneOf
+from bertscope.errors import SelectionError, one_line
+from bertscope.run_config import (
+    COMPARED,
+    DEVICES,
+    EXAMPLE_STRATEGIES,
+    IMPLEMENTATIONS,
+    KERNELS,
+    MODES,
+    NO_OPTIMIZER,
+    NONE,
+    OPTIMIZERS,
+    STRATEGIES,
+    RunConfig,
+    are_strategies,
+    parse_strategies,
+    takes_reentrant,
+)  # fmt: skip
+from bertscope.units import BF16, PRECISIONS, parse_bytes
+
+COMPLETIONS = (*EXAMPLE_STRATEGIES, COMPARED)
+Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
+Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
+Dtype = Annotated[
+    str | None,
+    OneOf(PRECISIONS),
+    typer.Option(help="Of the parameters; with --autocast of the matrix products.", show_default=RunConfig.dtype),
+]
+Autocast = Annotated[
+    bool,
+    typer.Option(
+        "--autocast",
+        help=f"Keep the parameters in {RunConfig.dtype} and compute in --dtype ({BF16.name} if not given).",
+    ),
+]
+Kernel = Annotated[
+    str,
+    OneOf(KERNELS),
+    typer.Option("--sdpa-kernel", help="CUDA's kernel for fused attention; auto: what torch takes for dtype and mask."),
+]
+
+
+def complete_strategy(incomplete: str) -> list[str]:
+    """Return strategies that begin with what is typed; the numbers in two of them are examples."""
+    return [name for name in COMPLETIONS if name.startswith(incomplete)]
+
+
+Strategy = Annotated[
+    str,
+    typer.Option(
+        metavar="STRATEGY",
+        help=f"With training, which layers are recomputed: {STRATEGIES}.",
+        autocompletion=complete_strategy,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """The sizes of the inputs of a run."""
+
+    batch: Batch = RunConfig.batch
+    seq: Seq = RunConfig.seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions:
+    """The precision of a run."""
+
+    dtype: Dtype = None
+    autocast: Autocast = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """The options of a step: what is computed and trained."""
+
+    mode: Annotated[
+        str,
+        OneOf(MODES),
+        typer.Option(help="Eval; or train and what is kept for backward; or forward, backward and optimizer."),
+    ] = RunConfig.mode
+    optimizer: Annotated[
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="torch's own class, with its defaults.")
+    ] = RunConfig.optimizer
+    implementation: Annotated[
+        str,
+        OneOf(IMPLEMENTATIONS),
+        typer.Option("--optimizer-implementation", help="How the optimizer goes over the parameters."),
+    ] = RunConfig.implementation
+    padding: Annotated[
+        float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
+    ] = RunConfig.padding
+    no_dropout: Annotated[bool, typer.Option("--no-dropout", help="Set every dropout to 0.")] = False
+    freeze: Freeze = None
+
+    def run_config(self, **others: Any) -> RunConfig:
+        """Return the run that these options and the other fields of RunConfig give; raises SelectionError."""
+        return RunConfig(
+            mode=self.mode, optimizer=self.optimizer, implementation=self.implementation, padding=self.padding,
+            dropout=not self.no_dropout, freeze=tuple(self.freeze or ()), **others,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
+    """The options of a step at one size, by one or several strategies of checkpointing."""
+
+    checkpointing: Annotated[
+        str,
+        typer.Option(
+            "--checkpointing",
+            metavar="[STRATEGY[,...]]",
+            help=f"The next word is its value when each comma-separated part is one of {STRATEGIES}, else it is MODEL "
+            f"and the value is {COMPARED}.",
+            autocompletion=complete_strategy,
+        ),
+    ] = RunConfig.checkpointing
+    reentrant: Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")] = (
+        RunConfig.reentrant
+    )
+    device: Annotated[
+        str, OneOf(DEVICES), typer.Option(help="Where the step runs, or whose semantics are estimated.")
+    ] = RunConfig.device
+
+    def run_configs(self, **others: Any) -> list[RunConfig]:
+        """Return one run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
+        given = precision(self.dtype, self.autocast)
+        first = self.run_config(batch=self.batch, seq=self.seq, device=self.device, **given, **others)
+        return by_strategy(first, self.checkpointing, reentrant=self.reentrant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """The options of how a report of memory is shown besides its format."""
+
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many kinds of kept tensors are listed; 0: all.")
+    ] = 10
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw live bytes over the step: .html, .svg, .png, .csv or .json."),
+    ] = None
+    snapshot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
+    ] = None
+
+
+class WithBareCheckpointing(TyperCommand):
+    """A command whose `--checkpointing` may have no value, which means without and with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put in the value that was left out: the word after the option is none if it is not a list of strategies."""
+        full: list[str] = []
+        for word, following in zip(args, [*args, ""][1:], strict=True):
+            full.append(word)
+            if word == "--checkpointing" and not are_strategies(following):
+                full.append(COMPARED)
+        ctx.allow_extra_args = True  # an unknown strategy is one, and Typer's own message names no strategies
+        rest = super().parse_args(ctx, full)
+        if rest and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
+            )
+        return rest
+
+
+def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
+    """Return the field of RunConfig that --dtype and --autocast give."""
+    if autocast and dtype == RunConfig.dtype:
+        words = " or ".join(name for name, row in PRECISIONS.items() if row.autocast)
+        raise SelectionError(f"autocast computes in {words}; give --dtype {BF16.name}, or leave --dtype out")
+    return {"autocast": dtype or BF16.name} if autocast else {"dtype": dtype or RunConfig.dtype}
+
+
+def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = False) -> list[RunConfig]:
+    """Return the run by each strategy; raises SelectionError or ConfigError for what cannot be run."""
+    if run_config.mode == "inference" and strategies != NONE:
+        raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
+    return [
+        replace(run_config, checkpointing=strategy, reentrant=reentrant and takes_reentrant(strategy))
+        for strategy in parse_strategies(strategies)
+    ]
+
+
+def size(option: str, text: str | None) -> int | None:
+    """Bytes from an option such as --memory-limit 4GiB."""
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
+
+
+class Progress:
+    """Where long work is, on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.shown = ""
+        self.is_terminal = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        """Say it, unless the work has hardly begun or this has been said."""
+        seconds = time.monotonic() - self.started
+        if seconds < 1 or (text == self.shown and not self.is_terminal):
+            return
+        self.shown = text
+        line = f"{one_line(text, limit=60)} ({seconds:.0f} s)"
+        print(f"\r\x1b[K{line}" if self.is_terminal else line, end="" if self.is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_terminal and self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from `64,128,256`; raises SelectionError for anything else."""
+    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
+        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+
+
+def check_timeline(path: Path | None) -> None:
+    """Refuse a picture that could not be drawn before the work for it begins."""
+    if path is not None:
+        from bertscope.render.timeline.timeline import check_suffix
+
+        check_suffix(path.suffix)
+
+
+def show_memory(report: Any, fmt: str, output: Path | None, rows: int) -> None:
+    """Show the report in the format asked for."""
+    from functools import partial
+    from types import SimpleNamespace
+
+    from bertscope.render import memory as renderer
+
+    table = partial(renderer.table, shown_rows=rows or None)
+    show(report, SimpleNamespace(table=table, csv=renderer.csv, markdown=renderer.markdown), fmt, output)
+
+
+def write_timeline(report: Any, path: Path | None) -> None:
+    """Write the picture of the report, if there is a path for it."""
+    if path is not None:
+        from bertscope.render.timeline.timeline import timeline as picture
+
+        write_bytes(path, picture(report, path.suffix))
+        note(f"the timeline is in {path}")

@@ -1,0 +1,114 @@
+"""The reports of `presets`, `schema`, `print` and `doctor`, each with a renderer of its name."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from types import SimpleNamespace
+
+from bertscope.errors import one_line
+from bertscope.render.console import Target
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.reports.tool import DoctorReport, PackageRow
+from bertscope.units import bytes_text, count_text
+
+
+def _listing(columns: tuple[Column, ...], note: str) -> SimpleNamespace:
+    """Return the renderer of a report that is one table with a note under it."""
+    return SimpleNamespace(
+        table=lambda report, target: table_text(columns, report.rows, target) + note,
+        markdown=lambda report: f"{markdown_text(columns, report.rows)}\n{note}",
+        csv=lambda report: csv_text(columns, report.rows),
+    )
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else count_text(value)
+
+
+presets = _listing(
+    (
+        Column("preset", lambda row: row.name, values("name")),
+        Column("class", lambda row: row.architecture, values("architecture"), give_up=2),
+        Column("unique params", lambda row: _count(row.distinct_params), values("distinct_params"), right=True),
+        Column("sum over layers", lambda row: _count(row.layer_params), values("layer_params"), right=True, give_up=3),
+        Column("description", lambda row: row.description, values("description"), give_up=1),
+        csv_only(values("path")),
+    ),
+    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it.\n"
+    "Recorded in the presets; 'bertscope check' verifies them against the built models.\n",
+)
+schemas = _listing(
+    (
+        Column("kind", lambda row: row.report, values("report")),
+        Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}, give_up=1),
+        Column("what it says", lambda row: row.description, values("description")),
+    ),
+    "'bertscope schema KIND' prints the JSON Schema of one.\n",
+)
+print_model = SimpleNamespace(
+    text=lambda report: report.text,
+    markdown=lambda report: f"```text\n{report.text}```\n",
+)
+
+_PACKAGES = (
+    Column("package", lambda row: row.name),
+    Column("version", lambda row: row.version or "missing"),
+    Column("extra", lambda row: row.extra or "(needed)", give_up=1),
+    Column("for", lambda row: row.purpose, give_up=2),
+    Column("to install", lambda row: row.remedy),
+)
+_DEVICES = (
+    Column("device", lambda row: row.name),
+    Column("is", lambda row: row.description),
+    Column("threads", lambda row: "" if row.threads is None else str(row.threads), right=True),
+    Column("memory", lambda row: "" if row.memory_bytes is None else bytes_text(row.memory_bytes), right=True),
+)
+
+
+def _head(report: DoctorReport) -> list[tuple[str, str]]:
+    torch = report.torch_version or "does not load"
+    lines = [
+        ("bertscope", f"{report.bertscope_version}, {report.bertscope_path}"),
+        ("python", f"{report.python_version}, {report.python_path}"),
+        ("torch", torch),
+        ("platform", report.platform),
+        ("presets", f"{report.presets} in {report.preset_path}"),
+    ]
+    return [(name, one_line(text)) for name, text in lines]
+
+
+def _packages(report: DoctorReport) -> tuple[tuple[Column, ...], tuple[PackageRow, ...]]:
+    """Return the columns, the remedies among them where a package is missing, and the rows."""
+    return (_PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]), report.packages
+
+
+def _verdict(report: DoctorReport) -> str:
+    return "".join(f"problem: {one_line(problem)}\n" for problem in report.problems) or "no problem found\n"
+
+
+def _doctor_table(report: DoctorReport, target: Target) -> str:
+    head = "".join(f"{name:<12}{text}\n" for name, text in _head(report))
+    tables = [table_text(columns, rows, target) for columns, rows in (_packages(report), (_DEVICES, report.devices))]
+    return head + "".join(tables) + _verdict(report)
+
+
+def _doctor_markdown(report: DoctorReport) -> str:
+    head = "".join(f"- {name}: `{text}`\n" for name, text in _head(report))
+    return "\n".join(
+        [head, markdown_text(*_packages(report)), markdown_text(_DEVICES, report.devices), _verdict(report)]
+    )
+
+
+_RECORDS = (csv_only({name: itemgetter(place) for place, name in enumerate(("what", "name", "value"))}),)
+
+
+def _doctor_csv(report: DoctorReport) -> str:
+    return csv_text(_RECORDS, [
+        *(("about", name, text) for name, text in _head(report)),
+        *(("package", row.name, row.version or "") for row in report.packages),
+        *(("device", row.name, row.memory_bytes) for row in report.devices),
+        *(("problem", "", text) for text in report.problems),
+    ])  # fmt: skip
+
+
+doctor = SimpleNamespace(table=_doctor_table, markdown=_doctor_markdown, csv=_doctor_csv)

@@ -1,0 +1,166 @@
+"""Numbers in module paths, the only place that reads them: `encoder.layer.0-11.output` is a path in twelve layers.
+
+A name that reads as a range although it is one module's own name is written with an apostrophe: `0-3'`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")
+_RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+_LIKE_A_RANGE = re.compile(r"(?<![^.])([0-9]+-[0-9]+)('*)(?![^.])")
+# `encoder.layer.3`, and in the names of TensorFlow and Keras `layer_3` and `Transformer-3-MultiHeadSelfAttention`.
+_IN_STACK = re.compile(r"\b(layer[._]|Transformer-)([0-9]{1,9}(?:-[0-9]{1,9})?)(?!\w|-[0-9])")
+_MOST = 4  # numbers in a path that become ranges; a hostile file may have names of thousands of numbers
+
+
+@dataclass(frozen=True, order=True)
+class LayerRange:
+    """The numbers of consecutive layers from `first` to `last`, both included; as text `0-11`, one layer `3`."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, name: str) -> LayerRange | None:
+        """Return the layers that one part of a path numbers; None for other names (`03`, `3-1`, `dense`)."""
+        found = _RANGE.fullmatch(name)
+        if found is None:
+            return None
+        layers = cls(int(found[1]), int(found[2] or found[1]))
+        return layers if found[2] is None or layers.is_run else None
+
+    @property
+    def is_run(self) -> bool:
+        """Return True for more than one layer."""
+        return self.first < self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}" if self.is_run else str(self.first)
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.first <= number <= self.last
+
+
+def number_of(name: str) -> int | None:
+    """Return the number that a module's name is, of nine digits at most; None for any other name."""
+    return int(name) if _NUMBER.fullmatch(name) else None
+
+
+def is_run(name: str) -> bool:
+    """Return True for a name of several layers, such as `0-11`."""
+    layers = LayerRange.parse(name)
+    return layers is not None and layers.is_run
+
+
+def written(path: str) -> str:
+    """Return the name or path of one module as it is among ranges: `a.0-3` becomes `a.0-3'`."""
+    return _LIKE_A_RANGE.sub(lambda found: f"{found[0]}'" if is_run(found[1]) else found[0], path)
+
+
+def in_order(path: str) -> list[tuple[int, str]]:
+    """Return a key to sort paths by, numbers by their size."""
+    numbers = ((number_of(name), name) for name in path.split("."))
+    return [(-1, name) if number is None else (number, "") for number, name in numbers]
+
+
+def collapse(paths: Iterable[str]) -> list[str]:
+    """Return the paths with consecutive numbers as ranges, inner ones first, in the order of their first members."""
+    return [path for path, _, _ in runs(((path, None, path) for path in dict.fromkeys(paths)), _MOST)]
+
+
+def expand(path: str) -> Iterator[str]:
+    """Yield every single path that `path` stands for; the last range counts fastest."""
+    found = next((found for found in _LIKE_A_RANGE.finditer(path) if is_run(found[1])), None)
+    if found is None:
+        yield path
+        return
+    layers = LayerRange.parse(found[0])
+    for name in layers or [found[0][:-1]]:
+        for rest in expand(path[found.end() :]):
+            yield f"{path[: found.start()]}{name}{rest}"
+
+
+def covers(shown: str, path: str) -> bool:
+    """Return True when `path` lies among the paths that `shown` stands for."""
+    given, wanted = path.split("."), shown.split(".")
+    return len(given) == len(wanted) and all(map(_name_covers, wanted, given))
+
+
+def _name_covers(shown: str, name: str) -> bool:
+    layers = LayerRange.parse(shown)
+    return name == shown or (layers is not None and number_of(name) in layers)
+
+
+def runs(items: Iterable[tuple[str, Key, Item]], numbers: int = 1) -> Iterator[tuple[str, Key, list[Item]]]:
+    """Merge items with equal keys whose paths differ in one number, where the numbers are consecutive.
+
+    Yield the path with the range, the key, and the items in the order of their numbers. Only the first `numbers`
+    numbers of a path become ranges.
+    """
+    groups = [(written(path), key, [item]) for path, key, item in items]
+    for place in reversed(range(numbers)):
+        groups = list(_merged(groups, place))
+    yield from groups
+
+
+def _merged(groups: Iterable[tuple[str, Key, list[Item]]], place: int) -> Iterator[tuple[str, Key, list[Item]]]:
+    """Merge the groups whose paths differ in the number at one place among those of the path."""
+    alike: dict[tuple[str, str | None, Key], list[tuple[int, list[Item]]]] = {}
+    for path, key, items in groups:
+        found = next(islice(_NUMBER.finditer(path), place, None), None)
+        likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
+        alike.setdefault(likeness, []).append((int(found[0]) if found else 0, items))
+    for (before, after, key), members in alike.items():
+        for run in _consecutive(members):
+            name = before if after is None else f"{before}{LayerRange(run[0][0], run[-1][0])}{after}"
+            yield name, key, [item for _, items in run for item in items]
+
+
+def _consecutive(members: list[tuple[int, list[Item]]]) -> Iterator[list[tuple[int, list[Item]]]]:
+    run: list[tuple[int, list[Item]]] = []
+    for member in sorted(members, key=lambda member: member[0]):
+        if run and member[0] != run[-1][0] + 1:
+            yield run
+            run = []
+        run.append(member)
+    yield run
+
+
+# ---- the stack of layers of a BERT ----
+
+
+@lru_cache(maxsize=4096)
+def layers_in(path: str) -> LayerRange | None:
+    """Return the layers of the stack that a path lies in; None outside."""
+    found = _IN_STACK.search(path)
+    return LayerRange.parse(found[2]) if found else None
+
+
+def with_layers(path: str, name: Callable[[LayerRange], object]) -> str:
+    """Return the path with the layers of the stack under the name that `name` gives them."""
+
+    def renamed(found: re.Match[str]) -> str:
+        layers = LayerRange.parse(found[2])
+        return found[0] if layers is None else f"{found[1]}{name(layers)}"
+
+    return _IN_STACK.sub(renamed, path)
+
+
+def without_numbers(text: str) -> str:
+    """Return the text with every number inside a path as `*`, for a comparison."""
+    return re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", text)

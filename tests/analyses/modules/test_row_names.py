@@ -1,0 +1,129 @@
+"""Law: `count`, `tree`, `flops`, `estimate`, `explore` and `diagram` give a module the same row."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bertscope import BertConfig
+from bertscope.analyses.diagram.diagram import tree_diagram
+from bertscope.analyses.flops.count import flops
+from bertscope.analyses.memory.estimate import module_memory, module_trace
+from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.page.explore import of_parameters, with_memory
+from bertscope.analyses.params.count import count
+from bertscope.analyses.params.tree import tree
+from bertscope.model import build
+from bertscope.reports.layer_ranges import expand
+from bertscope.run_config import RunConfig
+
+IDS = torch.ones(1, 4, dtype=torch.long)
+
+
+def t5() -> nn.Module:
+    from transformers import T5Config, T5Model
+
+    return T5Model(T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=16, num_layers=4, num_heads=2))
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=3, n_head=2))
+
+
+def albert() -> nn.Module:
+    from transformers import AlbertConfig, AlbertModel
+
+    return AlbertModel(
+        AlbertConfig(vocab_size=16, embedding_size=4, hidden_size=8, num_hidden_layers=3, num_attention_heads=2,
+                     intermediate_size=16, max_position_embeddings=8)
+    )  # fmt: skip
+
+
+def bert() -> nn.Module:
+    return build(
+        BertConfig(vocab_size=16, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
+                   max_position_embeddings=8)
+    )  # fmt: skip
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Sequential(nn.ReLU(), nn.ReLU()))
+
+
+# The inputs of each model, and rows that `estimate` must show.
+MODELS: dict[str, tuple[Any, Any, set[str]]] = {
+    "T5": (
+        t5,
+        {"input_ids": IDS, "decoder_input_ids": IDS},
+        {f"encoder.block.{blocks}.layer.{part}.layer_norm" for blocks in ("0", "1-3") for part in (0, 1)},
+    ),
+    "GPT-2": (gpt2, {"input_ids": IDS}, {"h.0-2.ln_1", "h.0-2.mlp.c_fc"}),
+    "ALBERT": (albert, {"input_ids": IDS}, {"encoder.albert_layer_groups.0.albert_layers.0.ffn"}),
+    "BERT": (bert, {"input_ids": IDS}, {"encoder.layer.0-2.intermediate.dense"}),
+    "Sequential": (sequential, torch.ones(2, 8), {"0-3", "4.0-1"}),
+}
+
+
+@cache
+def found(name: str) -> tuple[nn.Module, Any, Any]:
+    """Return the model, its tree and the memory of a step."""
+    make, inputs, _ = MODELS[name]
+    model = make().eval()
+    return model, tree(model), module_memory(model, inputs, RunConfig(mode="training", optimizer="none"), None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_estimate_shows_the_rows_of_the_folded_tree(name):
+    _, tree_report, memory = found(name)
+    rows = {row.path for row in tree_report.rows}
+    kept = {row.path for row in memory.kept}
+    assert kept | {phase.path for phase in memory.phases} <= rows
+    assert MODELS[name][2] <= kept
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_count_flops_and_diagram_show_the_rows_of_the_folded_tree(name):
+    model, tree_report, _ = found(name)
+    rows = [row.path for row in tree_report.rows]
+    assert {row.path for row in count(model, by="module").rows} <= set(rows)
+    assert [row.path for row in flops(model, MODELS[name][1]).rows] == rows
+    assert [node.path for node in tree_diagram(model).nodes] == rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_explore_adds_up_what_estimate_lists(name):
+    model, tree_report, memory = found(name)
+    run_config = RunConfig(mode="training", optimizer="none")
+    trace = module_trace(model, MODELS[name][1], run_config, None)
+    report = with_memory(of_parameters(model, name, run_config), trace)
+    assert [row.module.path for row in report.rows] == [row.path for row in tree_report.rows]
+    assert {kept.path for row in report.rows for kept in row.kept} == {row.path for row in memory.kept}
+    assert report.rows[0].kept_bytes == memory.kept_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_is_in_one_row(name):
+    model, tree_report, _ = found(name)
+    single = [path for row in tree_report.rows for path in expand(row.path)]
+    assert len(set(single)) == len(single)
+    assert {path for path, _ in model.named_modules()} <= set(single)
+    assert row_paths(model) == {path: row.path for row in tree_report.rows for path in expand(row.path)}
+
+
+def test_flops_leaves_a_module_of_two_addresses_as_it_is():
+    model = t5()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    flops(model, MODELS["T5"][1])
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is tensor for name, tensor in before.items())
+
+
+def test_a_module_whose_own_name_reads_as_a_range_is_one_module():
+    model = nn.ModuleDict({"0-3": nn.Linear(2, 2), "0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
+    assert row_paths(model) == {"": "", "0-3": "0-3'", "0": "0-1", "1": "0-1"}

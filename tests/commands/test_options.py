@@ -1,0 +1,81 @@
+"""Options in bundles, and the rule of `--checkpointing`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import get_args
+
+import pytest
+
+from bertscope.commands.registry import with_bundles
+from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.run_config import COMPARED, DEVICES, IMPLEMENTATIONS, KERNELS, MODES, OPTIMIZERS, STRATEGIES
+from bertscope.units import PRECISIONS
+
+
+def parsed(*words: str) -> dict[str, object]:
+    """Return what `bertscope estimate` takes these words for."""
+    from typer.main import get_command
+
+    from bertscope.cli import app
+
+    command = get_command(app).commands["estimate"]
+    assert isinstance(command, WithBareCheckpointing)
+    return command.make_context("estimate", list(words)).params
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "value"),
+    [
+        (["bert-tiny", "--checkpointing", "full"], "bert-tiny", "full"),
+        (["--checkpointing", "full", "bert-tiny"], "bert-tiny", "full"),
+        (["--checkpointing", "bert-tiny"], "bert-tiny", COMPARED),
+        (["bert-tiny", "--checkpointing"], "bert-tiny", COMPARED),
+        (["bert-tiny", "--checkpointing", "--batch", "4"], "bert-tiny", COMPARED),
+        (["bert-tiny", "--checkpointing", "-b", "4"], "bert-tiny", COMPARED),
+        (["bert-tiny", "--checkpointing", "none,full"], "bert-tiny", "none,full"),
+        (["bert-tiny", "--checkpointing", "layers:0-5,8"], "bert-tiny", "layers:0-5,8"),
+        (["bert-tiny", "--checkpointing", "layers:0-5,8,selective"], "bert-tiny", "layers:0-5,8,selective"),
+        (["bert-tiny", "--checkpointing=full"], "bert-tiny", "full"),
+        (["--checkpointing", "full,bert-tiny"], "full,bert-tiny", COMPARED),
+        (["--checkpointing", "./full"], "./full", COMPARED),
+    ],
+)
+def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(words, model, value):
+    found = parsed(*words)
+    assert (found["model"], found["checkpointing"]) == (model, value)
+
+
+def test_a_folder_named_as_a_strategy_changes_nothing(cli, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = cli("estimate", "bert-tiny", "--checkpointing", "full", "-b", "1", "-s", "8", "--format", "json")
+    assert result.code == 0, result.err
+    assert [variant["checkpointing"] for variant in result.json["variants"]] == ["full"]
+
+
+def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
+    for words in (["--checkpointing", "fulll"], ["--checkpointing=fulll"]):
+        result = cli("estimate", "bert-tiny", *words)
+        assert (result.code, result.out) == (2, "")
+        assert "'fulll'" in result.err
+        assert STRATEGIES in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_the_words_of_an_option_are_those_of_its_table():
+    from bertscope.commands.estimate import estimate
+
+    params = inspect.signature(with_bundles(estimate)).parameters
+    tables = {"mode": MODES, "device": DEVICES, "kernel": KERNELS, "implementation": IMPLEMENTATIONS,
+              "optimizer": ("none", *OPTIMIZERS)}  # fmt: skip
+    for name, table in tables.items():
+        assert get_args(get_args(params[name].annotation)[0]) == tuple(table)
+    literal, none = get_args(get_args(params["dtype"].annotation)[0])
+    assert get_args(literal) == tuple(PRECISIONS)
+    assert none is type(None)
+
+
+def test_a_bundles_default_gives_the_defaults_of_its_options():
+    assert parsed()["batch"] == 8  # of `estimate`; RunConfig's own is 1
+    assert parsed()["seq"] == 128

@@ -1,0 +1,129 @@
+"""Ranges of layers in module paths: the laws of `collapse` and `expand`, and the names that only look like numbers."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertscope.reports.layer_ranges import (
+    LayerRange,
+    collapse,
+    covers,
+    expand,
+    in_order,
+    layers_in,
+    number_of,
+    runs,
+    with_layers,
+    without_numbers,
+)
+from tests.conftest import ROOT
+
+NUMBERS = st.integers(0, 12).map(str)
+WORDS = ("dense", "03", "1-2", "0-3'", "0-3''", "3-1", "2-2", "-1", "1-", "1a", "", "٣", "²", "9" * 10, "9" * 5000, "'")
+PATHS = st.lists(NUMBERS | st.sampled_from(WORDS), min_size=1, max_size=6).map(".".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PATHS, max_size=40))
+def test_expanding_collapsed_paths_gives_the_paths(paths):
+    expanded = [path for shown in collapse(paths) for path in expand(shown)]
+    assert sorted(expanded) == sorted(set(paths))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(PATHS, max_size=40))
+def test_each_collapsed_path_expands_in_the_order_of_numbers(paths):
+    for shown in collapse(paths):
+        expanded = list(expand(shown))
+        assert expanded == sorted(expanded, key=in_order)
+        assert all(covers(shown, path) for path in expanded if "'" not in shown)
+
+
+@given(st.lists(st.tuples(PATHS, st.sampled_from("ab")), max_size=30))
+def test_runs_keep_every_item_with_its_key(items):
+    merged = list(runs((path, key, (path, key)) for path, key in items))
+    assert sorted(item for _, _, found in merged for item in found) == sorted(items)
+    assert all({key for _, key in found} == {key} for _, key, found in merged)
+
+
+def test_several_numbers_of_a_path_become_ranges():
+    paths = [f"encoder.block.{block}.layer.{part}.weight" for block in range(12) for part in range(2)]
+    assert collapse(paths) == ["encoder.block.0-11.layer.0-1.weight"]
+
+
+def test_inner_numbers_become_ranges_first():
+    paths = ["b.0.l.0", "b.0.l.1", "b.1.l.0", "b.1.l.1", "b.1.l.2", "b.2.l.0", "b.2.l.1", "b.2.l.2"]
+    assert collapse(paths) == ["b.0.l.0-1", "b.1-2.l.0-2"]
+
+
+def test_a_gap_ends_a_range():
+    assert collapse(["h.0", "h.1", "h.3", "h.4", "h.6"]) == ["h.0-1", "h.3-4", "h.6"]
+
+
+def test_a_number_is_the_first_the_last_or_the_only_name_of_a_path():
+    assert collapse(["", "0", "1", "0.weight", "1.weight", "h.0", "h.1"]) == ["", "0-1", "0-1.weight", "h.0-1"]
+
+
+def test_equal_names_with_other_keys_are_apart():
+    assert [(path, key) for path, key, _ in runs([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
+        ("h.0-1.w", 1),
+        ("h.2.w", 2),
+    ]
+
+
+@pytest.mark.parametrize("name", [word for word in WORDS if word != "1-2"])
+def test_a_name_that_only_looks_like_a_number_is_none(name):
+    assert number_of(name) is None
+    assert LayerRange.parse(name) is None
+
+
+def test_a_range_knows_its_numbers():
+    layers = LayerRange.parse("2-4")
+    assert (list(layers), len(layers), str(layers), layers.is_run) == ([2, 3, 4], 3, "2-4", True)
+    assert 2 in layers
+    assert 5 not in layers
+    assert (str(LayerRange(7, 7)), LayerRange(7, 7).is_run) == ("7", False)
+
+
+def test_a_path_in_the_stack_of_layers_can_be_renumbered():
+    assert layers_in("bert.encoder.layer.3.output") == LayerRange(3, 3)
+    assert layers_in("bert/encoder/layer_0-11/output") == LayerRange(0, 11)
+    assert layers_in("bert.pooler.dense") is layers_in("my_layer.3") is layers_in("layer.3x") is None
+    assert with_layers("Transformer-3-FeedForward", lambda layers: layers.first + 1) == "Transformer-4-FeedForward"
+    assert without_numbers("tied to a.3.w, b.12.w") == "tied to a.*.w, b.*.w"
+
+
+def test_expanding_a_huge_range_begins_at_once():
+    assert next(expand("layer.0-999999999.output")) == "layer.0.output"
+
+
+def test_100_000_names_collapse_in_linear_time():
+    def seconds(count: int) -> float:
+        paths = [f"blocks.{number // 2}.parts.{number % 2}.weight" for number in range(count)]
+        started = time.process_time()
+        assert collapse(paths) == [f"blocks.0-{count // 2 - 1}.parts.0-1.weight"]
+        return time.process_time() - started
+
+    assert seconds(100_000) < 20
+    hostile = ".".join("1" for _ in range(20_000))
+    assert len(collapse([f"{hostile}.{number}x" for number in range(20)])) == 20
+
+
+def test_numbers_in_paths_are_parsed_nowhere_else():
+    """Law 5; positions of tensors such as `past_key_values[3]` and numbers of other files are no paths."""
+    other = {"config.py", "run_config.py", "units.py", "text_files.py", "sources", "commands", "analyses/check"}
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "bertscope").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"isdecimal|isdigit|partition\(\"-\"\)|\\\.\(?\\d|layer\W*\\d", line)
+        and path.name not in ("layer_ranges.py", "console.py")
+        and not any(path.is_relative_to(ROOT / "bertscope" / Path(room)) for room in other)
+    ]
+    assert found == []

@@ -1,0 +1,91 @@
+"""The tables of optimizers, strategies and precisions: a new row is the whole change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bertscope import run_config as tables
+from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer
+from bertscope.errors import ConfigError, SelectionError
+from bertscope.run_config import OPTIMIZERS, Checkpointing, Optimizer, RunConfig, Strategy
+from bertscope.units import PRECISIONS
+
+
+def matrix() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torch_has_each_optimizer_and_keeps_the_state_that_the_table_names(name):
+    row, param = OPTIMIZERS[name], matrix()
+    optimizer = make_optimizer([param], RunConfig(optimizer=name))
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert type(optimizer) is getattr(torch.optim, row.class_name)
+    kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
+    assert kept == set(row.state)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torch_takes_the_implementations_that_the_table_names(name):
+    row = OPTIMIZERS[name]
+    for word, arguments in tables.IMPLEMENTATIONS.items():
+        if row.has(word):
+            assert make_optimizer([matrix()], RunConfig(optimizer=name, implementation=word))
+        else:
+            with pytest.raises(SelectionError, match=f"torch has no {word} {row.class_name}; choose one of default"):
+                RunConfig(optimizer=name, implementation=word)
+            with pytest.raises((TypeError, RuntimeError)):
+                getattr(torch.optim, row.class_name)([matrix()], **arguments)
+
+
+def test_on_cuda_the_default_is_torchs_own():
+    def foreach(name: str, **given: str) -> object:
+        return RunConfig(optimizer=name, **given).optimizer_arguments.get("foreach")
+
+    assert foreach("adamw", device="cuda") is True
+    assert foreach("adafactor", device="cuda") is None
+    assert foreach("adamw", device="cuda", implementation="loop") is False
+    assert foreach("adamw") is None
+
+
+def test_a_row_more_is_an_optimizer_more(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "adamax", Optimizer(class_name="Adamax", fused=False))
+    assert type(make_optimizer([matrix()], RunConfig(optimizer="adamax"))) is torch.optim.Adamax
+    with pytest.raises(SelectionError, match="no fused Adamax"):
+        RunConfig(optimizer="adamax", implementation="fused")
+
+
+def test_a_row_more_is_a_strategy_more(monkeypatch):
+    row = Strategy(
+        form="from-K", example="from-2", pattern=r"from-(\d)",
+        settings=lambda first: {"layers": frozenset(range(int(first), 12))}, reentrant=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="unknown checkpointing strategy 'from-2'"):
+        RunConfig(checkpointing="from-2")
+    assert not tables.are_strategies("none,from-2")
+    monkeypatch.setattr(tables, "_STRATEGIES", (*tables._STRATEGIES, row))
+    assert tables.are_strategies("none,from-2")
+    assert tables.parse_strategies("none,from-2,full") == ("none", "from-2", "full")
+    assert not tables.takes_reentrant(RunConfig(checkpointing="from-2").checkpointing)
+    chosen = Checkpointing.parse("from-2")
+    assert [layer for layer in range(4) if chosen.covers(layer)] == [2, 3]
+    assert chosen.period is None
+
+
+def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():
+    assert tables.are_strategies(tables.CHEAPEST_FIRST)
+    assert all(tables.are_strategies(example) for example in tables.EXAMPLE_STRATEGIES)
+
+
+@pytest.mark.parametrize(("strategy", "period"), [("full", 1), ("every-3", 3), ("selective", 1), ("layers:1", None)])
+def test_a_strategy_says_after_how_many_layers_it_repeats_itself(strategy, period):
+    assert Checkpointing.parse(strategy).period == period
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_each_precision_is_torchs(name):
+    row = PRECISIONS[name]
+    assert TORCH_DTYPES[name].itemsize == row.size_bytes
+    assert str(TORCH_DTYPES[name]) == f"torch.{row.torch_name}"

@@ -1,0 +1,157 @@
+"""Each private name of torch does what `torch_access` expects; without it the documented fallback acts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bertscope import torch_access
+from bertscope.errors import BertscopeError
+from bertscope.torch_access import TorchDispatchMode, torch
+
+aten = torch.ops.aten
+
+
+class Backward(TorchDispatchMode):
+    """What torch_access says while operators of backward run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.seen.append((torch_access.in_backward(), torch_access.autograd_node()))
+        return operator(*args, **(kwargs or {}))
+
+
+def backward():
+    """The pairs that torch_access gives in one backward pass."""
+    loss, gradient = torch.ones(2, requires_grad=True).exp().sum(), torch.ones(())
+    with Backward() as mode:
+        loss.backward(gradient)
+    return mode.seen
+
+
+def test_a_storage_has_one_key_for_all_its_views_with_and_without_values():
+    with torch_access.fake_tensor_mode():
+        fakes = torch.ones(4), torch.ones(4)
+    pairs = fakes, (torch.ones(4), torch.ones(4)), (torch.ones(4, device="meta"), torch.ones(4, device="meta"))
+    for tensor, other in pairs:
+        key = torch_access.storage_key(tensor)
+        assert key == torch_access.storage_key(tensor.view(2, -1)) == tensor.untyped_storage()._cdata
+        assert key == torch_access.storage_key(tensor)
+        assert key != torch_access.storage_key(other)
+
+
+def test_torch_keeps_one_object_for_a_living_storage():
+    tensor = torch.ones(4)
+    storage = tensor.untyped_storage()
+    assert tensor.view(2, 2).untyped_storage() is storage
+
+
+def test_one_more_reference_raises_the_use_counts():
+    tensor = torch.ones(4)
+    before = torch_access.use_counts(tensor)
+    view = tensor.view(2, 2)
+    after = torch_access.use_counts(tensor)
+    assert after[1] == before[1] + 1, view
+
+
+def test_without_use_counts_there_are_none(monkeypatch):
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    assert torch_access.use_counts(torch.ones(4)) is None
+
+
+def test_backward_and_its_node_are_known_while_it_runs_only():
+    assert torch_access.in_backward() is False
+    assert torch_access.autograd_node() is None
+    seen = backward()
+    assert all(inside for inside, _ in seen)
+    assert any("Exp" in node.name() for _, node in seen if node is not None)
+
+
+def test_without_the_task_the_node_tells_that_backward_runs(monkeypatch):
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    assert torch_access.in_backward() is False
+    assert any(inside for inside, _ in backward())
+
+
+def test_without_the_node_backward_is_known_and_belongs_to_no_module(monkeypatch):
+    monkeypatch.delattr(torch._C, "_current_autograd_node")
+    assert set(backward()) == {(True, None)}
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_the_profiler_shows_names_and_allocations(monkeypatch, is_missing):
+    if is_missing:
+        monkeypatch.delattr(torch._C._profiler, "_RecordFunctionFast")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    profiling = torch.profiler.profile(activities=activities, profile_memory=True)
+    with profiling as profiler, torch_access.record_name("a name"):
+        torch.ones(1000)
+    pending = torch_access.profiled_events(profiler)
+    events = []
+    while pending:
+        events.append(pending.pop())
+        pending += events[-1].children
+    assert "a name" in [event.name for event in events]
+    sizes = [event.extra_fields.alloc_size for event in events if event.name == "[memory]" and event.extra_fields.ptr]
+    assert 4000 in sizes
+
+
+def test_no_dispatch_mode_sees_a_name():
+    with Backward() as mode, torch_access.record_name("a name"):
+        pass
+    assert mode.seen == []
+
+
+def test_a_profile_without_allocations_is_an_error_that_names_the_version():
+    with pytest.raises(BertscopeError, match=rf"torch {torch.__version__.split('+')[0]}.*another version"):
+        torch_access.profiled_events(object())
+
+
+def test_composite_operators_and_those_of_autocast_are_known():
+    assert torch_access.has_kernel(aten.linear.default, "CompositeImplicitAutograd")
+    assert not torch_access.has_kernel(aten.addmm.default, "CompositeImplicitAutograd")
+    assert torch_access.has_kernel(aten.linear.default, "AutocastCPU")
+    assert not torch_access.has_kernel(aten.mul.left_t, "CompositeImplicitAutograd")
+    assert not torch_access.has_kernel(object(), "AutocastCPU")
+
+
+def test_an_operator_has_a_name_a_packet_and_a_schema():
+    operator = aten.add_.Tensor
+    assert torch_access.operator_name(operator) == "add_"
+    assert torch_access.operator_packet(operator) is operator._overloadpacket is aten.add_
+    assert [torch_access.is_view(op) for op in (aten.t.default, operator, aten.mm.default)] == [True, False, False]
+
+
+def test_an_operator_without_private_names_keeps_its_packet():
+    class Operator:
+        def name(self):
+            return "aten::add.Tensor"
+
+    assert torch_access.operator_packet(Operator()) is aten.add
+    assert torch_access.is_view(Operator()) is False
+
+
+def test_a_closed_library_leaves_no_kernel():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sinc", lambda given: given, "AutocastCPU")
+    assert torch_access.has_kernel(aten.sinc.default, "AutocastCPU")
+    torch_access.close_library(library)
+    assert not torch_access.has_kernel(aten.sinc.default, "AutocastCPU")
+    torch_access.close_library(object())
+
+
+def test_a_fake_tensor_refuses_its_value_with_the_known_errors():
+    depends_on_values, unknown_shape = torch_access.value_errors()
+    with torch_access.fake_tensor_mode():
+        with pytest.raises(depends_on_values):
+            torch.ones(1).item()
+        with pytest.raises(unknown_shape):
+            torch.ones(3).nonzero()
+
+
+def test_trees_of_containers_are_walked_in_order():
+    tree = {"a": (1, [2]), "b": 3}
+    assert torch_access.tree_leaves(tree) == [1, 2, 3]
+    assert torch_access.tree_map(lambda leaf: -leaf, tree) == {"a": (-1, [-2]), "b": -3}
