@@ -78,22 +78,12 @@ _RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
     Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
-    Strategy(
-        form="every-K", example="every-2", pattern=r"every-(\d{1,4})", settings=lambda number: {"every": int(number)}
-    ),
-    Strategy(
-        form="layers:LIST",
-        example="layers:0-5,8",
-        pattern=f"layers:({_RANGES})",
-        settings=lambda text: {"layers": _numbers(text)},
-    ),
-    Strategy(
-        form="selective",
-        example="selective",
-        pattern="selective",
-        settings=lambda: {"selective": True},
-        reentrant=False,
-    ),
+    Strategy(form="every-K", example="every-2", pattern=r"every-(\d{1,4})",
+             settings=lambda number: {"every": int(number)}),
+    Strategy(form="layers:LIST", example="layers:0-5,8", pattern=f"layers:({_RANGES})",
+             settings=lambda text: {"layers": _numbers(text)}),
+    Strategy(form="selective", example="selective", pattern="selective",
+             settings=lambda: {"selective": True}, reentrant=False),
 )  # fmt: skip
 STRATEGIES = ", ".join(
     item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES
