@@ -9,7 +9,7 @@ from functools import partial
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
-from bertscope.reports.base import CountReport, CountRow
+from bertscope.reports.params import CountReport, CountRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
 
 _values = partial(values, of="row")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bertscope.errors import one_line
-from bertscope.reports.base import CountReport, TreeReport
 from bertscope.reports.explain import ExplainReport
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.params import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8

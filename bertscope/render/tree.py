@@ -10,8 +10,8 @@ from typing import Any
 from bertscope.render.console import Target
 from bertscope.render.footer import footer_markdown, footer_text, title
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.reports.base import TreeReport, TreeRow
 from bertscope.reports.layer_ranges import is_run
+from bertscope.reports.params import TreeReport, TreeRow
 from bertscope.units import count_text, share_text, tensors_text
 
 _values = partial(values, of="row")

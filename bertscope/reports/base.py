@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from bertscope.units import json_text
 
@@ -68,78 +68,6 @@ class Totals:
     fp32_bytes: int
     bf16_bytes: int
     unknown_tensors: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountRow:
-    """One row of the table; `params` is the sum over layers of all copies, `each_params` that of one copy.
-
-    `in_layer_sum` is False for a name whose tensor a layer below it counts (only in rows by parameter).
-    """
-
-    name: str
-    path: str
-    type: str
-    shapes: tuple[Shape, ...]
-    copies: int
-    each_params: int
-    params: int
-    distinct_params: int
-    trainable_params: int
-    bytes: int
-    share: float
-    in_layer_sum: bool = True
-    tied_to: str | None = None
-    inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
-    outputs: tuple[TensorShape, ...] = ()
-    parts: tuple[CountRow, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountReport:
-    """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
-
-    kind: ClassVar[str] = "count"
-    subject: Subject
-    by: str
-    totals: Totals
-    rows: tuple[CountRow, ...]
-    ties: tuple[Tie, ...]
-    unknown: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeRow:
-    """One module: `params` is the sum over layers of the module with all modules below it, over all copies."""
-
-    name: str
-    path: str
-    type: str
-    depth: int
-    depth_index: str  # torchinfo's numbering, "3-6": the sixth module at depth 3
-    copies: int
-    is_last: bool  # the last child of its parent, for the lines of the tree
-    each_params: int
-    params: int
-    distinct_params: int
-    trainable_params: int
-    share: float
-    same_as: str | None = None  # the first path of a module that is used again here
-    inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
-    outputs: tuple[TensorShape, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeReport:
-    """The module tree down to a depth; the root's `params` is `totals.layer_params` at every depth."""
-
-    kind: ClassVar[str] = "tree"
-    subject: Subject
-    max_depth: int | None
-    totals: Totals
-    rows: tuple[TreeRow, ...]
-    ties: tuple[Tie, ...]
-    unknown: tuple[str, ...] = ()
 
 
 def to_json_data(report: Any) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bertscope.reports.base import CountReport, Shape, Subject, Tie, Totals, TreeReport, TreeRow
+from bertscope.reports.base import Shape, Subject, Tie, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
+from bertscope.reports.params import CountReport, TreeReport, TreeRow
 
 
 @dataclass(frozen=True, kw_only=True)

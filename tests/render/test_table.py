@@ -12,10 +12,10 @@ import pytest
 from bertscope.render import check, checkpoint, count, fit, tree, verify
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.reports.base import CountRow, TreeRow
 from bertscope.reports.check import Finding
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow
+from bertscope.reports.params import CountRow, TreeRow
 
 ROWS = [SimpleNamespace(name="query", work=SimpleNamespace(flops=1536), note="tied")]
 COLUMNS = (

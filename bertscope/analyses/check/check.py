@@ -11,8 +11,8 @@ from pathlib import Path
 from bertscope import __version__
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError, SourceError, suggestion
-from bertscope.reports.base import CountReport
 from bertscope.reports.check import CheckReport, Finding
+from bertscope.reports.params import CountReport
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectation_files import files_to_check, load_expected

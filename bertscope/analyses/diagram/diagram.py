@@ -7,9 +7,9 @@ from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.params.tree import tree
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel
-from bertscope.reports.base import TreeRow
 from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import covers, is_run
+from bertscope.reports.params import TreeRow
 
 KINDS = ("class", "forward", "tree")
 

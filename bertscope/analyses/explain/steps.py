@@ -20,10 +20,10 @@ from bertscope.analyses.params.count import count
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES
-from bertscope.reports.base import CountReport
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
+from bertscope.reports.params import CountReport
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 

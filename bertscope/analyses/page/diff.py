@@ -9,9 +9,10 @@ from typing import Any
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
-from bertscope.reports.base import CountReport, Shape
+from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import in_order, runs
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
+from bertscope.reports.params import CountReport
 from bertscope.sources.model_source import ModelSource
 
 # Recorded by the file, of no effect on the model.

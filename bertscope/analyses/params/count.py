@@ -9,8 +9,8 @@ from bertscope.analyses.modules.module_tree import Held, Node, fold, read
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.analyses.tracing.shapes import InOut, in_out, noted
 from bertscope.errors import SelectionError
-from bertscope.reports.base import CountReport, CountRow
 from bertscope.reports.layer_ranges import LayerRange
+from bertscope.reports.params import CountReport, CountRow
 from bertscope.torch_access import nn
 from bertscope.units import PRECISIONS
 

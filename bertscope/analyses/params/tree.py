@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from bertscope.analyses.modules.module_tree import Node, fold, read
 from bertscope.analyses.modules.totals import subject, ties, totals, unknown
 from bertscope.analyses.tracing.shapes import InOut, in_out, noted
-from bertscope.reports.base import TreeReport, TreeRow
+from bertscope.reports.params import TreeReport, TreeRow
 from bertscope.torch_access import nn
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bertscope.reports.base import CountReport, CountRow, TreeReport
 from bertscope.reports.layer_ranges import expand
+from bertscope.reports.params import CountReport, CountRow, TreeReport
 from bertscope.units import count_text, share_text
 
 # Tints of the colours of Okabe and Ito 2008, light enough for dark words.
