@@ -197,7 +197,7 @@ def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):
 def test_expect_passes_on_the_right_number(cli, number):
     result = cli("count", "bert-base-uncased", "--expect", number)
     assert result.code == 0
-    assert "as expected: 109,482,240" in result.err
+    assert "as expected: unique parameters 109,482,240" in result.err
 
 
 def test_expect_names_the_convention_that_holds(cli):
