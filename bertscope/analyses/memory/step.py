@@ -16,7 +16,7 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.run_config import OPTIMIZERS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
-from bertscope.units import PRECISIONS
+from bertscope.units import FP32, PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
@@ -117,7 +117,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
             raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
         inputs["attention_mask"] = torch.empty(inputs["input_ids"].shape, dtype=torch.long, device="meta")
-    if isinstance(inputs, dict) and run_config.dtype != "fp32":
+    if isinstance(inputs, dict) and run_config.dtype != FP32.name:
         dtype = TORCH_DTYPES[run_config.dtype]
         inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     return inputs

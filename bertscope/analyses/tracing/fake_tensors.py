@@ -69,8 +69,6 @@ def fake_like(tree: Any) -> Any:
 
 def on_meta(tree: Any) -> Any:
     """Return the same structure with tensors on meta."""
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
