@@ -221,7 +221,7 @@ def test_every_family_is_refused_with_poison_in_any_part(trap):
 
 def test_the_guard_holds_without_the_refusals(cli, trap, monkeypatch):
     """Build every family with a backbone from settings that are refused otherwise."""
-    monkeypatch.setattr("bertscope.sources.other_models._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.safe_config._refusal", lambda key, value: "")
     poison = trap.poison()
     implementations = {key: poison.pop(key) for key in [*poison] if "implementation" in key}
     built = set()
@@ -250,7 +250,7 @@ def test_the_code_runs_where_nothing_guards(trap, cli, monkeypatch):
 
     if int(transformers.__version__.split(".")[0]) >= 5:
         pytest.skip("transformers 5 does not take a folder for a backbone")
-    monkeypatch.setattr("bertscope.sources.other_models._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.safe_config._refusal", lambda key, value: "")
     monkeypatch.setattr("bertscope.sources.transformers_models.confined", contextlib.nullcontext)
     assert cli("count", trap.write(ISSUE)).code == 2
     assert trap.canary.exists()
