@@ -77,22 +77,27 @@ def own_checkpoint(folder) -> None:
     save_model(bertscope.BertModel(source.config), folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("example", examples())
-def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
+def run_example(cli, example: str, folder, monkeypatch) -> None:
+    """Run an example of the help in a folder that has the files that examples name."""
     if ".svg" in example:
         needs_graphviz()
-    (tmp_path / "presets").symlink_to(ROOT / "presets")
+    (folder / "presets").symlink_to(ROOT / "presets")
     mine = (ROOT / "presets" / "bert-tiny.yaml").read_text()
     if "--write" in example:
         mine = mine.partition("expected:")[0]
-    (tmp_path / "my-bert.yaml").write_text(mine)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (folder / "my-bert.yaml").write_text(mine)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
     expected = "model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n"
-    (tmp_path / "models.bertscope.yaml").write_text(expected)
-    own_checkpoint(tmp_path / "my-bert")
-    monkeypatch.chdir(tmp_path)
+    (folder / "models.bertscope.yaml").write_text(expected)
+    own_checkpoint(folder / "my-bert")
+    monkeypatch.chdir(folder)
     result = cli(*small(example.replace("'", "").split()[1:]))
     assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
+    run_example(cli, example, tmp_path, monkeypatch)
 
 
 # Minutes on a base or large model: here the same words with bert-tiny, and what else keeps them short.

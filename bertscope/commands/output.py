@@ -113,6 +113,8 @@ def _encoded(text: str | bytes) -> bytes:
 
 def _replace(path: Path, text: str | bytes) -> None:
     target = path.resolve()
+    if target.is_symlink():  # a loop of links, which resolve() leaves as it is since Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bertscope-")
     try:
