@@ -61,7 +61,7 @@ class MemoryTrace:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes allocated between steps."""
+        """Return the bytes allocated between steps."""
         return sum(self.taken(size) for _, size in self.state)
 
     def live_bytes(self) -> list[int]:
@@ -70,12 +70,12 @@ class MemoryTrace:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the step in bytes."""
+        """Return the peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The names of the phases in their order."""
+        """Return the names of the phases in their order."""
         return tuple(dict.fromkeys(event.phase for event in self.events))
 
     def peaks(self) -> tuple[Moment, ...]:

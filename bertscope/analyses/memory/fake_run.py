@@ -109,14 +109,14 @@ class _FakeRunMode(_AnsweringMode):
         return self._where()[0]
 
     def _adds_in_place(self, operator: Any, args: Any) -> bool:
-        """Return if autograd, without a mode, adds in place into the first argument."""
+        """Return True if autograd, without a mode, adds in place into the first argument."""
         if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or self.signature is None:
             return False
         is_autograd = autograd_node() is not None
         return is_autograd and use_counts(args[0]) == self.signature and _is_dense(args[0])
 
     def _reuse(self, key: int, out: torch.Tensor) -> None:
-        """Give the block of the first argument to the result."""
+        """Assign the block of the first argument to the result."""
         if key in self.recorder.living:
             self.recorder.living[self._watch(out) or 0] = self.recorder.living.pop(key)
 
