@@ -47,7 +47,7 @@ def index_row(length: int, *, counting: bool) -> torch.Tensor:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors with the same living storage share, without values too.
+    """Return a number that tensors with the same storage share while it exists, also without values.
 
     Fallback: the identity of the Python object, which torch keeps as long as the storage.
     """

@@ -32,10 +32,10 @@ def recorded(step: ModelStep, *, on_device: bool = False, scratch: Scratch | Non
     signature = _owned_by_autograd()
     with _AnsweringMode(step):
         step.make_optimizer_state()
-    live = _FakeRunMode(step, signature, on_device, scratch)
-    with live.tracker.track(step.model), live, live.random_states():
-        step.run(live.phase)
-    return live.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
+    mode = _FakeRunMode(step, signature, on_device, scratch)
+    with mode.tracker.track(step.model), mode, mode.random_states():
+        step.run(mode.phase)
+    return mode.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
 
 
 class _AnsweringMode(TorchDispatchMode):

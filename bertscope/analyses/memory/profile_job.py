@@ -24,7 +24,7 @@ class Job:
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
-    beside: RunConfig | None = None  # the first job's, if this is a later job
+    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
 
     def to_json(self) -> str:
