@@ -12,8 +12,8 @@ from typing import Any
 
 from bertscope.errors import BertscopeError
 
-# The import makes about a million objects that stay alive: a garbage collector that visits them again and
-# again takes a third of the time.
+# The import creates about a million objects that stay alive; repeated garbage collections would take a third of its
+# time.
 _collecting = gc.isenabled()
 gc.disable()
 try:
@@ -35,7 +35,7 @@ class Embedding(nn.Embedding):
     """torch's Embedding without initial values on meta, where `normal_()` imports torch._dynamo (1.4 s)."""
 
     def reset_parameters(self) -> None:
-        """Initialize a real weight; leave one on meta as it is."""
+        """Initialize a real weight, and no weight on meta."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
@@ -47,7 +47,7 @@ def index_row(length: int, *, counting: bool) -> torch.Tensor:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors with the same living storage share, without values too.
+    """Return a number that tensors with the same storage share while it exists, also without values.
 
     Fallback: the identity of the Python object, which torch keeps as long as the storage.
     """
@@ -76,7 +76,7 @@ def autograd_node() -> Any:
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass runs. Fallback: whether it evaluates a node."""
+    """Return True if a backward pass runs. Fallback: True if it evaluates a node."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return autograd_node() is not None if task is None else bool(task() != -1)
 
@@ -103,7 +103,7 @@ def profiled_events(profiler: torch.profiler.profile) -> list[Any]:
 
 
 def has_kernel(operator: Any, key: str) -> bool:
-    """Return whether torch itself has a kernel of an operator for a dispatch key. Fallback: False."""
+    """Return True if torch itself has a kernel of an operator for a dispatch key. Fallback: False."""
     try:
         return bool(operator.has_kernel_for_dispatch_key(key))
     except (AttributeError, RuntimeError):  # RuntimeError: an overload of TorchScript only, such as mul.left_t
@@ -122,14 +122,14 @@ def operator_packet(operator: Any) -> Any:
 
 
 def is_view(operator: Any) -> bool:
-    """Return whether an operator's result is a view of its input. Fallback: False; a view then moves bytes."""
+    """Return True if an operator's result is a view of its input. Fallback: False; a view then moves bytes."""
     schema = getattr(operator, "_schema", None)
     alias = schema.returns[0].alias_info if schema is not None and schema.returns else None
     return alias is not None and not alias.is_write
 
 
 def close_library(library: torch.library.Library) -> None:
-    """Remove the kernels that a library registered. Fallback: nothing; they go with the last reference to it."""
+    """Remove the kernels that a library registered. Fallback: the last reference to it removes them."""
     getattr(library, "_destroy", lambda: None)()
 
 

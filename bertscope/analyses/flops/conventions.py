@@ -1,4 +1,4 @@
-"""The same computation as other sources count it, each by its own rules."""
+"""The FLOPs of the same run by the counting rules of other sources."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bertscope.reports.flops import Convention, FlopsReport
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 _CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
 _FVCORE = {"aten.native_layer_norm": 5}
-ELECTRA_OUTPUT_SHARE = 0.15625  # the masked positions alone go through the output softmax
+ELECTRA_OUTPUT_SHARE = 0.15625  # only the masked positions go through the output softmax
 
 
 def conventions(
     report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
 ) -> Iterator[Convention]:
-    """Every convention that applies to this model and mode; the closed forms need a BERT's configuration."""
+    """Yield every convention that applies to this model and mode; closed forms need a BertConfig."""
     total, training = report.rows[0].total, report.mode == "training"
     yield Convention(
         name="torch",
@@ -76,20 +76,20 @@ def conventions(
 
 
 def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
-    """The forward's operators by their elements."""
+    """Return the weighted elements of the operators of forward."""
     return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
 
 
 def palm_per_token(config: BertConfig, params: int, seq: int, *, training: bool) -> int:
-    """6N + 12LHQT for a training step, a third of it for a forward."""
+    """Return 6N + 12LHQT for a training step, and a third of it for inference."""
     forward = 2 * params + 4 * config.num_hidden_layers * config.hidden_size * seq
     return 3 * forward if training else forward
 
 
 def electra_forward(config: BertConfig, seq: int, *, training: bool) -> float:
-    """Forward FLOPs of one sequence: in training with the vocabulary's softmax, else with a token classifier.
+    """Return the forward FLOPs of one sequence: in training with the output softmax, else with a token classifier.
 
-    The attention's LayerNorm counts once and not for each element, as in the script (its issue 121).
+    The attention's LayerNorm counts once and not for each element, as in ELECTRA's script (its issue 121).
     """
     hidden, heads, inner, vocab = (
         config.hidden_size, config.num_attention_heads, config.intermediate_size, config.vocab_size,

@@ -1,4 +1,4 @@
-"""`flops`: the work of a forward or a training step, per module, from the operators that really run."""
+"""`flops`: the work of inference or of a training step, by module, from the operators that are dispatched."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def flops(
     batch: int | None = None,
     seq: int | None = None,
 ) -> FlopsReport:
-    """The work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
+    """Count the work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
 
-    The run happens on meta tensors in place of the module's own, so that nothing is computed and no memory
-    taken; only a module that cannot run on meta is run where it is. One multiply-add counts as 2 FLOPs in
-    `matmul_flops`, as in torch.utils.flop_counter; mode "training" adds the backward pass that is dispatched.
+    The module runs on meta tensors, which compute and allocate nothing; a module that cannot run on meta runs on its
+    own tensors. One multiply-add counts as 2 FLOPs in `matmul_flops`, as in torch.utils.flop_counter. Mode
+    "training" adds the operators of the backward pass.
     """
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -52,7 +52,7 @@ def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str])
     state = _meta_state(module)
 
     def call() -> Any:
-        """The module on meta; `functional_call` does not restore a module that it ties by two addresses."""
+        """Run the module on meta; with `tie_weights`, `functional_call` would not restore a module with two paths."""
         return torch.func.functional_call(module, state, meta_args, meta_kwargs, tie_weights=False)
 
     try:
@@ -73,7 +73,7 @@ def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None
 
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a meta tensor for every tensor of a module: each module under its first address, ties kept."""
+    """Return a meta tensor for every tensor, by the first path of its module; shared tensors stay shared."""
     held = [
         (f"{path}.{name}".lstrip("."), tensor)
         for path, inner in module.named_modules()
@@ -100,7 +100,7 @@ def flops_report(
     loss: str,
     tree: Repeated | None = None,
 ) -> FlopsReport:
-    """Return the rows of a recorded run; `tree` counts its layers as more than ran."""
+    """Return the report on a recorded run; `tree` counts more layers than ran."""
     tree = tree or Repeated(work_tree(module, recorded))
     whole = sum(work.matmul_flops for work in _subtree(tree.root))
     return FlopsReport(
@@ -122,7 +122,7 @@ def work_tree(module: nn.Module, recorded: Trace) -> Node:
 
 
 def _own_work(recorded: Trace) -> dict[str, dict[str, Work]]:
-    """Path -> phase -> what ran in the module itself."""
+    """Return the work of each module itself, by path and phase."""
     own: dict[str, dict[str, Work]] = {}
     for (path, phase, _), calls in recorded.calls.items():
         phases = own.setdefault(path, {})
@@ -140,7 +140,7 @@ def _noted(node: Node, own: dict[str, dict[str, Work]]) -> Node:
 
 
 def _subtree(node: Node) -> tuple[Work, Work, Work]:
-    """Forward, backward and recomputation at and below one copy of the node."""
+    """Return the forward, backward and recomputation work at and below one copy of the node."""
     own: Sequence[Work] = node.note if isinstance(node.note, tuple) else (Work(),) * 3
     below = [_subtree(child) for child in node.children]
     sums = [
@@ -191,7 +191,7 @@ def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
 
 
 def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
-    """Any module where its tensors and the inputs are; the trace and what it went back from."""
+    """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
     args, kwargs = arguments(inputs)
     losses: list[str] = []
     recorded = trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))

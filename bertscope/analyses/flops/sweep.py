@@ -1,7 +1,7 @@
-"""`flops` of a source: a sweep, the polynomial, the conventions, and few layers computed for many.
+"""`flops` of a source: a sweep, the polynomial, the conventions, and the extrapolation from a few layers.
 
-Equal layers do equal work. Where layers may be alike, three run; if their work is equal, one of them is repeated for
-all. Otherwise (frozen parameters, a strategy that chooses layers) all run.
+If layers may be equal, three run; if their work is equal, one of them is repeated for all. Otherwise (frozen
+parameters, a strategy that chooses layers) all run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WITNESS = (3, 7)
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRun:
-    """A model and how it runs."""
+    """A model with its mode, checkpointing and frozen parameters."""
 
     source: ModelSource
     mode: str = "inference"
@@ -38,7 +38,7 @@ class FlopsRun:
 
     @property
     def is_repetitive(self) -> bool:
-        """Return whether few layers may be computed for many."""
+        """Return True if a few layers may be computed for all."""
         one = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
         return one and self.source.layers > RAN
 
@@ -73,7 +73,7 @@ class FlopsRun:
     ) -> FlopsReport:
         made = flops_report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
                       batch=batch, seq=seq, loss=loss, tree=tree)  # fmt: skip
-        config = self.source.bert_config  # of all layers
+        config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
 
 
@@ -101,7 +101,7 @@ def distinct_params(run: FlopsRun) -> int:
 
 
 def sweep_point(found: FlopsReport) -> SweepPoint:
-    """The report as one point of a sweep."""
+    """Return the totals of a report as one point of a sweep."""
     row = found.rows[0]
     return SweepPoint(
         batch=found.batch or 0,
@@ -114,7 +114,7 @@ def sweep_point(found: FlopsReport) -> SweepPoint:
 
 
 def _polynomial(run: FlopsRun) -> Polynomial | None:
-    """Found from three points and verified at a fourth; None where it does not hold or cannot be run."""
+    """Return the FLOPs polynomial from three points; None if a fourth point differs, or the model cannot run it."""
     config = run.source.bert_config
     if config is None or config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
         return None

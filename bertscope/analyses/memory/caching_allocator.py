@@ -1,9 +1,9 @@
-"""CUDA's caching allocator, replayed over a trace: what it would reserve, and whether it would fit.
+"""A simulation of CUDA's caching allocator over a memory trace: the bytes it reserves, and if they fit in a limit.
 
-Its rules and constants, from torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp at
-default settings: sizes in steps of 512 bytes; up to 1 MiB from segments of 2 MiB, below 10 MiB from
-segments of 20 MiB, else a segment of its own in steps of 2 MiB; the smallest free block that fits is
-taken and split; neighbours that are free are joined; where memory runs out, whole free segments go back.
+Rules and constants are those of torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp at
+default settings. Sizes are rounded up to 512 bytes. Blocks of up to 1 MiB come from segments of 2 MiB, below
+10 MiB from segments of 20 MiB; a larger block gets a separate segment, rounded up to 2 MiB. The allocator splits
+the smallest free block that fits, merges free neighbours, and releases entirely free segments at the limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 *
 
 @dataclass(eq=False)
 class _Piece:
-    """A stretch of a segment, used or free, between its neighbours."""
+    """A used or free block of a segment, with its neighbours."""
 
     size: int
     is_small: bool
@@ -36,17 +36,17 @@ class _Piece:
 
 @dataclass
 class Allocator:
-    """One stream's pools; `limit_bytes` is what may be reserved in all."""
+    """The memory pools of one stream; `limit_bytes` limits the reserved bytes."""
 
     limit_bytes: int | None = None
     reserved_bytes: int = 0
     peak_reserved_bytes: int = 0
-    missing_bytes: int = 0  # the first request that could not be met; 0 if all were
+    missing_bytes: int = 0  # above the limit, at the first request that exceeded it; 0 if none did
     made: int = 0
     free_pieces: dict[bool, list[tuple[int, int, _Piece]]] = field(default_factory=lambda: {True: [], False: []})
 
     def take(self, size_bytes: int) -> _Piece:
-        """A piece for a size; where nothing fits, from a new segment."""
+        """Return a block of this size, from a new segment if no free block fits."""
         size = max(-(-size_bytes // _STEP) * _STEP, _STEP)
         is_small = size <= _SMALL
         pool = self.free_pieces[is_small]
@@ -77,7 +77,7 @@ class Allocator:
             self._set_free(other)
 
     def give(self, piece: _Piece) -> None:
-        """Free a piece; it joins free neighbours."""
+        """Free a block and merge it with free neighbours."""
         for other in (piece.before, piece.after):
             if other is not None and other.is_free:
                 self._remove(other)
@@ -94,7 +94,7 @@ class Allocator:
 
     def _set_free(self, piece: _Piece) -> None:
         piece.is_free = True
-        self.made += 1  # of equal sizes the one that has been free longest is taken
+        self.made += 1  # of equal blocks `take` chooses the one freed first
         insort(self.free_pieces[piece.is_small], (piece.size, self.made, piece))
 
     def _remove(self, piece: _Piece) -> None:
@@ -108,14 +108,14 @@ class Allocator:
 
 
 def replayed(trace: MemoryTrace, limit_bytes: int | None = None, steps: int = 2) -> Allocator:
-    """The allocator after so many steps of the trace, from an empty start."""
+    """Return the allocator, empty at first, after this number of steps of the trace."""
     allocator = Allocator(limit_bytes)
     for _, size in trace.state:
         allocator.take(size)
     for _ in range(steps):
         held: dict[tuple[Block, int], list[_Piece]] = defaultdict(list)
         for event in trace.events:
-            # Of equal blocks the last that came goes first: which one, a trace does not know.
+            # A trace does not say which of several equal blocks is freed: assume the newest.
             pieces = held[event.block, abs(event.size_bytes)]
             if event.size_bytes > 0:
                 pieces.append(allocator.take(event.size_bytes))

@@ -10,7 +10,7 @@ import sys
 import bertscope
 
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
-# last two, and takes this package from the folder that the parent took it from, wherever that is.
+# last two, and imports this package from the parent's folder.
 _BOOTSTRAP = """
 import json, pkgutil, site, sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,19 +26,19 @@ pkgutil.resolve_name(entry)()
 
 
 def child_command(entry: str) -> list[str]:
-    """Return the words that start a Python process which calls `entry`, as `module:function`.
+    """Return the arguments that start a Python process which calls `entry`, a `module:function`.
 
     The child sees the packages that this process sees: PYTHONPATH, editable installs, the user's site-packages.
     It imports from the working directory only if PYTHONPATH or an installed package names that directory.
     """
     user_site = site.USER_SITE if site.ENABLE_USER_SITE else None
-    told = json.dumps([entry, bertscope.__file__, user_site, _paths()])
+    settings = json.dumps([entry, bertscope.__file__, user_site, _paths()])
     flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
-    return [sys.executable, *flags, "-c", _BOOTSTRAP, told]
+    return [sys.executable, *flags, "-c", _BOOTSTRAP, settings]
 
 
 def _paths() -> list[str]:
-    """Return sys.path as absolute paths without the working directory, which `python -m` puts in front."""
+    """Return the absolute paths of sys.path without the working directory, which `python -m` adds."""
     absolute = [path for path in sys.path if os.path.isabs(path)]
     try:
         here = os.path.realpath(os.getcwd())

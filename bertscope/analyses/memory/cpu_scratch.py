@@ -1,4 +1,4 @@
-"""What the host's kernels take only while they run, unseen by dispatch."""
+"""Temporary memory of CPU kernels, which a dispatch mode does not see."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.torch_access import operator_name, torch
 
 _PROMOTING = ("add", "sub", "mul", "div")
-# Kernels that call contiguous() on so many of their first operands.
+# Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
     "embedding_dense_backward": 1,
     "_softmax": 1,
@@ -20,7 +20,7 @@ _WANT_ORDER = {
 
 
 def cpu_scratch_bytes(operator: Any, args: Any) -> int:
-    """Bytes that the host's kernel takes in passing. Out of sight, and hence left out, is what oneDNN takes."""
+    """Return the temporary bytes that a CPU kernel allocates; those of oneDNN are unknown and left out."""
     aten = torch.ops.aten
     if operator in {getattr(aten, name).Tensor for name in _PROMOTING}:
         return _promoted_bytes(args)
@@ -30,9 +30,9 @@ def cpu_scratch_bytes(operator: Any, args: Any) -> int:
 
 
 def _promoted_bytes(args: Any) -> int:
-    """Copies in the common dtype: on the host, unlike on CUDA, elementwise kernels read one dtype alone.
+    """Return the bytes of operands copied to the common dtype, the only one that a CPU elementwise kernel reads.
 
-    TensorIterator, promote_inputs_to_common_dtype.
+    Source: promote_inputs_to_common_dtype of TensorIterator; CUDA kernels need no copies.
     """
     given = [arg for arg in args[:2] if isinstance(arg, torch.Tensor)]
     if len({tensor.dtype for tensor in given}) < 2:
@@ -42,13 +42,13 @@ def _promoted_bytes(args: Any) -> int:
 
 
 def _mean_bytes(args: Any) -> int:
-    """The host averages 16 bits over a copy in fp32."""
+    """Return the bytes of the fp32 copy from which the CPU computes a mean of 16-bit values."""
     is_half = args[0].dtype in (torch.bfloat16, torch.float16)
     return 4 * args[0].numel() if is_half else 0
 
 
 def contiguous_bytes(operator: Any, args: Any) -> int:
-    """Copies of operands whose elements do not lie in order, for kernels that want them so on any device."""
+    """Return the bytes of contiguous copies, which some kernels make of their operands on any device."""
     taken = _WANT_ORDER.get(operator_name(operator), 0)
     given = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in given if not tensor.is_contiguous())

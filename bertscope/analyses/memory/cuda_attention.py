@@ -1,7 +1,7 @@
-"""Fused attention as CUDA computes it: which kernel torch takes, and what each of them keeps.
+"""Fused attention on CUDA: the kernel that torch chooses, and the tensors that each kernel saves for backward.
 
 The rules are those of torch's sdp_utils.cpp and attention.cpp for compute capability 8.0 and later. On Hopper
-and Blackwell cuDNN's kernel goes first, which keeps what flash keeps.
+and Blackwell torch prefers cuDNN's kernel, which saves the same tensors as flash.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's ma
 def kernel_for(
     dtype: torch.dtype, has_mask: bool, asked: str = "auto", *, head_size: int = 64, is_plain: bool = True
 ) -> str:
-    """The kernel that torch takes on CUDA (sm80 and later), or the one that is asked for.
+    """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for.
 
-    `is_plain` is false where keys have fewer heads than queries, or values another width. Raises SelectionError
-    where the kernel that is asked for cannot compute it.
+    `is_plain` is False if keys have fewer heads than queries. Raises SelectionError if the kernel asked for does
+    not support these arguments.
     """
     flash = dtype in _HALF and not has_mask and head_size <= 256
     efficient = dtype in (*_HALF, torch.float32) and head_size % (8 if dtype in _HALF else 4) == 0 and is_plain
@@ -37,7 +37,7 @@ def kernel_for(
 
 
 def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
-    """What stands for torch.nn.functional.scaled_dot_product_attention."""
+    """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels."""
 
     def run(
         query: torch.Tensor,
@@ -91,12 +91,12 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """With the last dimension filled up to a multiple of 8."""
+    """Return the tensor with its last dimension padded to a multiple of 8."""
     return torch.nn.functional.pad(tensor, (0, _ALIGNMENT - tensor.shape[-1] % _ALIGNMENT))
 
 
 def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
-    """Step by step, 16 bits in fp32."""
+    """Compute attention in separate operators, for 16-bit inputs in fp32."""
     dtype = query.dtype
     if dtype in _HALF:
         query, key, value = (tensor.float() for tensor in (query, key, value))

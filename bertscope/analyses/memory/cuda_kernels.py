@@ -1,8 +1,8 @@
-"""CUDA's semantics on fake host tensors, for a machine without CUDA: what its kernels keep, and take in passing.
+"""CUDA's kernels on fake CPU tensors, for a machine without CUDA: their saved tensors and temporary memory.
 
-Fake tensors of device cuda need CUDA itself for a backward pass; the fused kernels' shapes and autograd
-formulas do not. torch.nn.functional is patched, not watched by a mode: the autograd engine turns such
-modes off while it recomputes a checkpointed layer. Autocast's lists are put in where autocast looks for them.
+A backward pass of fake CUDA tensors needs CUDA; the shape functions and autograd formulas of the fused kernels do
+not. Functions of torch.nn.functional are patched, since the autograd engine disables a function mode while it
+recomputes a checkpointed layer. CUDA's autocast lists are registered under the CPU's autocast key.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bertscope.analyses.memory.cuda_attention import attention
 from bertscope.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
 
-# What cuBLAS takes of the allocator for a thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
+# cuBLAS's workspace for each thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
 _HOPPER_WORKSPACE_BYTES, _WORKSPACE_BYTES = 32 * 2**20, 8_519_680
-# What the driver and the kernels' code take outside the allocator; it differs by card and driver.
+# Memory of the driver and of the kernels' code, outside the allocator; it differs by GPU and driver.
 CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
-# What CUDA's autocast computes in fp32 and the host's does not: AT_FORALL_FP32 of ATen/autocast_mode.h; the second
-# ones convert as they read (AT_FORALL_FP32_SET_OPT_DTYPE).
+# Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
+# that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE).
 _IN_FLOAT = (
     "acos", "asin", "cosh", "cosine_similarity", "erfinv", "exp", "expm1", "group_norm", "layer_norm", "log", "log10",
     "log1p", "log2", "logsumexp", "native_layer_norm", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
@@ -33,9 +33,9 @@ _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
 def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = None) -> int:
-    """What cuBLAS takes: for the thread of the forward pass, and for that of the backward one where there is one.
+    """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
-    `capability` is the compute capability; None: that of this machine's GPU, and without one not Hopper's.
+    `capability` is the compute capability; None means that of this machine's GPU, or any but Hopper's.
     """
     if capability is None and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
@@ -46,7 +46,7 @@ def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = 
 
 @contextmanager
 def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
-    """torch as it behaves on CUDA, for as long as this lasts."""
+    """Patch torch to run on CPU tensors as it runs on CUDA, and restore it at the end."""
     functional = torch.nn.functional
     names = ("dropout", "cross_entropy", "scaled_dot_product_attention")
     kept = {name: getattr(functional, name) for name in names}
@@ -64,7 +64,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
 
 
 def _add_lists(library: Any) -> None:
-    """CUDA's lists, under the host's key of autocast, where torch has nothing of its own there."""
+    """Register CUDA's autocast lists under AutocastCPU, except for operators that torch registers there."""
     for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
         for name in names:
             packet, _, overload = name.partition(".")
@@ -75,7 +75,7 @@ def _add_lists(library: Any) -> None:
 
 def _in_float(name: str, operator: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        """The operator on copies in fp32."""
+        """Run the operator on copies in fp32."""
         with torch.autocast("cpu", enabled=False):
             return operator(*(_float(arg) for arg in args), **{key: _float(arg) for key, arg in kwargs.items()})
 
@@ -89,7 +89,7 @@ def _float(value: Any) -> Any:
 
 def _to_float(name: str, operator: Any) -> Callable[..., Any]:
     def run(given: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
-        """The operator with a result in fp32; a softmax reads fp16 as it is, everything else is copied."""
+        """Run the operator with a result in fp32; only a softmax reads fp16 without a copy."""
         if name in _SOFTMAX and len(args) > 1:
             args, dtype = args[:1], args[1]
         with torch.autocast("cpu", enabled=False):
@@ -104,7 +104,7 @@ def _to_float(name: str, operator: Any) -> Callable[..., Any]:
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        """One fused kernel whose mask has a byte for each element; in place there is no such kernel."""
+        """Run the fused kernel, whose mask has one byte for each element; torch has none in place."""
         if inplace or not training or not 0 < p < 1:
             return original(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
@@ -113,7 +113,7 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In no list of CUDA's: its log_softmax is, which fp16 makes a difference to. The host copies to fp32 first."""
+    """Return cross_entropy for CUDA, whose autocast lists only its log_softmax; the CPU's copies the input to fp32."""
 
     def run(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         plain = input.dtype == torch.float16 and not target.is_floating_point() and not kwargs.get("label_smoothing")
@@ -127,7 +127,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cuda_scratch_bytes(operator: Any, args: Any) -> int:
-    """What a CUDA kernel takes only while it runs, unseen by dispatch: gradient sums in fp32, and copies."""
+    """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
     aten = torch.ops.aten
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
@@ -145,10 +145,10 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
 
 
 def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
-    """An embedding's gradient: ids are sorted and their rows summed in tens, then by id.
+    """Return the temporary bytes of an embedding's backward, which sorts the ids and sums their rows in tens.
 
-    EmbeddingBackwardKernel.cu. Few ids are added where they belong at once; few rows, each of many ids, by
-    atomic additions, in fp32.
+    Source: EmbeddingBackwardKernel.cu. Up to 3072 ids are added directly; few rows with many ids each are summed
+    by atomic additions in fp32.
     """
     if ids <= 3072:
         return 0

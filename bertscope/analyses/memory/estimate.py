@@ -1,7 +1,7 @@
-"""`estimate`: the memory of a step from fake tensors, with nothing allocated.
+"""`estimate`: the memory of a step on fake tensors, which allocate nothing.
 
-Forward, backward, recomputation and the optimizer's step are really dispatched. Where layers are alike,
-two shallow models run instead of the deep one, if the rule that lengthens the first trace gives the second.
+Forward, backward, recomputation and the optimizer step are dispatched as in a real run. If all layers are equal,
+two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
-# What can be asked of a module that is given as it is; sizes, precision and checkpointing are its own.
+# Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
 MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
 def estimate_memory(source: ModelSource, run_config: RunConfig) -> Memory:
-    """The memory of a step of the model that `source` names."""
+    """Return the memory of a step of the model of `source`."""
     trace, ran = MemoryTraces(source).trace(run_config)
     rows = row_paths(run_model(source, run_config))
     return memory(trace, "estimated", device_terms(trace, run_config), ran, rows)
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
-    """What a CUDA device holds beside the tensors; None for the host."""
+    """Return the memory of a CUDA device besides the tensors; None for the CPU."""
     if run_config.device != "cuda":
         return None
     workspaces = workspace_bytes(run_config)
@@ -64,13 +64,13 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | Non
 
 @dataclass
 class MemoryTraces:
-    """The traces of one source's steps; it remembers for which runs repeated events have been verified."""
+    """The memory traces of one source, with a cache of the runs for which repeated events are verified."""
 
     source: ModelSource
     verified: dict[RunConfig, bool] = field(default_factory=dict)
 
     def trace(self, run_config: RunConfig) -> tuple[MemoryTrace, int | None]:
-        """Return the trace of the step, and how many layers ran where not all did."""
+        """Return the trace of the step, and the number of layers that ran; None for all."""
         repeats = period(self.source, checkpointing=run_config.checkpointing, freeze=run_config.freeze,
                          reentrant=run_config.reentrant)  # fmt: skip
         units, rest = divmod(self.source.layers, repeats) if repeats else (0, 0)
@@ -95,7 +95,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
 
 
 def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
-    """The trace of one step of a module and inputs that are fake already."""
+    """Return the trace of one step of a fake module with fake inputs."""
     if run_config.device != "cuda":
         return recorded(make_step(module, inputs, run_config, loss=loss), scratch=cpu_scratch_bytes)
     return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=cuda_scratch_bytes)
@@ -111,7 +111,7 @@ def _fakes(run_config: RunConfig) -> Iterator[None]:
 
 
 def estimated_variant(source: ModelSource, run_config: RunConfig) -> Variant:
-    """One line of a report: the estimate for one strategy."""
+    """Return the estimate for one run as a variant of a report."""
     return Variant(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,
@@ -122,7 +122,7 @@ def estimated_variant(source: ModelSource, run_config: RunConfig) -> Variant:
 def estimate_report(
     source: ModelSource, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
 ) -> MemoryReport:
-    """The estimates of one model's step in several ways."""
+    """Return the estimates of one model's step for several run configurations."""
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
@@ -146,13 +146,13 @@ def estimated_break_even(source: ModelSource, plain: RunConfig, other: RunConfig
 def estimate(
     module: nn.Module, inputs: Any, *, loss: Loss | None = None, name: str | None = None, **run: Any
 ) -> MemoryReport:
-    """The memory of a step of any module, with nothing allocated; the module stays as it is.
+    """Estimate the memory of a step of any module, without allocating it or changing the module.
 
-    `inputs` is a tensor, a tuple, or a dictionary of keywords, real or on meta. `loss(module, inputs)` tells
-    what the step goes back from; without it the output's loss, or the sum of its first tensor. `run` are
-    fields of RunConfig: mode, autocast, optimizer, implementation, device, sdpa_kernel; with `padding` above 0
-    a module that asks whether anything is masked is told that it is. Raises SelectionError for other fields,
-    where the module cannot be copied, or where what it does depends on values.
+    `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
+    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. `run` are fields of
+    RunConfig: mode, autocast, optimizer, implementation, device, sdpa_kernel, padding; with padding above 0,
+    questions such as `mask.all()` are answered as for a mask that hides positions. Raises SelectionError for other
+    fields, for a module that cannot be copied, and for one whose operators depend on the values of tensors.
     """
     run_config = module_run(run)
     found = module_memory(module, inputs, run_config, loss)
@@ -161,11 +161,11 @@ def estimate(
 
 
 def module_run(run: Mapping[str, Any]) -> RunConfig:
-    """The RunConfig for a module that is given as it is; raises SelectionError for what the module itself settles."""
+    """Return the RunConfig for a given module; raise SelectionError for fields that the module itself determines."""
     for name in run:
         if name not in MODULE_FIELDS:
             raise SelectionError(
-                f"{name} is the module's own affair, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
+                f"{name} is determined by the module, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
             )
     return RunConfig(**run)
 
@@ -173,7 +173,7 @@ def module_run(run: Mapping[str, Any]) -> RunConfig:
 def module_report(
     module: nn.Module, run_config: RunConfig, variant: Variant, *, name: str | None = None, machine: str = ""
 ) -> MemoryReport:
-    """One variant of a module that is given as it is: of the run only what concerns it."""
+    """Return the report on one variant of a given module, with only the fields of the run that apply to it."""
     report = memory_report(module, run_config, (variant,), name=name, machine=machine)
     return replace(report, run={name: value for name, value in report.run.items() if name in MODULE_FIELDS})
 
@@ -186,7 +186,7 @@ def memory_report(
     name: str | None = None,
     machine: str = "",
 ) -> MemoryReport:
-    """The variants with what they are about."""
+    """Return the report on these variants of a module."""
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
         run={
@@ -198,13 +198,13 @@ def memory_report(
 
 
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
-    """The memory of a step of any module."""
+    """Return the memory of a step of any module."""
     trace = module_trace(module, inputs, run_config, loss)
     return memory(trace, "estimated", device_terms(trace, run_config), rows=row_paths(module))
 
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
-    """The trace of a step of any module."""
+    """Return the trace of a step of any module."""
     given, how = named_inputs(inputs, loss)
     with _fakes(run_config):
         copied = fake_copy(module).train(run_config.mode != "inference")
@@ -217,13 +217,13 @@ def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Lo
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
-    """Inputs under names, and how the step is computed from them."""
+    """Return the inputs by name, and the function that computes the loss from them."""
     if isinstance(inputs, Mapping):
         return dict(inputs), loss or call_with_keywords
     given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
     def call(module: nn.Module, named: dict[str, Any]) -> Any:
-        """The module on its inputs in their order."""
+        """Return the loss of the module on its inputs in their order."""
         return loss_of(module(*named.values()))[0]
 
     return {f"input {number}": value for number, value in enumerate(given)}, loss or call

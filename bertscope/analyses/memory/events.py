@@ -61,7 +61,7 @@ class MemoryTrace:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes allocated between steps."""
+        """Return the bytes allocated between steps."""
         return sum(self.taken(size) for _, size in self.state)
 
     def live_bytes(self) -> list[int]:
@@ -70,12 +70,12 @@ class MemoryTrace:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the step in bytes."""
+        """Return the peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The names of the phases in their order."""
+        """Return the names of the phases in their order."""
         return tuple(dict.fromkeys(event.phase for event in self.events))
 
     def peaks(self) -> tuple[Moment, ...]:
@@ -125,7 +125,7 @@ class Allocation:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     part: str = ""
-    is_saved: bool = False  # lives longer than the forward pass or the recomputation that allocated it
+    is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
 
     def block(self) -> Block:
         """Return its kind of block."""
@@ -156,12 +156,12 @@ class MemoryTraceRecorder:
         self.log.append((-made.size_bytes, made, phase, path, operator))
 
     def end_forward(self) -> None:
-        """Mark every living block as saved for backward."""
+        """Mark every allocated block as saved for backward."""
         for made in self.living.values():
             made.is_saved = True
 
     def name(self, keys: Iterable[int], part: str) -> None:
-        """Assign living blocks to a part."""
+        """Assign allocated blocks to a part."""
         for key in keys:
             if key in self.living:
                 self.living[key].part = part

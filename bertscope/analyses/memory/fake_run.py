@@ -32,10 +32,10 @@ def recorded(step: ModelStep, *, on_device: bool = False, scratch: Scratch | Non
     signature = _owned_by_autograd()
     with _AnsweringMode(step):
         step.make_optimizer_state()
-    live = _FakeRunMode(step, signature, on_device, scratch)
-    with live.tracker.track(step.model), live, live.random_states():
-        step.run(live.phase)
-    return live.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
+    mode = _FakeRunMode(step, signature, on_device, scratch)
+    with mode.tracker.track(step.model), mode, mode.random_states():
+        step.run(mode.phase)
+    return mode.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
 
 
 class _AnsweringMode(TorchDispatchMode):
@@ -109,14 +109,14 @@ class _FakeRunMode(_AnsweringMode):
         return self._where()[0]
 
     def _adds_in_place(self, operator: Any, args: Any) -> bool:
-        """Return if autograd, without a mode, adds in place into the first argument."""
+        """Return True if autograd, without a mode, adds in place into the first argument."""
         if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or self.signature is None:
             return False
         is_autograd = autograd_node() is not None
         return is_autograd and use_counts(args[0]) == self.signature and _is_dense(args[0])
 
     def _reuse(self, key: int, out: torch.Tensor) -> None:
-        """Give the block of the first argument to the result."""
+        """Assign the block of the first argument to the result."""
         if key in self.recorder.living:
             self.recorder.living[self._watch(out) or 0] = self.recorder.living.pop(key)
 

@@ -1,4 +1,4 @@
-"""`fit`: find the largest batch that a memory budget holds, for each variant of a run.
+"""`fit`: the largest batch that a memory budget holds, for each variant of a run.
 
 Two traces give the memory growth, from which the search computes a batch. The traces of this batch and of the
 next one then verify it.
@@ -61,7 +61,7 @@ class Fitter:
                 yield self._row(replace(run_config, batch=max(batch, 1)), batch)
 
     def at_batch(self, batch: int, seqs: Sequence[int], variants: Iterable[RunConfig]) -> list[FitRow]:
-        """Return for each variant if the batch fits, those with the fewest FLOPs first."""
+        """Return the variants with the result if the batch fits, those with the fewest FLOPs first."""
         rows = []
         for variant in variants:
             for seq in seqs:
@@ -88,7 +88,7 @@ class Fitter:
         limit = self.budget_bytes - self.overhead_bytes
 
         def fits(batch: int) -> bool:
-            """Return if the step of that batch fits, by its own trace."""
+            """Return True if the trace of that batch fits into the budget."""
             return self.peak_bytes(replace(run_config, batch=batch)) <= self.budget_bytes
 
         return _verified(largest(lambda batch: growth.peak_bytes(batch) <= limit), fits) if growth else largest(fits)

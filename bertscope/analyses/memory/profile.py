@@ -1,4 +1,4 @@
-"""`profile`: each way to run a step in a fresh child process, which may die without taking the answer with it."""
+"""`profile`: the measurement of each run in a new child process, whose failure does not end the parent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INTERRUPTED = ("interrupted", "was interrupted")
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """What the children brought back; a snapshot is a file for PyTorch's memory viewer."""
+    """The results of all children; a snapshot is a file for PyTorch's memory viewer."""
 
     variants: tuple[Variant, ...]
     machine: str
@@ -45,7 +45,7 @@ class Profiled:
 def profile_report(
     jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: _Progress = lambda text: None
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
-    """The measurements of one model's step in several ways, and their snapshots."""
+    """Return the measurements of one model's step for each job, and their snapshots."""
     found = profile_variants(jobs, timeout_seconds=timeout_seconds, progress=progress)
     first = jobs[0]
     run = {
@@ -59,7 +59,7 @@ def profile_report(
         attention=config.attn_implementation,
         config=config.to_dict(),
         ignored_fields=config.ignored,
-        torch_version=version("torch"),  # this process does without torch
+        torch_version=version("torch"),  # this process does not import torch
         bertscope_version=__version__,
         obtained="measured",
     )
@@ -67,11 +67,11 @@ def profile_report(
 
 
 @dataclass
-class _Told:
-    """What a child has said so far."""
+class _Sent:
+    """The messages that a child has sent so far."""
 
     stage: str = "starting"
-    taken: int = 0  # by torch and Python, of the memory limit
+    taken: int = 0  # bytes of the memory limit that torch and Python use
     estimated: Memory | None = None
     found: Found | None = None
     result: Timed | None = None
@@ -85,83 +85,83 @@ class _Told:
 def profile_variants(
     jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: _Progress = lambda text: None
 ) -> Profiled:
-    """Every job in a child of its own, one after the other.
+    """Run each job in a separate child, one after the other.
 
-    A child that cannot finish leaves a variant with its `failure`; after an interruption no further one is
-    started. Raises SelectionError for a question that the child refuses.
+    If a child cannot finish, its variant has a `failure`; an interruption skips the jobs that follow. Raises
+    SelectionError for a job that the child refuses.
     """
-    heard: list[_Told] = []
+    children: list[_Sent] = []
     for job in jobs:
-        heard.append(_ask(job, timeout_seconds, progress))
-        if heard[-1].problem == INTERRUPTED:
+        children.append(_ask(job, timeout_seconds, progress))
+        if children[-1].problem == INTERRUPTED:
             break
     return Profiled(
-        variants=tuple(_variant(job, told) for job, told in zip(jobs, heard, strict=False)),
-        machine=next((told.found.machine for told in heard if told.found), ""),
-        snapshots=tuple(b64decode(told.snapshot) if told.snapshot else None for told in heard),
+        variants=tuple(_variant(job, sent) for job, sent in zip(jobs, children, strict=False)),
+        machine=next((sent.found.machine for sent in children if sent.found), ""),
+        snapshots=tuple(b64decode(sent.snapshot) if sent.snapshot else None for sent in children),
     )
 
 
-def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Told:
+def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
     question = job.to_json().encode()
     child = subprocess.Popen(  # noqa: S603 words of this program
         child_command("bertscope.analyses.memory.profile_worker:main"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches the parent alone, and the whole group can be stopped
+        start_new_session=True,  # only the parent receives Ctrl-C, and it can kill the whole group
         env=os.environ | _cache_folder(),
     )
-    told = _Told()
+    sent = _Sent()
     try:
         with suppress(BrokenPipeError):
             child.stdin.write(question)  # type: ignore[union-attr]
             child.stdin.close()  # type: ignore[union-attr]
-        _listen(child, told, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
+        _listen(child, sent, time.monotonic() + timeout_seconds, timeout_seconds, job, progress)
     except KeyboardInterrupt:
-        told.problem = INTERRUPTED
+        sent.problem = INTERRUPTED
     finally:
         _stop(child)
-    if told.result is None and told.problem is None:
-        told.problem = ("died", _death(child, told))
-    if told.problem is not None and told.problem[0] == "refused":
-        raise SelectionError(told.problem[1])
-    return told
+    if sent.result is None and sent.problem is None:
+        sent.problem = ("died", _death(child, sent))
+    if sent.problem is not None and sent.problem[0] == "refused":
+        raise SelectionError(sent.problem[1])
+    return sent
 
 
 def _cache_folder() -> dict[str, str]:
-    """Name a folder that exists for the cache of torch, which would make one."""
+    """Return an environment that names an existing cache folder, since torch would create one."""
     return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())}
 
 
 def _listen(
-    child: subprocess.Popen[bytes], told: _Told, deadline: float, timeout: float, job: Job, progress: _Progress
+    child: subprocess.Popen[bytes], sent: _Sent, deadline: float, timeout: float, job: Job, progress: _Progress
 ) -> None:
     messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
     threading.Thread(target=_receive, args=(child.stdout, messages), daemon=True).start()
-    threading.Thread(target=_collect, args=(child.stderr, told.stderr), daemon=True).start()
+    threading.Thread(target=_collect, args=(child.stderr, sent.stderr), daemon=True).start()
     while True:
         try:
             message = messages.get(timeout=_POLL_SECONDS)
         except queue.Empty:
             if time.monotonic() > deadline:
-                told.problem = ("timeout", f"ran for longer than {timeout:g} s")
+                sent.problem = ("timeout", f"ran for longer than {timeout:g} s")
                 return
-            progress(f"{job.run_config.checkpointing}: {told.stage}")
+            progress(f"{job.run_config.checkpointing}: {sent.stage}")
             continue
         if message is None:
             return
-        _note(told, *message)
-        if told.problem is not None:
+        _note(sent, *message)
+        if sent.problem is not None:
             return
-        progress(f"{job.run_config.checkpointing}: {told.stage}")
+        progress(f"{job.run_config.checkpointing}: {sent.stage}")
 
 
-def _note(told: _Told, kind: str, content: Any) -> None:
-    if kind in vars(told):
-        setattr(told, kind, content)
+def _note(sent: _Sent, kind: str, content: Any) -> None:
+    if kind in vars(sent):
+        setattr(sent, kind, content)
     else:
-        told.problem = (kind, content)
+        sent.problem = (kind, content)
 
 
 def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
@@ -190,7 +190,7 @@ def _collect(stream: Any, lines: list[bytes]) -> None:
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """No child outlives its parent's interest in it."""
+    """Wait briefly for the child to end, kill its process group, and close its streams."""
     with suppress(ProcessLookupError, PermissionError):
         if child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
@@ -203,34 +203,34 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
-def _death(child: subprocess.Popen[bytes], told: _Told) -> str:
+def _death(child: subprocess.Popen[bytes], sent: _Sent) -> str:
     code = child.returncode
     if code < 0:
         name = signal.Signals(-code).name
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
-    last = b"".join(told.stderr).decode(errors="replace").strip().splitlines()
+    last = b"".join(sent.stderr).decode(errors="replace").strip().splitlines()
     return f"ended with exit code {code}" + (f": {one_line(last[-1], limit=200)}" if last else "")
 
 
-def _variant(job: Job, told: _Told) -> Variant:
+def _variant(job: Job, sent: _Sent) -> Variant:
     run_config = job.run_config
     variant = Variant(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,
-        estimated=told.estimated,
-        outlook=told.outlook,
+        estimated=sent.estimated,
+        outlook=sent.outlook,
     )
-    if told.found is not None:
-        variant = replace(variant, measured=told.found.measured, process=told.found.process)
-    if told.found is None or told.result is None:
-        return replace(variant, failure=_failure(job, told))
-    median, flops = told.result.median_seconds, told.result.flops
+    if sent.found is not None:
+        variant = replace(variant, measured=sent.found.measured, process=sent.found.process)
+    if sent.found is None or sent.result is None:
+        return replace(variant, failure=_failure(job, sent))
+    median, flops = sent.result.median_seconds, sent.result.flops
     return replace(
         variant,
         timing=Timing(
-            warmup_seconds=told.found.warmup_seconds,
-            step_seconds=told.result.step_seconds,
+            warmup_seconds=sent.found.warmup_seconds,
+            step_seconds=sent.result.step_seconds,
             median_seconds=median,
             tokens_per_second=run_config.batch * run_config.seq / median if median else 0.0,
             flops=flops,
@@ -239,21 +239,21 @@ def _variant(job: Job, told: _Told) -> Variant:
     )
 
 
-def _taken(told: _Told) -> str:
-    return f", of which torch and Python take {bytes_text(told.taken)}" if told.taken else ""
+def _taken(sent: _Sent) -> str:
+    return f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
 
 
-def _failure(job: Job, told: _Told) -> str:
-    """What happened, what had been reached, and what to try."""
-    kind, text = told.problem or ("died", "ended")
-    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{_taken(told)})" if job.memory_limit_bytes else ""
+def _failure(job: Job, sent: _Sent) -> str:
+    """Return a text on the failure, the stage that it happened in, and a remedy."""
+    kind, text = sent.problem or ("died", "ended")
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{_taken(sent)})" if job.memory_limit_bytes else ""
     words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}
     happened = words.get(kind, text)
-    expected = f"; the estimate is {bytes_text(told.estimated.peak.peak_bytes)}" if told.estimated is not None else ""
+    expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}" if sent.estimated is not None else ""
     others = {"interrupted": "run it again to measure",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:
-        return f"the child {happened} while {told.stage}{expected}; {others[kind]}"
+        return f"the child {happened} while {sent.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
     if job.run_config.checkpointing == NONE and job.run_config.mode != "inference":
         remedy += ", --checkpointing"
@@ -261,4 +261,4 @@ def _failure(job: Job, told: _Told) -> str:
         remedy += ", or a longer --timeout"
     elif job.memory_limit_bytes:
         remedy += ", or a higher --memory-limit"
-    return f"the child {happened} while {told.stage}{expected}; try {remedy}"
+    return f"the child {happened} while {sent.stage}{expected}; try {remedy}"

@@ -16,7 +16,7 @@ from bertscope.sources.bert import BertSource
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the child is to run."""
+    """The work of one child."""
 
     source: BertSource
     run_config: RunConfig
@@ -24,11 +24,11 @@ class Job:
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
-    beside: RunConfig | None = None  # the first way, when this is another
-    wants_snapshot: bool = False  # the trace as PyTorch's memory viewer reads it
+    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
 
     def to_json(self) -> str:
-        """Return the job as JSON, with as much of the source as builds the model; raise SelectionError if none can."""
+        """Return the job with what builds its model as JSON; raise SelectionError for a function as hidden_act."""
         config = self.source.config
         if callable(config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The times of bare steps, and the work of one."""
+    """The times of steps without the profiler, and the FLOPs of one."""
 
     step_seconds: tuple[float, ...]
     median_seconds: float

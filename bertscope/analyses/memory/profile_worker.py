@@ -1,7 +1,7 @@
-"""The child of `profile`: builds one real model, runs its step, and tells its parent over standard output.
+"""The child process of `profile`, which builds one real model, runs its step, and reports on standard output.
 
-A process of its own, so that memory starts clean, a limit binds nothing else, and a death is an answer.
-A message is a line of JSON, [kind, content]: where it is, the estimate, the result, or why it could not go on.
+A separate process starts with clean memory, confines the memory limit, and may die without harm to the parent. A
+message is a line of JSON, [kind, content]: a stage, the estimate, a result, or the reason for a failure.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ Say = Callable[[str, Any], None]
 
 
 def main() -> None:
-    """Read a job from standard input and do it."""
+    """Read a job from standard input and run it."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print without mixing text into the messages
     job = Job.from_json(sys.stdin.buffer.read())
 
     def say(kind: str, content: Any) -> None:
-        """One message to the parent."""
+        """Send one message to the parent."""
         out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
         out.flush()
 
-    _be_a_good_child()
-    gc.disable()  # until the real model is built: going through torch's objects doubles the time of an estimate
+    _set_up_process()
+    gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
         say("result", run(job, say))
     except Exception as error:
         say(*_explained(error, job))
 
 
-def _be_a_good_child() -> None:
-    """Die with the parent, and be the first to go when memory runs out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
+def _set_up_process() -> None:
+    """Have the system kill this process when the parent dies, and first when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _obey_limit(job: Job, say: Say) -> None:
-    """Take no more than is allowed from here on, and tell what of it torch and Python have taken already.
+def _set_memory_limit(job: Job, say: Say) -> None:
+    """Set the memory limit, and send the bytes of it that torch and Python already use.
 
-    Not sooner: libraries that run out of memory while they load may hang instead of failing.
+    The limit starts after the imports: a library that runs out of memory while it loads may hang.
     """
     if job.memory_limit_bytes is not None and job.run_config.device == "cpu":
         import resource
 
         from bertscope.torch_access import torch
 
-        torch.ones(2**20).add_(1)  # starts the threads, for which OpenMP without memory would end the process
+        torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
         say("taken", _status("VmData") or 0)
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
@@ -83,7 +83,7 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
 
 
 def run(job: Job, say: Say) -> Timed:
-    """Every stage in turn: the estimate, then the memory of the real step, then its bare time."""
+    """Run every stage: the estimate, then the memory of the real step, then its time without the profiler."""
     say("stage", "loading torch")
     from bertscope.analyses.flops.sweep import FlopsRun
     from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
@@ -100,7 +100,7 @@ def run(job: Job, say: Say) -> Timed:
     gc.collect()
     _keep_no_freed_memory()
     torch.manual_seed(job.seed)
-    _obey_limit(job, say)
+    _set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
     say("found", _measure(step, job, say))
@@ -108,7 +108,7 @@ def run(job: Job, say: Say) -> Timed:
 
 
 def step_flops(flops_run: Any, job: Job) -> int:
-    """FLOPs of the step's matrix products, recomputation in them."""
+    """Return the matmul FLOPs of the step, including recomputation."""
     run_config = job.run_config
     mode = "training" if run_config.mode == "training" else "inference"
     checkpointing = run_config.checkpointing if mode == "training" else NONE
@@ -133,7 +133,7 @@ def _built(job: Job) -> Any:
 
 
 def _measure(step: Any, job: Job, say: Say) -> Found:
-    """The first step for the allocator's own events, the second for the system's high-water mark."""
+    """Measure the allocator's events in a first step, and the system's high-water mark in a second."""
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
@@ -160,7 +160,7 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
 
 
 def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
-    """Bare steps, with the memory allocator as it is by default; under a limit it must stay frugal."""
+    """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
     if job.memory_limit_bytes is None:
         _keep_freed_memory()
     seconds = []
@@ -194,23 +194,23 @@ def _machine(job: Job) -> str:
 
 
 def _malloc(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):  # another C library keeps its own ways
+    with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).mallopt(option, value)
 
 
 def _keep_no_freed_memory() -> None:
-    """Give every larger block its own mapping, so that what is freed leaves the process at once."""
+    """Have malloc map each larger block separately, so that a free returns it to the system at once."""
     _malloc(_M_MMAP_THRESHOLD, 2**16)
 
 
 def _keep_freed_memory() -> None:
-    """As the C library does by itself once it has seen large blocks come and go."""
+    """Set the thresholds that glibc itself reaches after frees of large blocks."""
     _malloc(_M_MMAP_THRESHOLD, 2**25)
     _malloc(_M_TRIM_THRESHOLD, 2**26)
 
 
 def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
-    """The process's own high-water mark over one step; None where the system does not tell."""
+    """Return the high-water mark of this process over one step; None if the system does not report it."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -220,7 +220,7 @@ def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
         run()
         return None
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the mark starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the mark
     run()
     mark = _status("VmHWM") or 0
     return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, peak_bytes=max(life, mark))

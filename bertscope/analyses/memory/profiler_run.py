@@ -127,7 +127,7 @@ class _Marks:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark one phase of the step."""
+        """Mark a phase of the step."""
         self.on_phase(name)
         with torch.profiler.record_function(_PHASE + name):
             yield
@@ -211,7 +211,7 @@ class _Reader:
         if name.startswith(_NODE):
             return place._replace(path=self.modules.get(number, place.path), operator="")
         if number >= 0 and (place.in_module or place.phase == FORWARD):
-            self.modules[number] = place.path  # several operators may have one number: the last of them made the node
+            self.modules[number] = place.path  # of several operators with this number, the last made the node
         is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
         return place._replace(operator=name.removeprefix("aten::")) if is_first else place
 
@@ -237,7 +237,7 @@ class _Reader:
 
 @cache
 def _is_made_of_others(operator: str) -> bool:
-    """Return if torch decomposes the operator before a dispatch mode sees it: linear, dropout, reshape ..."""
+    """Return True if torch decomposes the operator before a dispatch mode sees it: linear, dropout, reshape ..."""
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::"), None)
     overloads = packet.overloads() if packet else ()
     return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)

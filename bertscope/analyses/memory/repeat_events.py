@@ -1,7 +1,7 @@
-"""The trace of a deep model from that of a shallow one, where `modules.repeat` says that layers may be alike.
+"""The trace of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal.
 
-A trace is a sequence, and what a middle layer adds to it, each further layer adds again. That is not
-believed: the same rule must first lengthen a trace by one layer into the trace that was recorded there.
+The events of the middle layer are repeated for each further layer. The caller verifies this first: the repetition
+must turn one trace into that of a model with one layer more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import groupby
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.reports.layer_ranges import LayerRange
 
-_MIDDLE = 1  # the first unit has the embeddings for a neighbour, the last the head
+_MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
 
 
 def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
@@ -25,13 +25,13 @@ def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period
 
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Whether two traces tell the same; in which order blocks go at one place, where nothing comes, is all one."""
+    """Compare two traces, ignoring the order of consecutive frees."""
     return sorted(one.state) == sorted(other.state) and _ordered(one.events) == _ordered(other.events)
 
 
 def _ordered(events: tuple[MemoryEvent, ...]) -> list[MemoryEvent]:
     runs = groupby(events, key=lambda event: event.size_bytes < 0)
-    return [event for leaving, run in runs for event in (sorted(run) if leaving else run)]
+    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
 
 
 class _Repeater:
@@ -50,7 +50,7 @@ class _Repeater:
         return LayerRange.parse(inside.partition(".")[0])
 
     def moved(self, path: str, units: int) -> str:
-        """Return the path so many units further."""
+        """Return the path with its layer moved by this number of units."""
         layers = self._layers(path) if units else None
         if layers is None:
             return path
@@ -60,23 +60,23 @@ class _Repeater:
         return self.memo[path, units]
 
     def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:
-        """What lives between steps: the middle unit's once for each unit that it stands for."""
+        """Yield a block that exists between steps; one of the middle unit once for each unit that it represents."""
         for units in self._shifts(self.unit(block.path), 0):
             yield block._replace(path=self.moved(block.path, units)), size
 
     def events(self, trace: MemoryTrace, phase: str) -> Iterator[MemoryEvent]:
-        """The events of one phase; stretches in the middle unit come again for every further unit."""
+        """Yield the events of one phase; runs of events in the middle unit are repeated for every further unit."""
         before = 0
         for unit, run in groupby(self._numbered(trace, phase), key=lambda pair: pair[0]):
-            stretch = [event for _, event in run]
+            events = [event for _, event in run]
             for units in self._shifts(unit, before):
-                yield from (self._shifted(event, units) for event in stretch)
+                yield from (self._shifted(event, units) for event in events)
             before = unit if unit is not None else before
 
     def _numbered(self, trace: MemoryTrace, phase: str) -> Iterator[tuple[int | None, MemoryEvent]]:
-        """Each event with its unit: of the module; outside the encoder, of the block; else the unit before it.
+        """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
 
-        A block of no unit that goes outside the encoder is of none: autocast drops its weights in any order.
+        A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
         """
         unit = None
         for event in trace.events:
@@ -91,7 +91,7 @@ class _Repeater:
                 yield unit, event
 
     def _shifts(self, unit: int | None, before: int) -> range:
-        """By how many units a stretch is moved, each time that it comes: backward they come from the last."""
+        """Return the number of units to move each copy of the events by, in order; in backward the last comes first."""
         if unit is None or unit < _MIDDLE:
             return range(1)
         if unit > _MIDDLE:
@@ -99,7 +99,7 @@ class _Repeater:
         return range(self.more, -1, -1) if before > unit else range(self.more + 1)
 
     def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
-        """The event, and the block that it is about, so many units further."""
+        """Return the event and its block, moved by this number of units."""
         if not units:
             return event
         block = event.block._replace(path=self.moved(event.block.path, units))

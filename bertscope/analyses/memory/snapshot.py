@@ -1,4 +1,4 @@
-"""A trace as PyTorch's own memory viewer reads it (pytorch.org/memory_viz, or torch.cuda._memory_viz)."""
+"""The file of a trace for PyTorch's memory viewer (pytorch.org/memory_viz, or torch.cuda._memory_viz)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BATCH = 1000  # items for one instruction, as in the standard library
 
 
 def snapshot(trace: MemoryTrace) -> bytes:
-    """The pickle that `torch.cuda.memory._dump_snapshot` would write of such a step; addresses are made up."""
+    """Return the pickle that `torch.cuda.memory._dump_snapshot` would write for the step, with invented addresses."""
     state = (MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state)
     entries = list(_entries((*state, *trace.events)))
     return pickled({"segments": [], "device_traces": [entries]})
 
 
 def _entries(events: tuple[MemoryEvent, ...]) -> Iterator[dict[str, Any]]:
-    """Comings and goings; of equal blocks the last that came goes first."""
+    """Yield allocations and frees; of equal blocks the newest is freed first."""
     held: dict[tuple[Block, int], list[int]] = defaultdict(list)
     address = _STEP_BYTES
     for number, event in enumerate(events):
@@ -46,12 +46,12 @@ def _entry(action: str, address: int, event: MemoryEvent, number: int) -> dict[s
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickle, protocol 4, of dicts, lists, text, integers and None: what the viewer reads, and no more."""
+    """Return the pickle, protocol 4, of dicts, lists, text, integers and None, which are all that a snapshot needs."""
     return b"".join((b"\x80\x04", *_instructions(value, {}), b"."))
 
 
 def _instructions(value: Any, memo: dict[str, int]) -> Iterator[bytes]:
-    """Yield the instructions that push a value; a text that came before is taken from the memo."""
+    """Yield the instructions that push a value; a repeated text comes from the memo."""
     if isinstance(value, (dict, list)):
         is_dict = isinstance(value, dict)
         yield b"}" if is_dict else b"]"

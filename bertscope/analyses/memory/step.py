@@ -1,4 +1,4 @@
-"""One step of a model, phase by phase: what `estimate` dispatches on fake tensors and `profile` really runs."""
+"""One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
 
 def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-    """What a step goes back from, by default: the output's loss, or the sum of its first tensor."""
+    """Return the tensor that backward starts from by default: the output's loss, or the sum of its first tensor."""
     return loss_of(model(**inputs))[0]
 
 
@@ -38,13 +38,13 @@ class ModelStep:
     inputs: dict[str, Any]
     run_config: RunConfig
     optimizer: torch.optim.Optimizer | None = None
-    kind: str = "cpu"  # the device whose autocast acts
+    kind: str = "cpu"  # the device type for autocast
     loss: Loss = call_with_keywords
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Forward and, by the mode, backward and the optimizer's step. The output is dropped before backward.
+        """Run forward and, if the mode has them, backward and the optimizer step; free the output before backward.
 
-        Gradients that an earlier step has left are freed first, as every step of a steady course begins without.
+        Gradients of an earlier step are freed first.
         """
         self.model.zero_grad(set_to_none=True)
         with phase(FORWARD):
@@ -70,7 +70,7 @@ class ModelStep:
         return torch.autocast(self.kind, dtype=TORCH_DTYPES[self.run_config.autocast])
 
     def make_optimizer_state(self) -> None:
-        """Take one step of the optimizer over zero gradients, so that its state is there; gradients are freed."""
+        """Create the optimizer's state by a step with zero gradients, and free these."""
         if self.optimizer is None:
             return
         for param in self.trainable():
@@ -79,11 +79,11 @@ class ModelStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def trainable(self) -> list[nn.Parameter]:
-        """The parameters that take gradients."""
+        """Return the parameters that require gradients."""
         return [param for param in self.model.parameters() if param.requires_grad]
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Part, path and tensor of all that lives between steps."""
+        """Yield part, path and tensor of everything allocated between steps."""
         for path, parameter in self.model.named_parameters():
             yield "parameters", path, parameter
         for path, buffer in self.model.named_buffers():
@@ -101,7 +101,7 @@ class ModelStep:
 def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") -> nn.Module:
     """Return the model of `source` as `run_config` runs it.
 
-    Raises SelectionError or ConfigError where the model cannot run so.
+    Raises SelectionError or ConfigError if the model cannot run so.
     """
     source = source if run_config.dropout else source.require("--no-dropout").with_fields(_NO_DROPOUT)
     model = source.build(device=device)
@@ -111,7 +111,7 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
-    """Return example inputs on meta: labels where a loss is computed, and a mask where there is padding."""
+    """Return example inputs on meta, with labels if a loss is computed, and a mask if there is padding."""
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=run_config.mode != "inference")
     if run_config.padding:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
@@ -126,17 +126,17 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 def make_step(
     model: nn.Module, inputs: dict[str, Any], run_config: RunConfig, kind: str = "cpu", loss: Loss = call_with_keywords
 ) -> ModelStep:
-    """The model and its inputs with the optimizer that `spec` asks for."""
+    """Return the step of a model with its inputs and the optimizer of `run_config`."""
     return ModelStep(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
-    """torch's own optimizer over what is trainable; None where the run has no such step, or nothing to train."""
+    """Return torch's optimizer of the trainable parameters; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
     if not run_config.steps_optimizer or not trainable:
         return None
     optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
-    # A rate of nothing leaves the weights as they are; memory and work are the same.
+    # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
 
@@ -159,7 +159,7 @@ def _filled(like: torch.Tensor, below: int, device: str) -> torch.Tensor:
 
 
 def _below(model: BertPreTrainedModel, run_config: RunConfig, name: str) -> int:
-    """The first id that is too high for this input."""
+    """Return the first id that is too high for this input."""
     config, architecture = model.config, type(model).__name__
     if name in ("start_positions", "end_positions"):
         return run_config.seq

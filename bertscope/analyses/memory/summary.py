@@ -1,4 +1,4 @@
-"""From a trace to what it says: peaks and their parts, what is kept, and the course of the step."""
+"""The report on a memory trace: peaks by part, tensors saved for backward, and a timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bertscope.reports.layer_ranges import runs
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them
-# What a tensor is to BERT, by the end of its module's path and the operator that made it.
+# The role of a tensor in BERT, by the end of its module's path and the operator that made it.
 _WHAT = (
     (r"attention\.self(\.dropout)?$", r"_(safe_)?softmax", "attention probabilities"),
     (r"attention\.self(\.dropout)?$", r"empty_like|bernoulli.*", "attention dropout mask"),
@@ -43,7 +43,7 @@ def memory(
 ) -> Memory:
     """Return the report on a trace; `rows` gives the row of each module's path, as `row_paths` returns it.
 
-    Without `rows`, modules that keep the same and whose paths differ in the first number are one row.
+    Without `rows`, modules that save the same blocks and whose paths differ in the first number are one row.
     """
     rows = _alike(trace) if rows is None else rows
     phases = tuple(
@@ -69,7 +69,7 @@ def memory(
 
 
 def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
-    """Yield what the forward pass keeps, largest first; modules of one row are one, others keep their path."""
+    """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
     found: dict[Block, list[int]] = defaultdict(list)
     for block, size in _kept(trace):
         found[block._replace(path=rows.get(block.path, block.path))].append(size)
@@ -95,7 +95,7 @@ def _kept(trace: MemoryTrace) -> Iterator[tuple[Block, int]]:
 
 
 def _alike(trace: MemoryTrace) -> dict[str, str]:
-    """Return the rows of modules that keep blocks of the same kinds."""
+    """Return the rows of modules that save blocks of the same kinds."""
     kinds: dict[str, set[Block]] = defaultdict(set)
     for block, _ in _kept(trace):
         kinds[block.path].add(block._replace(path=""))
@@ -104,7 +104,7 @@ def _alike(trace: MemoryTrace) -> dict[str, str]:
 
 
 def what(path: str, operator: str) -> str:
-    """What such a tensor is to BERT; the operator itself where nothing better is known."""
+    """Return the role of a tensor in BERT; the operator if no role is known."""
     for end, made_by, name in _WHAT:
         if re.search(end, path) and re.fullmatch(made_by, operator):
             return name
@@ -112,7 +112,7 @@ def what(path: str, operator: str) -> str:
 
 
 def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
-    """The parts over the step, thinned out; in each stretch the highest point stands for it."""
+    """Yield the bytes by part over the step: of each interval of events only the highest and the last point."""
     start = dict.fromkeys(PARTS, 0)
     for block, size in trace.state:
         start[block.part] += trace.taken(size)
@@ -134,8 +134,8 @@ def _with(there: dict[str, int], event: MemoryEvent, trace: MemoryTrace) -> dict
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:
-    """The place of the highest and the last point of every stretch of `width`."""
+    """Yield the indices of the highest and the last point of every interval of `width`."""
     for start in range(0, len(live), width):
-        stretch = range(start, min(start + width, len(live)))
-        yield max(stretch, key=lambda place: live[place])
-        yield stretch[-1]
+        interval = range(start, min(start + width, len(live)))
+        yield max(interval, key=lambda index: live[index])
+        yield interval[-1]

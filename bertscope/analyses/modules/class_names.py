@@ -1,4 +1,4 @@
-"""What a class is called by those who import it."""
+"""The names under which classes are imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bertscope import torch_access
 
 
 def public(cls: type) -> type:
-    """The class, or the first base of one that lives in a private module."""
+    """Return the class, or for one of a private module its first base outside private modules."""
     while _is_private(cls.__module__) and cls.__bases__ != (object,):
         cls = cls.__bases__[0]
     return cls
@@ -20,25 +20,25 @@ def _is_private(module: str) -> bool:
 
 
 def type_name(cls: type, package: str) -> str:
-    """A class of `package`, and a plain one of Python, by its name; any other by its address."""
+    """Return the name of a class of `package` or of Python's builtins; the import path of any other."""
     cls = public(cls)
     return cls.__name__ if is_of(cls, package) or cls.__module__ == "builtins" else address(cls)
 
 
 def is_of(cls: type, package: str) -> bool:
-    """Whether the class, or what it stands for, is defined in that package."""
+    """Return True if the class, or its public base, is defined in that package."""
     return public(cls).__module__.partition(".")[0] == package
 
 
 def address(cls: type) -> str:
-    """Where a class is at home: the shortest inner package that exports it, else that of its file.
+    """Return the shortest public import path of a class; that of its file's package if no package exports it.
 
-    `torch.nn.Linear`, `bertscope.model.BertLayer`, `transformers.models.bert.BertModel`.
+    Examples: `torch.nn.Linear`, `bertscope.model.BertLayer`, `transformers.models.bert.BertModel`.
     """
     parts = cls.__module__.split(".")
     for length in range(min(2, len(parts)), len(parts)):
         package = ".".join(parts[:length])
         if getattr(sys.modules.get(package), cls.__name__, None) is cls:
             return f"{package}.{cls.__name__}"
-    home = parts[:-1] if len(parts) > 2 else parts
-    return ".".join((*home, cls.__name__))
+    package_parts = parts[:-1] if len(parts) > 2 else parts
+    return ".".join((*package_parts, cls.__name__))

@@ -1,4 +1,4 @@
-"""Freezing: parameters, chosen by patterns, that take no gradient."""
+"""Freezing of the parameters that match patterns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bertscope.torch_access import nn
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Set `requires_grad` off for the parameters that a pattern names.
+    """Set `requires_grad` to False for the parameters that match a pattern.
 
-    A pattern is a glob over parameter paths (`*.bias`) or a run of whole path components (`embeddings`,
+    A pattern is a glob over parameter paths (`*.bias`) or consecutive path components (`embeddings`,
     `encoder.layer.0`, `LayerNorm`). Raises SelectionError for a pattern that matches nothing.
     """
     named = list(model.named_parameters(remove_duplicate=False))

@@ -1,10 +1,10 @@
-"""Any torch module -> a plain tree of what it holds, and the folding of equal neighbours.
+"""A plain tree of the modules and tensors of any torch module, and the folding of equal neighbours.
 
 Counting rules, the same for every module:
-- A module met again under a second address is the same layer: it counts where it was met first.
-- A tensor counts at every layer that uses it; a container counts only what no layer below it holds.
-- `tied_to` of a tensor is the first address at which it counts. On meta there is no storage to compare,
-  so the identity of the Parameter decides.
+- A module with several paths is one layer, which counts at its first path.
+- A tensor counts at every layer that holds it; a container counts only tensors that no layer below it holds.
+- `tied_to` of a tensor is the first path at which it counts. Tensors are compared by the identity of the
+  Parameter, since tensors on meta have no storage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNKNOWN = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffe
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One parameter or buffer at one address; `counts` says whether it enters the sum over layers."""
+    """One parameter or buffer at one path; `counts` is True if it is part of the sum over layers."""
 
     path: str
     shape: Shape
@@ -35,23 +35,23 @@ class Held:
 
     @property
     def layer_numel(self) -> int:
-        """What it adds to the sum over layers."""
+        """Return the elements that it adds to the sum over layers."""
         return self.numel if self.counts else 0
 
     @property
     def distinct_numel(self) -> int:
-        """What it adds to the sum of distinct tensors."""
+        """Return the elements that it adds to the sum of unique tensors."""
         return 0 if self.tied_to else self.numel
 
     def likeness(self, base: str) -> tuple[object, ...]:
-        """Everything but the address, ties seen from `base`: to a tensor below it they are alike."""
+        """Return the name and all fields except the path; a tie to a tensor below `base` is relative to `base`."""
         return (self.path.rsplit(".", 1)[-1], self.shape, self.itemsize, self.is_parameter, self.trainable,
                 self.counts, _seen_from(base, self.tied_to))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One module. A folded node stands for `copies` equal neighbours and shows the first of them."""
+    """One module. A folded node represents `copies` equal neighbours and has the children of the first."""
 
     name: str
     path: str
@@ -61,11 +61,11 @@ class Node:
     copies: int = 1
     is_list: bool = False
     same_as: str | None = None
-    note: object = None  # what an analysis knows of the module itself; equal for modules that fold
+    note: object = None  # data of an analysis on the module itself; equal for modules that fold
 
     @cached_property
     def likeness(self) -> tuple[object, ...]:
-        """Equal for modules that differ in their address alone."""
+        """Return a value that is equal for modules that differ only in their path."""
         return self._likeness(self.path)
 
     def _likeness(self, base: str) -> tuple[object, ...]:
@@ -74,7 +74,7 @@ class Node:
         return (self.type, held, _seen_from(base, self.same_as), self.note, children)
 
     def all_held(self) -> Iterator[Held]:
-        """Every tensor at and below one copy, copies below repeated."""
+        """Yield every tensor at and below one copy, once for each copy below."""
         yield from self.held
         for child in self.children:
             for _ in range(child.copies):
@@ -82,37 +82,37 @@ class Node:
 
     @cached_property
     def params(self) -> tuple[Held, ...]:
-        """The parameters at and below one copy."""
+        """Return the parameters at and below one copy."""
         return tuple(held for held in self.all_held() if held.is_parameter)
 
     def descend(self, path: str) -> Node | None:
-        """The node at `path` below this one, or None."""
+        """Return the node at `path` below this one, or None."""
         node: Node | None = self
         for name in path.split("."):
             node = next((child for child in node.children if child.name == name), None) if node else None
         return node
 
     def walk(self) -> Iterator[Node]:
-        """This node and all below it, parents first."""
+        """Yield this node and all below it, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def read(model: nn.Module) -> Node:
-    """The tree of any module, lazy, tied, shared and frozen parts included; runs nothing."""
+    """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it."""
     return _Reader(model).node(model, "", "")
 
 
 class _Reader:
-    """One pass over a model; knows the modules already met and where each tensor counts first."""
+    """A reader of one model, with the first paths of the modules read so far and of all tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         self.met: dict[int, str] = {}
         self.homes = _homes(model)
 
     def node(self, module: nn.Module, name: str, path: str) -> Node:
-        """The module and all below it."""
+        """Return the node of a module, with all nodes below it."""
         kind = type(module).__name__
         if id(module) in self.met:
             return Node(name=name, path=path, type=kind, same_as=self.met[id(module)])
@@ -149,7 +149,7 @@ class _Reader:
 
     @staticmethod
     def _twice_here(module: nn.Module, tensor: torch.Tensor, name: str) -> bool:
-        """Whether the same layer holds the tensor under an earlier name as well."""
+        """Return True if the same layer also holds the tensor under an earlier name."""
         for other, held in (*module._parameters.items(), *module._buffers.items()):
             if other == name:
                 return False
@@ -159,7 +159,7 @@ class _Reader:
 
 
 def _homes(model: nn.Module) -> dict[int, str]:
-    """For every tensor the first address at which it counts."""
+    """Return the first path at which each tensor counts, by the tensor's id."""
     homes: dict[int, str] = {}
     for path, module in model.named_modules():
         below = _held_below(module)
@@ -167,12 +167,12 @@ def _homes(model: nn.Module) -> dict[int, str]:
             if tensor is not None and id(tensor) not in below:
                 homes.setdefault(id(tensor), _join(path, name))
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        homes.setdefault(id(tensor), path)  # held all around a cycle of modules
+        homes.setdefault(id(tensor), path)  # every module of a cycle holds it
     return homes
 
 
 def _held_below(module: nn.Module) -> frozenset[int]:
-    """Identities of the tensors held by modules below this one; only asked where a container holds some."""
+    """Return the ids of the tensors held by modules below this one; none if it holds no tensor itself."""
     if not module._modules or not (module._parameters or module._buffers):
         return frozenset()
     below = {inner for child in module._modules.values() if child is not None for inner in child.modules()}
@@ -189,7 +189,7 @@ def _join(path: str, name: str) -> str:
 
 
 def fold(node: Node) -> Node:
-    """The same tree with runs of equal, consecutively numbered neighbours as one node: `0-11`, 12 copies."""
+    """Return the same tree with equal, consecutively numbered neighbours as one node: `0-11`, 12 copies."""
     folded: list[Node] = []
     for child in map(fold, node.children):
         last = folded[-1] if folded else None
@@ -201,7 +201,7 @@ def fold(node: Node) -> Node:
 
 
 def row_paths(model: nn.Module) -> dict[str, str]:
-    """Return, for the path of every module, the path of the row that stands for it in the folded tree."""
+    """Return, for the path of every module, the path of its row in the folded tree."""
     return {path: row.path for row in fold(read(model)).walk() for path in expand(row.path)}
 
 
@@ -213,7 +213,7 @@ def _continues(last: Node, child: Node) -> bool:
 
 
 def _named(node: Node) -> Node:
-    """A run of copies shows its numbers, in its own path and in those below."""
+    """Return a node with the layer range of its copies in its path and in those below."""
     number = number_of(node.name)
     numbers = written(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
     if numbers == node.name:

@@ -1,6 +1,6 @@
-"""A few layers computed for many: the one test that layers are alike, and the repetition of one in a module tree.
+"""The test that layers may be equal, and the repetition of one layer for all in a module tree.
 
-`period` says which layers may be alike; each analysis then verifies it on the few that it has run.
+`period` says which layers may be equal; each analysis verifies this on the few layers that it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RAN = 3  # periods that run: the first is next to the embeddings, the last next 
 def period(
     source: ModelSource, *, checkpointing: str = "none", freeze: Sequence[str] = (), reentrant: bool = False
 ) -> int:
-    """Return after how many layers a run of the model repeats itself; 0 where it may not."""
+    """Return the number of layers after which a run of the model repeats itself; 0 if it may not."""
     chosen = Checkpointing.parse(checkpointing)
     if not source.has_equal_layers or freeze or reentrant or (chosen and chosen.layers is not None):
         return 0
@@ -26,14 +26,14 @@ def period(
 
 
 def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
-    """Return the layers of the stack at `path` in a folded tree: equal neighbours are one node."""
+    """Return the layers of the list at `path` in a folded tree; equal neighbours are one node."""
     stack = root.descend(path)
     return stack.children if stack else ()
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """A folded tree in which the `ran` equal layers at `path` are counted as `layers`; without a path, as it ran."""
+    """A folded tree in which the `ran` equal layers at `path` count as `layers`; without a path, the tree as it ran."""
 
     root: Node
     path: str = ""
@@ -41,18 +41,18 @@ class Repeated:
     layers: int = 1
 
     def times(self, path: str) -> tuple[int, int]:
-        """Return how many layers are counted for how many that ran, for what ran in the module at `path`."""
+        """Return the numbers of layers that count and that ran, as a factor for the work of the module at `path`."""
         return (self.layers, self.ran) if self.path and path.startswith(f"{self.path}.") else (1, 1)
 
 
 def repeated(root: Node, path: str, layers: int) -> Repeated | None:
-    """Return the folded tree with `layers` layers at `path`; None where those in it differ."""
+    """Return the folded tree with `layers` layers at `path`; None if its layers differ."""
     found = equal_layers(root, path)
     if len(found) != 1:
         return None
 
     def change(node: Node) -> Node:
-        """Return the node with as many layers at `path` as wanted, if that is at or below it."""
+        """Return the node, with `layers` layers at `path` if that is at or below it."""
         if node.path != path:
             return replace(node, children=tuple(map(change, node.children)))
         return replace(node, children=(_renumbered(found[0], f"{path}.0-{layers - 1}", layers),))

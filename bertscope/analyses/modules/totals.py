@@ -1,4 +1,4 @@
-"""The sums under each convention, and the ties, of any module's tree."""
+"""The sums of each convention, and the ties, of any module's tree."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bertscope.units import BF16, FP32, PRECISIONS
 
 
 def held_bytes(held: Held, dtype: str | None) -> int:
-    """Bytes of one distinct tensor, as stored or in `dtype`."""
+    """Return the bytes of a tensor as stored or in `dtype`; 0 for a tied one."""
     return held.distinct_numel * (PRECISIONS[dtype].size_bytes if dtype else held.itemsize)
 
 
 def totals(root: Node, dtype: str | None) -> Totals:
-    """All sums over an unfolded tree."""
+    """Return all sums over an unfolded tree."""
     params = root.params
     buffers = [held for held in root.all_held() if not held.is_parameter]
     distinct = sum(held.distinct_numel for held in params)
@@ -43,7 +43,7 @@ def totals(root: Node, dtype: str | None) -> Totals:
 
 
 def ties(root: Node) -> tuple[Tie, ...]:
-    """Every second address of a tensor, and of a module used again."""
+    """Return every further path of a tensor or module that has several."""
     found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to]
     params_at = {node.path: sum(held.layer_numel for held in node.params) for node in root.walk()}
     for node in root.walk():
@@ -53,12 +53,12 @@ def ties(root: Node) -> tuple[Tie, ...]:
 
 
 def unknown(root: Node) -> tuple[str, ...]:
-    """Addresses of tensors whose shape torch does not know yet."""
+    """Return the paths of tensors whose shape torch does not know yet."""
     return tuple(held.path for held in root.all_held() if held.shape is None)
 
 
 def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
-    """What a report on `model` is about, with its configuration where it has one."""
+    """Return the subject of a report on `model`, with its configuration if it has one."""
     config = getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None
     architecture = type(model).__name__
@@ -75,6 +75,6 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
 
 
 def _plain(config: object) -> dict[str, Any] | None:
-    """A configuration of transformers as JSON has it."""
+    """Return a configuration of transformers as JSON data."""
     to_dict = getattr(config, "to_dict", None)
     return json.loads(json.dumps(to_dict(), default=str)) if callable(to_dict) else None

@@ -17,8 +17,8 @@ from bertscope.units import PRECISIONS
 BY = ("group", "layer", "module", "parameter")
 SORTS = ("model", "params", "path")
 
-# The parts of one transformer layer, and the modules below it that each is made of. They cross the
-# modules: attention's output layer belongs to the attention, its LayerNorm stands alone, as in the paper.
+# The parts of one transformer layer, and the modules of each. They differ from the modules of the code: as in the
+# paper, attention's output layer belongs to the attention, and its LayerNorm is a separate part.
 LAYER_PARTS = {
     "self_attention": ("attention.self", "attention.output.dense"),
     "attention_LayerNorm": ("attention.output.LayerNorm",),
@@ -41,7 +41,7 @@ ROW_NAMES = {
     "classifier": "classifier",
     "qa_outputs": "qa_outputs",
 }
-WHOLE = ("pooler", "transform")  # rows that take everything below them
+WHOLE = ("pooler", "transform")  # rows that include everything below them
 
 
 def count(
@@ -54,11 +54,11 @@ def count(
     sort: str = "model",
     shapes: Mapping[str, InOut] | None = None,
 ) -> CountReport:
-    """The parameters of any torch module; computed from its tensors' shapes, nothing is run.
+    """Count the parameters of any torch module from the shapes of its tensors, without running it.
 
-    `by` is one of group, layer, module, parameter; equal layers are folded unless `by="parameter"`, or as
-    `folded` says. `dtype` (fp32, bf16, fp16) sets the bytes; without it they are those of the tensors.
-    `shapes`, as `analyses.shapes` gives them, adds what goes in and comes out.
+    `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
+    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
+    as returned by `analyses.shapes`, adds the shapes of inputs and outputs.
     """
     for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
@@ -85,7 +85,7 @@ def _sorted(rows: tuple[CountRow, ...], sort: str) -> tuple[CountRow, ...]:
 
 
 class _Rows:
-    """Makes rows that know the whole, for their shares."""
+    """A builder of rows with their shares of `layer_params`."""
 
     def __init__(self, layer_params: int, dtype: str | None) -> None:
         self.layer_params = layer_params
@@ -101,7 +101,7 @@ class _Rows:
         parts: tuple[CountRow, ...] = (),
         nodes: Sequence[Node] = (),
     ) -> CountRow:
-        """One row from what one copy holds."""
+        """Return one row from the tensors of one copy."""
         params = [item for item in held if item.is_parameter]
         each = sum(item.layer_numel for item in params)
         own = {item.path for item in params}
@@ -125,7 +125,7 @@ class _Rows:
         )
 
     def by_group(self, root: Node) -> Iterator[CountRow]:
-        """Embeddings, encoder, pooler and head: the top modules, those of the body opened."""
+        """Yield the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
         for node, copies in _groups(root):
             if node.params:
                 yield self.row(node.name, node.path, node.type, node.params, copies, nodes=[node])
@@ -133,7 +133,7 @@ class _Rows:
             yield self.row("(own)", "", root.type, root.held)
 
     def by_layer(self, root: Node) -> Iterator[CountRow]:
-        """The layers; a numbered block of layers is one row with parts."""
+        """Yield the rows of the layers; a layer range is one row with parts."""
         for node, copies, kind in _layer_nodes(root):
             if node.params:
                 parts = tuple(self._parts(node, copies)) if kind == "block" else ()
@@ -141,7 +141,7 @@ class _Rows:
                 yield self.row(_row_name(node), node.path, node.type, held, copies, parts, [node])
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
-        """The named parts of a transformer layer, then whatever they leave over."""
+        """Yield the named parts of a transformer layer, then its other parameters."""
         claimed: set[str] = set()
         is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
         for name, places in LAYER_PARTS.items() if is_transformer else ():
@@ -158,13 +158,13 @@ class _Rows:
                 yield self.row(_below(block, node), node.path, node.type, left * times, copies, nodes=[node])
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
-        """Every module that holds parameters itself."""
+        """Yield a row for every module that holds parameters itself."""
         for node, copies in _with_copies(root):
             if any(held.is_parameter and held.counts for held in node.held):
                 yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
 
     def by_parameter(self, root: Node) -> Iterator[CountRow]:
-        """Every parameter under every address, with its own count even where a layer below counts it."""
+        """Yield a row for every path of every parameter, also for one that a layer below counts."""
         for node, copies in _with_copies(root):
             for held in (item for item in node.held if item.is_parameter):
                 share = held.numel * copies / self.layer_params if self.layer_params else 0.0
@@ -197,7 +197,7 @@ def _groups(root: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, str]]:
-    """The nodes that get a row, with their copies: blocks, whole subtrees, and what a container holds itself."""
+    """Yield the nodes of rows, with copies and kind: blocks, whole subtrees, and containers with tensors."""
     for child in node.children:
         times = copies * child.copies
         if node.is_list and child.children:
@@ -237,7 +237,7 @@ def _row_name(node: Node) -> str:
 
 
 def _with_common_start(places: tuple[str, ...]) -> str:
-    """`attention.{self,output.dense}` for paths with a common beginning."""
+    """Return one text for several paths, such as `attention.{self,output.dense}`."""
     if len(places) == 1:
         return places[0]
     first = places[0].split(".")[0]

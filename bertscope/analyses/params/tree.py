@@ -1,4 +1,4 @@
-"""`tree`: the module tree of any torch module, equal neighbours folded."""
+"""`tree`: the module tree of any torch module, with equal neighbours folded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def tree(
     folded: bool = True,
     shapes: Mapping[str, InOut] | None = None,
 ) -> TreeReport:
-    """The modules down to `depth` (all without one); each row sums everything at and below its module.
+    """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root is depth 0, so the totals are the same at every depth. `shapes` as `analyses.shapes` gives them.
+    The root has depth 0, so the totals are the same for every `depth`. `analyses.shapes` returns `shapes`.
     """
     root = noted(read(model), shapes or {})
     sums = totals(root, None)
@@ -39,14 +39,14 @@ def tree(
 
 
 class _Numbers:
-    """Walks the tree and numbers the modules of each depth, as torchinfo does: `3-6`."""
+    """The numbers of the modules at each depth, as in torchinfo: `3-6`."""
 
     def __init__(self, layer_params: int) -> None:
         self.layer_params = layer_params
         self.seen: Counter[int] = Counter()
 
     def rows(self, node: Node, depth: int = 0, copies: int = 1, is_last: bool = True) -> Iterator[TreeRow]:
-        """The row of a node, then those of all below it."""
+        """Yield the row of a node, then those of all below it."""
         index = f"{depth}-{self.seen[depth] + 1}" if depth else ""
         self.seen[depth] += node.copies
         copies *= node.copies

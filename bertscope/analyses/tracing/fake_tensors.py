@@ -1,4 +1,4 @@
-"""Modules without their memory: a copy whose tensors have shapes, strides and a device, and no bytes."""
+"""Fake copies of modules: their tensors have shapes, strides and a device, and no bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_map, value_errors
 
 _Found = TypeVar("_Found")
-# The attention kernel to run on meta: transformers' sdpa looks at values, and the matrix products are the same.
+# The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
 META_ATTENTION = "eager"
 
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """FakeTensorMode, which here does not log the traceback of an operator that fails: the error is told as it is."""
+    """Enter FakeTensorMode without its log of the traceback when an operator fails; the error itself is raised."""
     mode = fake_tensor_mode()
     log = logging.getLogger(type(mode).__module__)
     before, log.disabled = log.disabled, True
@@ -32,9 +32,9 @@ def fake_tensors() -> Iterator[None]:
 
 
 def fake_copy(module: nn.Module) -> Any:
-    """The module with every parameter and buffer made anew, on the host as far as torch can see.
+    """Return a copy of the module with a fake CPU tensor for each parameter and buffer; shared tensors stay shared.
 
-    The caller has `fake_tensors` on. Ties stay ties. Raises SelectionError for what Python cannot copy.
+    The caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
@@ -53,11 +53,11 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fake_like(tree: Any) -> Any:
-    """The same structure with fake tensors on the host for real or meta ones; a tensor that stands twice is one."""
+    """Return the same structure with fake CPU tensors; a tensor that occurs twice becomes one."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(leaf: Any) -> Any:
-        """One tensor, or what is none as it is."""
+        """Return the fake tensor of a tensor, and any other leaf unchanged."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in made:
@@ -75,10 +75,10 @@ def on_meta(tree: Any) -> Any:
 def run_without_values(
     source: ModelSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]
 ) -> _Found:
-    """Return what `run` returns for a source's model on meta, with the tensors that its forward makes on meta too.
+    """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
-    Where that fails, run the model on fake CPU tensors: a program may take the CPU for its device there, and
-    transformers 5 knows not to ask whether a mask is all ones.
+    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for
+    transformers 5, which skips the question if a mask is all ones there.
     """
     with source.running("meta tensors"):
         try:
@@ -92,23 +92,19 @@ def run_without_values(
             raise
 
 
-_KNOWN = "_bertscope_known"  # of a tensor of truth values, the one that all of them have
-
-
-_SHARE = "_bertscope_share"  # of a tensor whose elements are drawn from 0 to 1
-
-
+_KNOWN = "_bertscope_known"  # of a bool tensor: the value of all its elements
+_SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
 class DataDependentAnswers:
-    """Notes of each result what is known of it beforehand; `is_masked` tells whether masks hide anything."""
+    """A record of the bool tensors whose values are known in advance; `is_masked` means that masks hide positions."""
 
     def __init__(self, *, is_masked: bool) -> None:
         self.is_masked = is_masked
 
     def note(self, operator: Any, args: Any, out: Any) -> None:
-        """Remember what the operator's result will be."""
+        """Mark the operator's result with its known value."""
         name = operator_name(operator)
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)
@@ -130,7 +126,7 @@ class DataDependentAnswers:
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
     def truth(self, operator: Any, asked: torch.Tensor) -> bool:
-        """The value of a tensor of one truth value; raises DataDependentOutputException where nothing settles it."""
+        """Return the value of a bool tensor of one element; raise DataDependentOutputException if it is unknown."""
         known = getattr(asked, _KNOWN, None)
         if asked.dtype != torch.bool or known is None:
             raise value_errors()[0](operator)

@@ -1,4 +1,4 @@
-"""Example inputs on meta for a module from elsewhere: token ids, as its forward and its configuration take them."""
+"""Example inputs on meta for a model: token ids, masks and labels that fit its forward and its configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False) -> Any:
-    """What a run of any module takes: a dictionary of keywords, or what its own `example_inputs(batch, seq)` gives.
+    """Return inputs for any module: the result of its `example_inputs(batch, seq)`, or a dictionary of keywords.
 
-    A module that takes `input_ids` gets them, with a mask and a decoder's ids where its forward has them. Raises
-    SelectionError for sizes that the model cannot run, and for a module that says neither.
+    The dictionary has `input_ids`, and the mask and decoder's ids that forward accepts. Raises SelectionError for
+    sizes that the model cannot run, and for a module with neither `example_inputs` nor `input_ids`.
     """
     if isinstance(module, BertPreTrainedModel):
         return example_inputs(module, batch, seq, labels=labels)
@@ -39,7 +39,7 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False)
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a tensor, a sequence of them, or a dictionary of keywords."""
+    """Return positional and keyword arguments from a tensor, a sequence of tensors, or a dictionary of keywords."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
@@ -54,7 +54,7 @@ def _check_sizes(module: nn.Module, batch: int, seq: int) -> None:
 
 
 def _positions(module: nn.Module) -> int:
-    """How long a sequence may be; RoBERTa's family begins to count after its padding."""
+    """Return the length limit of a sequence; the positions of the RoBERTa family start after the padding index."""
     config = getattr(module, "config", None)
     for name in _POSITIONS:
         found = getattr(config, name, None)
@@ -76,7 +76,7 @@ def _is_encoder_decoder(module: nn.Module) -> bool:
 
 
 def _labels(module: nn.Module, batch: int, seq: int) -> dict[str, torch.Tensor]:
-    """Labels where the class says by its name what they are; without them the step goes back from the output."""
+    """Return the labels that the class's name implies; without labels backward starts from the output."""
     name, config = type(module).__name__, getattr(module, "config", None)
     if name.endswith(_TOKEN_LABELS):
         return {"labels": _ids(batch, seq)}
@@ -96,7 +96,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def example_inputs(model: BertPreTrainedModel, batch: int, seq: int, *, labels: bool = False) -> Inputs:
-    """Ids, encoder states for a decoder with cross-attention, and labels if asked; all on meta.
+    """Return ids, encoder states for a decoder with cross-attention, and labels if asked for, all on meta.
 
     Raises SelectionError for a batch below 1 or a sequence longer than the model's positions.
     """
@@ -131,7 +131,7 @@ def _bert_labels(name: str, problem_type: str | None, num_labels: int, batch: in
 
 
 def loss_of(output: Any) -> tuple[torch.Tensor, str]:
-    """The scalar that a training step goes back from, and its name: the loss, or the sum of the first output."""
+    """Return the scalar that backward starts from, and its name: the loss, or the sum of the first output."""
     loss = getattr(output, "loss", None)
     if loss is not None:
         return loss, "the loss"
@@ -139,5 +139,5 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
 
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
-        raise SelectionError("the module gives no floating-point tensor to go back from; use mode 'inference'")
+        raise SelectionError("the module returns no floating-point tensor for backward; use mode 'inference'")
     return floating[0].sum(), "the sum of the first output (what else comes out is unused)"

@@ -41,7 +41,7 @@ class ModuleTracker:
 
     @property
     def recomputation(self) -> int:
-        """The number of the running recomputation; 0 outside."""
+        """Return the number of the running recomputation; 0 outside."""
         return self.recomputations if self.stack and in_backward() else 0
 
     @contextmanager

@@ -1,8 +1,8 @@
-"""What an operator costs: matrix products by torch's own formulas, elementwise work by a table.
+"""The cost of an operator: matmul FLOPs by torch's formulas, elementwise FLOPs by a table.
 
 Elementwise constants are those of ELECTRA's flops_computation.py (google-research/electra), which counts
 the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kernel counts as twice its
-forward. An operator that stands in no table is reported as seen and not counted.
+forward. An operator in no table is reported as not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PER_ELEMENT = {
     "native_dropout_backward": 1,
     "bernoulli_": 1,
 }
-# One operation for each element that goes in, not for each that comes out.
+# One operation for each element of the input, not of the output.
 _PER_INPUT = {
     "sum",
     "mean",
@@ -73,7 +73,7 @@ _ATTENTION = {
 
 
 def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
-    """Role, matmul FLOPs and elementwise FLOPs of one call."""
+    """Return the role, matmul FLOPs and elementwise FLOPs of one call."""
     from torch.utils.flop_counter import flop_registry
 
     packet = operator_packet(operator)
@@ -81,7 +81,7 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name in _ATTENTION:
         return "matmul", _attention_flops(*args[:3]), 0
     if name.removesuffix("_backward") in _ATTENTION:
-        # The kernels also compute the scores again; that is their choice, so eager and fused count the same.
+        # The kernels compute the scores again; this is left out, so that eager and fused attention count the same.
         return "matmul", 2 * _attention_flops(*args[1:4]), 0
     if packet in flop_registry:
         return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
@@ -95,27 +95,27 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Scores (B, N, S, D) @ (B, N, D, T) and context (B, N, S, T) @ (B, N, T, E), a multiply-add as 2."""
+    """Return the FLOPs of scores (B, N, S, D) @ (B, N, D, T) and context (B, N, S, T) @ (B, N, T, E)."""
     *outer, queries, width = query.shape
     keys, value_width = value.shape[-2:]
     return 2 * prod(outer) * queries * keys * (width + value_width)
 
 
 def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes that one call reads and writes, its tensors each once; a view moves nothing."""
+    """Return the bytes that one call reads and writes, each tensor once; a view moves nothing."""
     if is_view(operator):
         return 0
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors((args, kwargs, out)))
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors anywhere in nested containers, or in an output object that can be a tuple."""
+    """Return all tensors in nested containers, or in an output object with `to_tuple`."""
     plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
     return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
 def numel(value: Any) -> int:
-    """Elements of a tensor, 0 for anything else."""
+    """Return the number of elements of a tensor, 0 for any other value."""
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
 

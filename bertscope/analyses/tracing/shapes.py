@@ -1,4 +1,4 @@
-"""Shapes of what goes into every module and comes out of it, from one forward pass on meta."""
+"""Shapes of the inputs and outputs of every module, from one forward pass on meta."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ InOut = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
 
 
 def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
-    """Path -> shapes and dtypes of inputs and outputs, at one batch and sequence length; nothing is computed.
+    """Return the shapes and dtypes of each module's inputs and outputs by path, without computing values.
 
-    A module that the run does not enter is absent. Raises SelectionError for sizes that the model cannot run.
+    A module that does not run is absent. Raises SelectionError for sizes that the model cannot run.
     """
     return shapes_of(model, inputs_for(model, batch, seq))
 
@@ -32,17 +32,17 @@ def source_shapes(source: ModelSource, batch: int, seq: int) -> dict[str, InOut]
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
-    """The same for inputs that are there already."""
+    """Return the same for given inputs."""
     args, kwargs = arguments(inputs)
     recorded = trace(model, lambda: model(*args, **kwargs))
     return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
 
 
 def noted(node: Node, found: Mapping[str, InOut]) -> Node:
-    """The tree with the shapes of each module as its note, so that modules with equal shapes fold."""
+    """Return the tree with each module's shapes as its note, so that modules with equal shapes fold."""
     return replace(node, note=found.get(node.path), children=tuple(noted(child, found) for child in node.children))
 
 
 def in_out(node: Node) -> InOut:
-    """The shapes noted on a node; empty where there are none."""
+    """Return the shapes noted on a node; empty if there are none."""
     return node.note if isinstance(node.note, tuple) else ((), ())

@@ -1,4 +1,4 @@
-"""One run of a module on meta tensors: every operator, the module it ran in and the phase; every shape."""
+"""A record of one run of a module: its operators by module and phase, and the shapes of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertscope.torch_access import TorchDispatchMode, nn, operator_packet
 
 @dataclass
 class Calls:
-    """What one operator did in one module and phase."""
+    """The calls of one operator in one module and phase."""
 
     role: str = ""
     calls: int = 0
@@ -26,7 +26,7 @@ class Calls:
 
 @dataclass
 class Trace:
-    """(path, phase, operator) -> calls; path -> shapes of the module's inputs and outputs."""
+    """The calls by (path, phase, operator), and the shapes of each module's inputs and outputs by path."""
 
     calls: dict[tuple[str, str, str], Calls] = field(default_factory=lambda: defaultdict(Calls))
     inputs: dict[str, tuple[TensorShape, ...]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Trace:
 
 
 def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Run `run`, which calls `model`, and record what happens."""
+    """Run `run`, which calls `model`, and record its operators and shapes."""
     recorder = _Recorder()
     with recorder.tracker.track(model), recorder:
         run()
