@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; an error while it is still being imported ends as quietly as a later one."""
+    """Run the command line; report errors during its import like later ones."""
     try:
         from bertscope.commands.process import run
     except KeyboardInterrupt:

@@ -46,7 +46,7 @@ def options(
     color: Color = None,
     debug: Debug = False,
 ) -> None:
-    """Set the options of bertscope itself."""
+    """Set the options before the command."""
     choose_color(color or "auto")
 
 
@@ -56,14 +56,14 @@ def main() -> None:
 
 
 def start() -> int:
-    """Set what the libraries read, run the command line, and return its exit code."""
-    if "--download" not in sys.argv:  # no library fetches anything
+    """Set environment variables for libraries, run the command line, and return its exit code."""
+    if "--download" not in sys.argv:  # no library uses the network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with suppress(OSError):  # no folder for temporary files
+    with suppress(OSError):  # without a folder for temporary files
         # torch makes a folder for a cache that bertscope does not use; with an existing folder it makes none.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     warnings.showwarning = _show_warning
-    gc.disable()  # the process is short: visiting the million objects of torch takes time and frees little
+    gc.disable()  # the process is short: scanning the million objects of torch takes time and frees little
     return _run()
 
 
@@ -78,7 +78,7 @@ def _run() -> int:
         code = app(prog_name="bertscope", standalone_mode=False) or 0
         sys.stdout.flush()
     except BaseException as error:
-        # Typer's usage errors: their class is private, their two attributes are public.
+        # Typer's usage errors: the class is private, these two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         carried = (

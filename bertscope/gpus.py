@@ -1,8 +1,8 @@
-"""Known GPUs: the memory that CUDA offers, which is less than is on the box, compute capability and peak rates.
+"""Known GPUs: the memory that CUDA offers, which is less than the nominal size, compute capability and peak rates.
 
-Memory is torch's own "total capacity" where that was found, else the total that nvidia-smi shows, which may be
-up to 1 GiB more. Drivers differ: `--budget` says it for yours. Peak FLOP/s are dense: without sparsity, and of
-tensor cores with sums in fp32. A rate without a source is None, as where a name covers products that differ.
+Memory is torch's "total capacity" where a source has it, else the total of nvidia-smi, which may be up to 1 GiB
+more. It varies with the driver; `--budget` sets it exactly. Peak FLOP/s are dense, and for tensor cores with sums in
+fp32. A rate without a source is None, also if products of the same name differ.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def capability(card: Gpu) -> Capability | None:
 
 
 def sdpa_kernel(card: Gpu, dtype: str) -> str:
-    """Return the kernel of fused attention that torch takes on a GPU for a precision; auto: the usual one.
+    """Return the kernel of fused attention that torch chooses on a GPU for a precision; auto: the usual one.
 
     Below capability 8.0 there is no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
     """
@@ -91,7 +91,7 @@ def sdpa_kernel(card: Gpu, dtype: str) -> str:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The card of that name, however it is written; raises SelectionError for one that is not known."""
+    """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
     wanted = name.strip().lower().replace(" ", "-").replace("_", "-")
     if wanted in GPUS:
         return GPUS[wanted]

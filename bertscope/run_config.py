@@ -1,4 +1,4 @@
-"""How a model is run: at which sizes, in which precision, and what is recomputed instead of kept."""
+"""The configuration of a run: sizes, precision, optimizer, and the layers that checkpointing recomputes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bertscope.units import FP32, PRECISIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Which encoder layers are recomputed, and how.
+    """The encoder layers that are recomputed.
 
-    `every` takes layers 0, k, 2k ...; `layers` names them; `selective` recomputes every layer but keeps
-    the outputs of its matrix products. Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022.
+    `every` takes layers 0, k, 2k ...; `layers` names them; `selective` recomputes every layer except its
+    matrix products. Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022.
     """
 
     every: int = 1
@@ -32,7 +32,7 @@ class Checkpointing:
 
     @property
     def period(self) -> int | None:
-        """Return after how many layers the pattern of recomputed ones begins again; None if it never does."""
+        """Return the period, in layers, of the pattern of recomputed layers; None if it has none."""
         return self.every if self.layers is None else None
 
     def covers(self, layer: int) -> bool:
@@ -48,7 +48,7 @@ class Checkpointing:
 
     @classmethod
     def parse(cls, text: str, *, use_reentrant: bool = False) -> Checkpointing | None:
-        """Return what a strategy such as `full` or `layers:0-5,8` means; None for `none`. Raises ConfigError."""
+        """Return the Checkpointing of a strategy such as `layers:0-5,8`; None for `none`. Raises ConfigError."""
         strategy, match = _strategy(text)
         settings = strategy.settings(*match.groups())
         return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
@@ -64,13 +64,13 @@ def _numbers(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A strategy of checkpointing: how it is written, and which fields of Checkpointing it means."""
+    """A strategy of checkpointing: its syntax, and the fields of Checkpointing that it sets."""
 
     form: str
     example: str
     pattern: str
     settings: Callable[..., dict[str, Any] | None]  # of the groups of `pattern`; None: nothing is recomputed
-    reentrant: bool = True  # torch's reentrant implementation can do it
+    reentrant: bool = True  # torch's reentrant implementation supports it
 
 
 NONE, FULL = "none", "full"
@@ -94,7 +94,7 @@ CHEAPEST_FIRST = "none,selective,every-2,full"
 
 
 def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
-    """Return the row of the table that the text is of, and its match; raises ConfigError for other text."""
+    """Return the strategy with the syntax of the text, and the match; raises ConfigError for other text."""
     for strategy in _STRATEGIES:
         if match := re.fullmatch(strategy.pattern, text, re.ASCII):
             return strategy, match
@@ -110,7 +110,7 @@ def parse_strategies(text: str) -> tuple[str, ...]:
 
 
 def are_strategies(text: str) -> bool:
-    """Return True if each comma-separated part of the text is written as a strategy is."""
+    """Return True if each comma-separated part of the text has the syntax of a strategy."""
     return all(any(re.fullmatch(row.pattern, part, re.ASCII) for row in _STRATEGIES) for part in _split(text))
 
 
@@ -126,22 +126,22 @@ def _split(text: str) -> list[str]:
 
 
 def takes_reentrant(strategy: str) -> bool:
-    """Return True if torch's reentrant implementation can recompute by that strategy."""
+    """Return True if torch's reentrant implementation supports the strategy."""
     return _strategy(strategy)[0].reentrant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer of torch: its class, the implementations that it has, and what it keeps between steps."""
+    """An optimizer of torch: its class, its implementations, and its state between steps."""
 
     class_name: str  # in torch.optim
     foreach: bool = True
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
-    state: tuple[str, ...] = ()  # of each parameter, with torch's defaults; Adafactor's for one of 2 dimensions
+    state: tuple[str, ...] = ()  # of each parameter, with torch's defaults; of Adafactor, for 2 dimensions
 
     def has(self, implementation: str) -> bool:
-        """Return True if torch has that implementation of it."""
+        """Return True if torch has that implementation of this optimizer."""
         return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
 
 
@@ -155,7 +155,7 @@ OPTIMIZERS = {
     ),
 }
 NO_OPTIMIZER = "none"
-# How an optimizer goes over the parameters: the arguments of its class in torch.
+# Implementation of an optimizer -> arguments of its class in torch.
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "default": {},
     "loop": {"foreach": False},
@@ -170,12 +170,12 @@ MAX_SIZE = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How a model is run: what `estimate`, `profile` and `fit` are asked.
+    """The run of a model that `estimate`, `profile` and `fit` examine.
 
-    inference: eval, nothing kept. forward: train, what backward needs is kept. training: forward, backward
-    and, with an optimizer, its step, all in the steady state (optimizer state there, gradients freed).
+    inference: eval, nothing saved. forward: train, tensors saved for backward. training: forward, backward
+    and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
     dtype is that of the parameters; with `autocast` they stay fp32 and matrix products run in that dtype.
-    padding is the share of each sequence that is padding, hidden by an attention mask.
+    padding is the share of each sequence that is padding, masked by an attention mask.
     """
 
     batch: int = 1
@@ -191,7 +191,7 @@ class RunConfig:
     dropout: bool = True
     freeze: tuple[str, ...] = ()
     device: str = "cpu"
-    sdpa_kernel: str = "auto"  # of fused attention on CUDA: what torch takes by dtype and mask, or the one named
+    sdpa_kernel: str = "auto"  # of fused attention on CUDA; auto: torch's choice by dtype and mask
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq"):
@@ -218,26 +218,26 @@ class RunConfig:
 
     @property
     def steps_optimizer(self) -> bool:
-        """Return True if the run ends with an optimizer's step."""
+        """Return True if the run ends with an optimizer step."""
         return self.mode == "training" and self.optimizer != NO_OPTIMIZER
 
     @property
     def is_fused(self) -> bool:
-        """Return True if the optimizer's step is a fused kernel."""
+        """Return True if the optimizer step is a fused kernel."""
         return bool(self.optimizer_arguments.get("fused"))
 
     @property
     def optimizer_arguments(self) -> dict[str, bool]:
-        """Return `foreach` and `fused` for the optimizer's class, on CUDA what torch takes there by default."""
+        """Return `foreach` and `fused` for the optimizer's class, by default torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)
         is_foreach = self.implementation == "default" and self.device == "cuda" and row and row.foreach_on_cuda
         return IMPLEMENTATIONS["foreach" if is_foreach else self.implementation]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as the plain data that reports hold and JSON gives back."""
+        """Return every field as plain data, as reports and JSON hold it."""
         return asdict(self) | {"freeze": list(self.freeze)}
 
     @property
     def precision(self) -> str:
-        """`fp32`, `bf16`, or `bf16 autocast`."""
+        """Return `fp32`, `bf16`, or `bf16 autocast`."""
         return f"{self.autocast} autocast" if self.autocast else self.dtype

@@ -32,10 +32,10 @@ exit codes: 0 all hold, 1 something differs, 2 a file cannot be checked
 
 
 class WithFilesLikeOptions(TyperCommand):
-    """A file whose name looks like an option, such as `-oother.bertscope.yaml` from a pre-commit hook, is a file."""
+    """A command that takes file names like options, such as `-oother.bertscope.yaml` from a pre-commit hook."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `./` in front of such names; the path stays the same."""
+        """Parse the words with `./` before such names."""
         return super().parse_args(ctx, [f"./{word}" if _is_file_like_option(word) else word for word in args])
 
 
@@ -90,7 +90,7 @@ def check(
 
 
 def _record(path: Path) -> None:
-    """Append today's counts to the file; everything that stands in it stays as it is."""
+    """Append today's counts to the file; its content stays as it is."""
     source = read_expectation_file(path) if is_expectation_file(path) else read_preset(path)
     if source.expected:
         raise SourceError(

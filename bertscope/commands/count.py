@@ -94,12 +94,12 @@ def _expected(text: str) -> int:
 
 
 def _weights(model: str, stored: bool, download: bool) -> Path | None:
-    """The checkpoint to count, where MODEL is one or its own is asked for."""
+    """Return the checkpoint to count, if MODEL is one or --stored is given."""
     return weights_path(model, download=download) if stored else stored_alone(model)
 
 
 def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> CheckpointReport:
-    """Show what the checkpoint stores; torch is not imported."""
+    """Show the contents of a checkpoint; torch is not imported."""
     from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint
     from bertscope.render import checkpoint as checkpoint_renderer

@@ -128,7 +128,7 @@ def diagram(
 
 
 def _note_what_has_no_effect(kind: str, given: dict[str, bool]) -> None:
-    """Say which of the options that were given concern other kinds of diagram."""
+    """Print a note on the given options that concern other kinds of diagram."""
     unused = [option for option, is_given in given.items() if is_given and option not in _CONCERN[kind]]
     if unused:
         note(f"without effect on --kind {kind}: {', '.join(unused)}")

@@ -65,9 +65,9 @@ def explore(
 
 
 def settled(reports: Iterator[Any]) -> Iterator[Any]:
-    """The reports; after the last what a long session drops is collected again, the objects of torch left out.
+    """Yield the reports; then enable garbage collection, except for the objects of torch.
 
-    Going through those would hold up a key for 0.3 s.
+    Scanning those would delay a key press by 0.3 s.
     """
     yield from reports
     gc.freeze()
@@ -75,7 +75,7 @@ def settled(reports: Iterator[Any]) -> Iterator[Any]:
 
 
 def _check_terminal() -> None:
-    """Raise where there is nothing to show it with, or on."""
+    """Raise an error without Textual or without a terminal."""
     if find_spec("textual") is None:
         raise MissingExtraError("explore", "explore")
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":

@@ -1,4 +1,4 @@
-"""The options that name a model and change it."""
+"""Options that select a model and change it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Preset names that begin with what is typed."""
+    """Return the preset names that begin with the typed text."""
     return [name for name in preset_paths() if name.startswith(incomplete)]
 
 
 def complete_architecture(incomplete: str) -> list[str]:
-    """Class names that begin with what is typed."""
+    """Return the class names that begin with the typed text."""
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
 
 
-# The shell completes file names by itself where no preset fits.
+# The shell completes file names itself if no preset matches.
 Model = Annotated[
     str,
     typer.Argument(
@@ -67,7 +67,7 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch a model that i
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """MODEL and what the options change of it."""
+    """MODEL and the options that change it."""
 
     model: Model = DEFAULT_MODEL
     architecture: Architecture = None
@@ -76,7 +76,7 @@ class ModelOptions:
     download: Download = False
 
     def found(self) -> ModelSource:
-        """Return what MODEL names."""
+        """Return the source that MODEL names."""
         return found_model(self.model, self.architecture, self.attention, self.pooler, self.download)
 
     def loaded(self) -> BertSource:
@@ -87,7 +87,7 @@ class ModelOptions:
         )  # fmt: skip
 
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
-        """Return what MODEL names and its model on meta."""
+        """Return the source that MODEL names and its model on meta."""
         return build_model(
             self.model, self.architecture, self.attention, self.pooler, freeze_patterns, download=self.download
         )
@@ -100,7 +100,7 @@ def found_model(
     pooler: bool | None = None,
     download: bool = False,
 ) -> ModelSource:
-    """What MODEL names, with notes on what is passed over and whose code will run."""
+    """Return the source that MODEL names; print its note, if it has one."""
     source = find(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
     if source.notice:
         note(source.notice)
@@ -116,7 +116,7 @@ def build_model(
     changes: Mapping[str, object] | None = None,
     download: bool = False,
 ) -> tuple[ModelSource, nn.Module]:
-    """The source that MODEL names and its model on meta, with what the options change; `changes` are its fields."""
+    """Return the source that MODEL names and its model on meta; `changes` override fields of its configuration."""
     source = found_model(model, architecture, attention, pooler, download).with_fields(changes or {})
     from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
@@ -126,7 +126,7 @@ def build_model(
 
 
 def traced_shapes(source: ModelSource, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
-    """The shapes of a forward pass on meta, if they are wanted."""
+    """Return the shapes of a forward pass on meta, if wanted."""
     if not wanted:
         return None
     from bertscope.analyses.tracing.shapes import source_shapes

@@ -1,4 +1,4 @@
-"""One way out: a report becomes text in the format asked for, on stdout or in a file, whole or not at all."""
+"""Output of reports: as text in the chosen format, to stdout or to a file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
-_MARKUP = ("html", "svg")  # hold scripts and style sheets of their own; the templates escape every value
+_MARKUP = ("html", "svg")  # contain scripts and style sheets; the templates escape every value
 
 
 def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
@@ -42,7 +42,7 @@ def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target:
 
 
 def write(text: str, output: Path | None) -> None:
-    """The text to stdout, or to a file that is replaced whole."""
+    """Write the text to stdout, or to a file that is replaced whole."""
     if output is not None:
         write_file(output, text)
         return
@@ -51,7 +51,7 @@ def write(text: str, output: Path | None) -> None:
 
 
 def check_outputs(paths: Sequence[Path]) -> None:
-    """Raise SourceError before the work begins: where a file cannot be written, or two outputs name the same file."""
+    """Raise SourceError before the work begins if a file cannot be written, or if two outputs name the same file."""
     try:
         os.getcwd()
     except OSError:
@@ -63,7 +63,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             else:
                 with tempfile.TemporaryFile(dir=path.resolve().parent) as file:
-                    file.write(b"\0")  # a full disk takes the file and refuses the byte
+                    file.write(b"\0")  # on a full disk the file can be created and the byte cannot be written
     files = [path.resolve() for path in paths if not _is_device(path)]
     for path in files:
         if files.count(path) > 1:
@@ -76,9 +76,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_file(path: Path, text: str | bytes) -> None:
-    """Write a file whole or not at all; raises SourceError where that cannot be done.
+    """Write a file whole or not at all; raises SourceError if it cannot be written.
 
-    A device or a pipe, such as /dev/stdout, is written to as it is.
+    A device or a pipe, such as /dev/stdout, is written to directly.
     """
     with _explained(path):
         if _is_device(path):
@@ -88,7 +88,7 @@ def write_file(path: Path, text: str | bytes) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Tell a device or pipe from a file, which may not exist yet; raises SourceError for a folder."""
+    """Return True for a device or pipe, False for a file, existing or not; raises SourceError for a folder."""
     if path.is_dir():
         raise SourceError(f"{path} is a folder; name a file to write")
     return path.exists() and not path.is_file()
@@ -96,7 +96,7 @@ def _is_device(path: Path) -> bool:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raise SourceError in place of what the system says against writing this file."""
+    """Raise SourceError instead of the system's error about writing this file."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
@@ -107,7 +107,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _encoded(text: str | bytes) -> bytes:
-    """Half a surrogate pair, which a file name or a JSON key may hold, is no UTF-8: hence backslashreplace."""
+    """Encode as UTF-8; backslashreplace is for lone surrogates, which file names and JSON keys may hold."""
     return text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace")
 
 
@@ -134,5 +134,5 @@ def _umask() -> int:
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr."""
+    """Print a note for the user on stderr."""
     print(f"note: {one_line(text, limit=2000)}", file=sys.stderr)

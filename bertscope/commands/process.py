@@ -30,15 +30,15 @@ EXIT_CODES = {
     READER_GONE: "the reader of stdout has gone (SIGPIPE), as in 'bertscope ... | head'",
     TERMINATED: "terminated (SIGTERM)",
 }
-_received: list[int] = []  # signals; a library may turn the exception of one into another, or drop it
+_received: list[int] = []  # signals; a library may replace or drop the exception of one
 
 
 class Leave(SystemExit):
-    """The end of the run with an exit code and without a message."""
+    """An exit with a code and without a message."""
 
 
 class Unexpected(Exception):
-    """A carrier of the errors that Typer would replace on their way to `failure`; its cause is the error."""
+    """A wrapper of an error that Typer would replace before `failure` gets it; its cause is the error."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -79,7 +79,7 @@ def failure(error: BaseException) -> int:
 
 
 def is_debug() -> bool:
-    """Tell whether tracebacks are asked for: by --debug, even where it is not parsed yet, or by BERTSCOPE_DEBUG."""
+    """Return True if tracebacks are wanted: by --debug, even before it is parsed, or by BERTSCOPE_DEBUG."""
     return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
 
 
@@ -90,7 +90,7 @@ def complain(message: str, code: int) -> int:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the file and line that raised, without the folders of this machine."""
+    """Return the file and line that raised, without the folders of the installation."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -115,11 +115,11 @@ def _prepare() -> None:
 
 
 def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
-    """Return the stream over `raw`; a pipe in the C locale has no '│', hence backslashreplace."""
+    """Return the stream over `raw`; backslashreplace is for the C locale, which cannot encode '│'."""
     if stream is None:
         return open(os.devnull, "w")
     buffer = getattr(stream, "buffer", None)
-    if type(getattr(buffer, "raw", buffer)) is not io.FileIO:  # a console of Windows, or a stream that a caller set
+    if type(getattr(buffer, "raw", buffer)) is not io.FileIO:  # a console of Windows, or a replaced stream
         return stream
     return io.TextIOWrapper(
         io.BufferedWriter(raw(number, "w", closefd=False)), encoding=stream.encoding, errors="backslashreplace",
@@ -128,12 +128,12 @@ def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
 
 
 class _Stdout(io.FileIO):
-    """Standard output whose first error ends the run; what comes after it is dropped."""
+    """Standard output whose first error ends the run; later output is dropped."""
 
     failed = False
 
     def write(self, data: Any) -> int:
-        """Write all or part; wait where the other side set O_NONBLOCK."""
+        """Write all or part; wait if the descriptor is non-blocking."""
         if self.failed:
             return len(data)
         try:
@@ -149,7 +149,7 @@ class _Stdout(io.FileIO):
 
 
 class _Stderr(io.FileIO):
-    """Standard error that drops what cannot be written: no message may end the run."""
+    """Standard error that drops text that cannot be written: no message may end the run."""
 
     def write(self, data: Any) -> int:
         """Write all or part, or drop it."""
@@ -168,7 +168,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _ignored(what: Any) -> None:
-    """Send a signal again that came in the middle of a destructor or callback, where Python drops exceptions."""
+    """Send a signal again that arrived during a destructor or callback, where Python drops exceptions."""
     if is_debug():
         sys.__unraisablehook__(what)
     if _received and isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
@@ -179,7 +179,7 @@ def _ignored(what: Any) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without taking apart the million objects of torch one by one, which costs 0.1 s or more."""
+    """Exit without freeing the million objects of torch one by one, which takes 0.1 s or more."""
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -65,7 +65,7 @@ def profile(
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     is_shown = fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
-    try:  # the table first; no output that fails takes another one with it
+    try:  # the table first; an output that fails does not prevent the others
         if is_shown:
             run_options.show_memory(report, fmt, output, view.rows)
         for variant in report.variants:

@@ -1,4 +1,4 @@
-"""The registration of commands, and bundles of options that become parameters of a command."""
+"""Registration of commands, and bundles of options that become parameters of a command."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Debug = Annotated[
 
 
 class OneOf(tuple[str, ...]):
-    """The words that an option takes, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
+    """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions:
-    """The options that `bertscope` takes before a command, and each command too."""
+    """The options that `bertscope` takes before a command, and that each command takes."""
 
     color: Color = None
     debug: Debug = False
@@ -40,7 +40,7 @@ class SharedOptions:
 
 @dataclass(frozen=True)
 class Registered:
-    """A command: its line in the list of commands, its function, and what Typer needs besides."""
+    """A command: its place in the list of commands, its function, and further settings for Typer."""
 
     place: int
     function: Callable[..., Any]
@@ -53,7 +53,7 @@ _REGISTERED: dict[str, Registered] = {}
 def command(*, place: int = 1000, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command; `place` orders the list of commands.
 
-    `settings` are those of Typer's own decorator: name, epilog, short_help, cls.
+    `settings` are those of Typer's decorator: name, epilog, short_help, cls.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,8 +74,8 @@ def add_commands(app: typer.Typer, package: str) -> None:
 def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with a parameter for each field of the bundles (dataclasses) among its parameters.
 
-    Where a bundle has a default, its fields' values are the defaults of the options. Before the command starts,
-    check that every file it will write can be written: each option of type Path names one.
+    If a bundle has a default, its fields are the defaults of the options. The command first checks that every output
+    file can be written: each option of type Path names one.
     """
     signature = inspect.signature(function, eval_str=True)
     bundles = {item.name: item.annotation for item in signature.parameters.values() if is_dataclass(item.annotation)}
@@ -90,7 +90,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = _taken(bundle, given)
         try:
             return function(**given)  # `bertscope.commands.process` reads --debug: an error may come before parsing
-        except (EOFError, OSError) as error:  # Typer makes exit code 1 of them, which is an answer
+        except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             raise Unexpected from error
 
     params = [param for item in signature.parameters.values() for param in _unbundled(item)]
@@ -125,7 +125,7 @@ def _fields(bundle: Any, defaults: object) -> Iterator[inspect.Parameter]:
 
 
 def _narrowed(annotation: Any) -> Any:
-    """Return the annotation with the words of its `OneOf`, if it has one, in place of `str`."""
+    """Return the annotation with the words of its `OneOf`, if any, instead of `str`."""
     kind, *others = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
     words = next((item for item in others if isinstance(item, OneOf)), None)
     if words is None:

@@ -1,4 +1,4 @@
-"""What `estimate`, `profile` and `fit` share: how a step is run, and progress while it is."""
+"""Options that `estimate`, `profile` and `fit` share, and the display of progress."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Kernel = Annotated[
 
 
 def complete_strategy(incomplete: str) -> list[str]:
-    """Return strategies that begin with what is typed; the numbers in two of them are examples."""
+    """Return the strategies that begin with the typed text; the numbers in them are examples."""
     return [name for name in COMPLETIONS if name.startswith(incomplete)]
 
 
@@ -73,7 +73,7 @@ Strategy = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """The sizes of the inputs of a run."""
+    """Options for the sizes of the inputs."""
 
     batch: Batch = RunConfig.batch
     seq: Seq = RunConfig.seq
@@ -81,7 +81,7 @@ class SizeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionOptions:
-    """The precision of a run."""
+    """Options for the precision of a run."""
 
     dtype: Dtype = None
     autocast: Autocast = False
@@ -111,7 +111,7 @@ class StepOptions:
     freeze: Freeze = None
 
     def run_config(self, **others: Any) -> RunConfig:
-        """Return the run that these options and the other fields of RunConfig give; raises SelectionError."""
+        """Return the run by these options and the other fields of RunConfig; raises SelectionError."""
         return RunConfig(
             mode=self.mode, optimizer=self.optimizer, implementation=self.implementation, padding=self.padding,
             dropout=not self.no_dropout, freeze=tuple(self.freeze or ()), **others,
@@ -140,7 +140,7 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
     ] = RunConfig.device
 
     def run_configs(self, **others: Any) -> list[RunConfig]:
-        """Return one run for each strategy; raises SelectionError or ConfigError for what cannot be run."""
+        """Return one run for each strategy; raises SelectionError or ConfigError for an impossible one."""
         given = precision(self.dtype, self.autocast)
         first = self.run_config(batch=self.batch, seq=self.seq, device=self.device, **given, **others)
         return by_strategy(first, self.checkpointing, reentrant=self.reentrant)
@@ -148,7 +148,7 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """The options of how a report of memory is shown besides its format."""
+    """Options for the output of a report of memory, except its format."""
 
     rows: Annotated[
         int, typer.Option(metavar="N", min=0, help="How many kinds of kept tensors are listed; 0: all.")
@@ -163,16 +163,16 @@ class ViewOptions:
 
 
 class WithBareCheckpointing(TyperCommand):
-    """A command whose `--checkpointing` may have no value, which means without and with."""
+    """A command whose `--checkpointing` may have no value, which means none and full."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put in the value that was left out: the word after the option is none if it is not a list of strategies."""
+        """Parse the words, with the default value after an option whose next word is not a list of strategies."""
         full: list[str] = []
         for word, following in zip(args, [*args, ""][1:], strict=True):
             full.append(word)
             if word == "--checkpointing" and not are_strategies(following):
                 full.append(COMPARED)
-        ctx.allow_extra_args = True  # an unknown strategy is one, and Typer's own message names no strategies
+        ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = super().parse_args(ctx, full)
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
@@ -182,7 +182,7 @@ class WithBareCheckpointing(TyperCommand):
 
 
 def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
-    """Return the field of RunConfig that --dtype and --autocast give."""
+    """Return the field of RunConfig that --dtype and --autocast set."""
     if autocast and dtype == RunConfig.dtype:
         words = " or ".join(name for name, row in PRECISIONS.items() if row.autocast)
         raise SelectionError(f"autocast computes in {words}; give --dtype {BF16.name}, or leave --dtype out")
@@ -190,7 +190,7 @@ def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
 
 
 def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = False) -> list[RunConfig]:
-    """Return the run by each strategy; raises SelectionError or ConfigError for what cannot be run."""
+    """Return the run by each strategy; raises SelectionError or ConfigError for an impossible one."""
     if run_config.mode == "inference" and strategies != NONE:
         raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
     return [
@@ -200,7 +200,7 @@ def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = Fal
 
 
 def size(option: str, text: str | None) -> int | None:
-    """Bytes from an option such as --memory-limit 4GiB."""
+    """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
     if text is None:
         return None
     try:
@@ -210,7 +210,7 @@ def size(option: str, text: str | None) -> int | None:
 
 
 class Progress:
-    """Where long work is, on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
+    """Display of progress on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -218,7 +218,7 @@ class Progress:
         self.is_terminal = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
-        """Say it, unless the work has hardly begun or this has been said."""
+        """Show the text, except in the first second or, outside a terminal, a second time."""
         seconds = time.monotonic() - self.started
         if seconds < 1 or (text == self.shown and not self.is_terminal):
             return
@@ -236,14 +236,14 @@ class Progress:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from `64,128,256`; raises SelectionError for anything else."""
+    """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
     if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
         raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def check_timeline(path: Path | None) -> None:
-    """Refuse a picture that could not be drawn before the work for it begins."""
+    """Raise an error before the work begins if the picture cannot be drawn."""
     if path is not None:
         from bertscope.render.timeline.timeline import check_suffix
 
@@ -251,7 +251,7 @@ def check_timeline(path: Path | None) -> None:
 
 
 def show_memory(report: Any, fmt: str, output: Path | None, rows: int) -> None:
-    """Show the report in the format asked for."""
+    """Show the report in the chosen format."""
     from functools import partial
     from types import SimpleNamespace
 

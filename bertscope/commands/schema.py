@@ -21,7 +21,7 @@ examples:
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """Kinds of report that begin with what is typed."""
+    """Return the kinds of report that begin with the typed text."""
     from bertscope.reports.json import report_classes
 
     return [kind for kind in report_classes() if kind.startswith(incomplete)]

@@ -61,9 +61,7 @@ def verify(
     from bertscope.checkpoints.reading import read_checkpoint
     from bertscope.sources.find import weights_path
 
-    stored = read_checkpoint(
-        weights_path(checkpoint or model, download=download)
-    )  # a broken file is told without torch
+    stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
     source = found_model(model, architecture, pooler=pooler, download=download)
     from bertscope.analyses.checkpoint.verify import verify as analyse
     from bertscope.render import verify as renderer

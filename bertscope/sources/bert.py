@@ -1,4 +1,4 @@
-"""BertSource: a BERT by its configuration, built by `bertscope.model`."""
+"""BertSource: a BERT that `bertscope.model` builds from its configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BertSource:
-    """A BERT as its file describes it: configuration, class, and the numbers that the file expects."""
+    """A BERT as its file describes it: configuration, class, and expected values."""
 
     name: str
     config: BertConfig
@@ -28,24 +28,24 @@ class BertSource:
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
-    stored_dtype: str | None = None  # of the published weights, where a config.json says it
+    stored_dtype: str | None = None  # of the published weights, if a config.json has it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
 
     def expected_params(self, key: str) -> int | None:
-        """The expected count under `key`, or None."""
+        """Return the expected count under `key`, or None."""
         found = next((item.value for item in self.expected if item.key == key), None)
         return found if isinstance(found, int) else None
 
     @property
     def notice(self) -> str:
-        """Name the fields of the configuration that do not shape a BERT."""
+        """Return a note on the fields of the configuration that do not affect a BERT."""
         ignored = ", ".join(self.config.ignored)
         return f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return whether a BertModel has a pooler; the other settings are its configuration."""
+        """Return `add_pooling_layer` of a BertModel; `bert_config` has the other settings."""
         has_pooler = str(self.add_pooling_layer).lower()
         return {"add_pooling_layer": has_pooler} if self.architecture == "BertModel" else {}
 
@@ -66,7 +66,7 @@ class BertSource:
 
     @property
     def has_equal_layers(self) -> bool:
-        """Return whether no heads are pruned."""
+        """Return True if no heads are pruned."""
         return not self.config.pruned_heads
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel:
@@ -76,7 +76,7 @@ class BertSource:
         return build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
 
     def with_layers(self, layers: int) -> BertSource:
-        """Return the source with so many encoder layers."""
+        """Return the source with this number of encoder layers."""
         return self.with_fields({"num_hidden_layers": layers})
 
     def with_options(
@@ -113,7 +113,7 @@ class BertSource:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
 
     def running(self, where: str) -> AbstractContextManager[None]:
-        """Run the model as it is: its errors name their cause themselves."""
+        """Return an empty context: errors of a BERT need no translation."""
         return nullcontext()
 
     def require(self, ability: str) -> BertSource:

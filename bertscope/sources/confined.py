@@ -1,6 +1,6 @@
-"""A guard around the code of transformers, which a configuration could make fetch, ask, unpickle or run code.
+"""A guard around transformers, which a configuration can make download, prompt, unpickle or run code.
 
-`safe_config` refuses the settings that are known to lead there. This second barrier does not know the settings.
+`safe_config` refuses the known settings with these effects; this second protection is independent of the settings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _REFUSE = object()
-# Module, or module:class; attribute; its value meanwhile. transformers and huggingface_hub read the environment once,
-# at import; later only these attributes decide.
+# Module, or module:class; attribute; its value inside the guard. transformers and huggingface_hub read the
+# environment once, at import; later only these attributes decide.
 _CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE", True),
     ("transformers.utils.hub", "_is_offline_mode", True),  # 4.x keeps a copy
-    ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0),  # seconds to wait for an answer; 0: do not ask
+    ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0),  # seconds to wait for an answer; 0: no prompt
     ("transformers.dynamic_module_utils", "get_cached_module_file", _REFUSE),  # copies the code of a repository
     ("transformers.dynamic_module_utils", "get_class_in_module", _REFUSE),  # runs it
     ("transformers.integrations.hub_kernels", "_kernels_enabled", False),  # 5.x
@@ -29,14 +29,14 @@ _CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("socket:socket", "connect", _REFUSE),
     ("socket:socket", "connect_ex", _REFUSE),
 )
-_LOCK = threading.RLock()  # the guard changes modules: two threads would restore each other's changes
+_LOCK = threading.RLock()  # without it, two threads would restore each other's changes
 
 
 @contextmanager
 def confined() -> Iterator[None]:
     """Run code of transformers without network, prompts, pickles, or code that is not installed.
 
-    Settings change for the whole process, and what is refused is refused to this thread. The end restores both.
+    Settings change for the whole process; functions are refused in this thread only. The end restores both.
     """
     with _LOCK, ExitStack() as stack:
         for place, name, value in _CHANGES:
@@ -48,13 +48,13 @@ def confined() -> Iterator[None]:
 
 
 def _change(stack: ExitStack, place: str, name: str, value: Any) -> None:
-    """Replace an attribute until the stack is closed; raises ImportError or AttributeError where there is none."""
+    """Replace an attribute until the stack is closed; raises ImportError or AttributeError if it does not exist."""
     module, _, inner = place.partition(":")
-    home: Any = importlib.import_module(module)
-    home = getattr(home, inner) if inner else home
-    original, is_inherited = getattr(home, name), name not in vars(home)
-    setattr(home, name, _refusing(original, name) if value is _REFUSE else value)
-    stack.callback(*((delattr, home, name) if is_inherited else (setattr, home, name, original)))
+    owner: Any = importlib.import_module(module)
+    owner = getattr(owner, inner) if inner else owner
+    original, is_inherited = getattr(owner, name), name not in vars(owner)
+    setattr(owner, name, _refusing(original, name) if value is _REFUSE else value)
+    stack.callback(*((delattr, owner, name) if is_inherited else (setattr, owner, name, original)))
 
 
 def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _forget_connections() -> None:
-    """Close the sessions of huggingface_hub below 1.0, which stay online or offline as they were opened."""
+    """Close the sessions of huggingface_hub below 1.0, which keep the online or offline state they began with."""
     with contextlib.suppress(ImportError):
         from huggingface_hub.utils import reset_sessions  # type: ignore[attr-defined]
 

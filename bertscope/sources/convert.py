@@ -1,9 +1,9 @@
-"""Preset YAML <-> config.json, without loss either way.
+"""Conversion between preset YAML and config.json, without loss either way.
 
-A config.json has no place for what only a preset says (description, hub_names, add_pooling_layer, expected):
-it stands there under "bertscope". A preset has no place in `config` for members that shape no BERT: they stand
-under `extra`. Members that decide a field of the configuration (id2label, torchscript) stand there too, and the
-field that they decide in `config`; in `extra`, model_type null means that the config.json did not say it.
+The keys that only a preset has (description, hub_names, add_pooling_layer, expected) are written to a config.json
+under "bertscope". The members of a config.json that are no fields of a BertConfig are written to a preset under
+`extra`. So are members that determine a field (id2label, torchscript), while the field is written to `config`.
+In `extra`, model_type null means that the config.json has no model_type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertscope.units import json_text
 
 
 def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that other members of a config.json decide."""
+    """Return the fields that other members of a config.json determine."""
     fields = ("num_labels",) if members.get("id2label") is not None else ()
     return (*fields, "tie_word_embeddings", "return_dict") if members.get("torchscript") is True else fields
 
@@ -63,14 +63,14 @@ def preset_data(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's writer with the scalar rules that `reading` reads by beside its own: a text stays a text for both."""
+    """PyYAML's writer with the additional scalar rules of `text_files`: each reads a string back as a string."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Lists stand inside their key."""
+        """Indent lists below their key."""
         super().increase_indent(flow, False)
 
     def write_double_quoted(self, text: str, split: bool = True) -> None:
-        """Escape all but ASCII where something has to be escaped: PyYAML leaves overrides of direction as they are."""
+        """Escape all but ASCII if anything has to be escaped: PyYAML does not escape overrides of text direction."""
         self.allow_unicode, kept = text.isprintable(), self.allow_unicode
         super().write_double_quoted(text, split)
         self.allow_unicode = kept
@@ -86,7 +86,7 @@ _Dumper.add_representer(
 
 
 def _quotes(text: str) -> str | None:
-    """Double quotes, in which it is escaped, for what a reader might fold or drop; else as PyYAML likes."""
+    """Return double quotes, which escape, for text that a reader may fold or drop; None leaves the style to PyYAML."""
     return None if text.isprintable() else '"'
 
 
@@ -99,7 +99,7 @@ def _is_flat(items: list[Any]) -> bool:
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
-    """A preset's keys as YAML."""
+    """Return a preset's keys as YAML."""
     text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6,
                           default_flow_style=False)  # fmt: skip
     return text
@@ -109,7 +109,7 @@ def yaml_text(data: Mapping[str, Any]) -> str:
 
 
 def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a preset as the members of a config.json, sorted as transformers writes them."""
+    """Return the keys of a preset as the members of a config.json, sorted as transformers writes them."""
     config, extra = dict(preset["config"] or {}), dict(preset.get("extra") or {})
     names = config.pop("architectures", [preset["architecture"]])
     if names and names[0] != preset["architecture"]:
@@ -131,13 +131,13 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert(model: str, to: str | None = None) -> str:
-    """A preset as a config.json, or a config.json as a preset; raises ConfigError where it contradicts itself."""
+    """Return a preset as a config.json, or the reverse; raises ConfigError for a file that contradicts itself."""
     source = load(model)
     return converted(source, direction(source, to))
 
 
 def direction(source: BertSource, to: str | None = None) -> str:
-    """`json` or `yaml`: the other one, which `to` may say; raises SelectionError where it is that already."""
+    """Return `json` or `yaml`, the format to convert to; raises SelectionError if `to` is the format of the source."""
     given = "json" if source_path(source).suffix == ".json" else "yaml"
     wanted = to or ("json" if given == "yaml" else "yaml")
     if wanted == given or wanted not in ("json", "yaml"):
@@ -146,7 +146,7 @@ def direction(source: BertSource, to: str | None = None) -> str:
 
 
 def converted(source: BertSource, to: str) -> str:
-    """The text of a source as `json` or as `yaml`."""
+    """Return the text of a source as `json` or as `yaml`."""
     path = source_path(source)
     data = read_mapping(path).plain()
     if to == "json":
@@ -159,14 +159,14 @@ def converted(source: BertSource, to: str) -> str:
 
 
 def source_path(source: BertSource) -> Path:
-    """The file of a source; raises SourceError where it has none that can be converted."""
+    """Return the file of a source; raises SourceError if it has none that can be converted."""
     if source.path is None or source.path.suffix not in (".json", ".yaml", ".yml"):
         raise SourceError(f"{source.name} is no file to convert; give a preset (.yaml) or a config.json")
     return source.path
 
 
 def compare(one: BertConfig, other: BertConfig, path: Path) -> None:
-    """Both files must mean the same; the class's name stands in `architecture` of a preset."""
+    """Raise ConfigError if two configurations differ in a field other than `architectures`."""
     one, other = (replace(config, architectures=None) for config in (one, other))
     for name in RULES:
         if getattr(one, name) != getattr(other, name):
@@ -175,9 +175,9 @@ def compare(one: BertConfig, other: BertConfig, path: Path) -> None:
 
 
 def updated(source: BertSource, existing: Path) -> str:
-    """The text of the preset `existing` with the values of a config.json; comments and form stay.
+    """Return the text of the preset `existing` with the values of a config.json; comments and form stay.
 
-    What only a preset says stays too, unless the config.json carries it. Raises MissingExtraError without ruamel.yaml.
+    Keys that only a preset has stay, unless the config.json has them. Raises MissingExtraError without ruamel.yaml.
     """
     try:
         from ruamel.yaml import YAML
@@ -201,7 +201,7 @@ def updated(source: BertSource, existing: Path) -> str:
 
 
 def _merge(document: Any, data: Mapping[str, Any]) -> None:
-    """Make the document say what `data` says, touching only what differs."""
+    """Give the document the content of `data`, changing only what differs."""
     for key in [key for key in document if str(key) not in data]:
         keys = list(document)
         comment = _taken_below(document, key)
@@ -210,7 +210,7 @@ def _merge(document: Any, data: Mapping[str, Any]) -> None:
             _put_below(document, keys[keys.index(key) - 1], comment)
     last = next(reversed(document), None)
     comment = _taken_below(document, last) if set(data) - set(map(str, document)) else ""
-    own = {str(key): key for key in document}  # a key such as 0 is a number here, and a text in JSON
+    own = {str(key): key for key in document}  # a key such as 0 is a number in YAML, a string in JSON
     for name, value in data.items():
         key = own.get(name, name)
         old = document.get(key)
@@ -223,7 +223,7 @@ def _merge(document: Any, data: Mapping[str, Any]) -> None:
 
 
 def _taken_below(document: Any, key: Any) -> str:
-    """The comment on the lines below a key, which ruamel.yaml keeps with that key; taken off it."""
+    """Remove the comment on the lines below a key, which ruamel.yaml stores with that key, and return it."""
     slots = document.ca.items.get(key) or [None] * 4
     beside, _, below = slots[2].value.partition("\n") if slots[2] is not None else ("", "", "")
     if below:

@@ -1,12 +1,12 @@
-"""`*.bertscope.yaml`: a model, named or described in place, and what is expected of it.
+"""`*.bertscope.yaml`: a model, by name or by configuration, and its expected values.
 
-model: bert-base-cased          # as on the command line; a path is one beside this file
-architecture: BertForMaskedLM   # these three as the options of that name, where the model's own are not meant
+model: bert-base-cased          # as on the command line; a path is relative to this file
+architecture: BertForMaskedLM   # these three as the options of that name; optional
 attention: sdpa
 add_pooling_layer: true
 expected: ...                   # as in `expectations`
 
-With `config` in place of `model` it is a preset: architecture and config stand in it.
+With `config` instead of `model` it has the form of a preset.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NOT_OURS = ("node_modules", "__pycache__")
 
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
-    """Whether the name is that of an expectation file."""
+    """Return True if the name is that of an expectation file."""
     return os.fspath(name).endswith(SUFFIXES)
 
 
 def read_expectation_file(path: Path) -> BertSource:
-    """The model that the file means, with what the file expects; `path` and lines are those of the file.
+    """Return the model in the file with its expected values; `path` and lines are those of the file.
 
     Raises ConfigError or SourceError with file and line.
     """
@@ -69,15 +69,15 @@ def _model(entries: Mapping, path: Path) -> BertSource:
 
 
 def _named(entry: Entry, path: Path) -> str:
-    """What `load` takes; a path counts from the file's folder."""
+    """Return the argument for `load`; a path is relative to the file's folder."""
     if not isinstance(entry.value, str) or not entry.value:
         raise ConfigError("model must be a preset's name or a path", where=f"{path}:{entry.line}")
-    beside = path.parent / entry.value
+    relative = path.parent / entry.value
     if entry.value in preset_paths() or entry.value.startswith("~"):
         return entry.value
     with readable(entry.value):
-        is_path = entry.value.endswith((".yaml", ".yml", ".json")) or entry.value.startswith(".") or beside.exists()
-    return str(beside) if is_path else entry.value
+        is_path = entry.value.endswith((".yaml", ".yml", ".json")) or entry.value.startswith(".") or relative.exists()
+    return str(relative) if is_path else entry.value
 
 
 def _one_of(entries: Mapping, key: str, allowed: tuple[object, ...], path: Path) -> object:
@@ -93,7 +93,7 @@ def _one_of(entries: Mapping, key: str, allowed: tuple[object, ...], path: Path)
 def expectation_files(folder: Path) -> Iterator[str]:
     """Yield the expectation files in a folder and below it, but not in hidden folders and virtual environments.
 
-    Raises SourceError where the folder itself cannot be listed; one below it gives a warning.
+    Raises SourceError if the folder itself cannot be listed; a folder below it gives a warning.
     """
 
     def unreadable(error: OSError) -> None:
@@ -112,9 +112,9 @@ def _is_foreign(parent: str, name: str) -> bool:
 
 
 def files_to_check(names: list[str]) -> list[str]:
-    """The names with every folder as the expectation files in it; all presets where nothing is named.
+    """Return the names, each folder replaced by the expectation files in it; all presets if there are no names.
 
-    A folder that holds none stays as it is: it may be a model's.
+    A folder without such files stays: it may be a model's.
     """
     found: list[str] = []
     for name in names:
@@ -124,7 +124,7 @@ def files_to_check(names: list[str]) -> list[str]:
 
 
 def load_expected(name: str, *, architecture: str | None = None) -> BertSource:
-    """The source of an expectation file, or of anything that `load` takes; `architecture` overrides its class."""
+    """Return the source of an expectation file, or of any name for `load`; `architecture` overrides its class."""
     if not is_expectation_file(name):
         return load(name, architecture=architecture)
     source = read_expectation_file(Path(name))

@@ -1,4 +1,4 @@
-"""What a file expects of its model: counts, ties, FLOPs of a run, estimated peak memory; each with its line.
+"""Expected values of a model: counts, ties, FLOPs of a run, estimated peak memory; each with its line.
 
 expected:
   distinct_params: 108340804
@@ -33,7 +33,7 @@ TIES_KEY = "ties"
 MAX_NUMBER = 2**63
 MAX_RUNS = 12  # a run takes 0.1 to 1 s
 _RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
-# What a run is measured in, and the settings that change it.
+# The measured quantity of a run, and the settings that affect it.
 _MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
 _SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze"), "memory": tuple(_RUN_FIELDS)}
 _NEEDED = ("batch", "seq", "mode")
@@ -44,8 +44,8 @@ KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *_MEASURES)
 class Expectation:
     """One expected value: `key` is `distinct_params`, `groups.embeddings`, `ties.ADDRESS`, `memory.NAME` ...
 
-    `value` is a number, or the address that a tied tensor is; `tolerance` is a share of the number, either way.
-    For the key `ties` alone the value is how many ties there are. `run` says how FLOPs and memory are obtained.
+    `value` is a number, or the path that a tensor is tied to; `tolerance` is a share of the number, either way.
+    The value of the key `ties` is the number of ties. `run` is the run whose FLOPs or memory is expected.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Expectation:
     run: RunConfig | None = None
 
     def accepts(self, got: int | str | None) -> bool:
-        """Whether what was got is as expected."""
+        """Return True if the value of the model is as expected."""
         if isinstance(self.value, int) and isinstance(got, int):
             return abs(got - self.value) <= self.tolerance * self.value
         return got == self.value
@@ -118,7 +118,7 @@ def _run(kind: str, name: str, entry: Entry, path: Path) -> Expectation:
 
 
 def _spec(key: str, settings: Mapping, path: Path) -> RunConfig:
-    """The run; setting by setting, so that an error has its line."""
+    """Return the run; add one setting at a time, so that an error has its line."""
     given: dict[str, Any] = {}
     run_config = RunConfig()
     for name, entry in settings.items():
@@ -174,7 +174,7 @@ def _tolerance(key: str, entry: Entry | None, path: Path) -> float:
 
 
 def _lines(entry: Entry, path: Path, place: str, known: tuple[str, ...] = ()) -> Mapping:
-    """The mapping under a key; with `known`, only of those."""
+    """Return the mapping under a key; raises ConfigError for a key that is not in `known`, if given."""
     if not isinstance(entry.value, Mapping):
         raise ConfigError(f"{place} must hold 'key: value' lines", where=f"{path}:{entry.line}", field=place)
     for key, item in entry.value.items():

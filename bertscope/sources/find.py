@@ -1,9 +1,9 @@
-"""A name or a path -> the model that it stands for: a BERT's configuration, or a module from elsewhere.
+"""Search for the model of a name or path: a BERT's configuration, or another source.
 
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
 (of a BERT, or of another family for transformers to build), a folder or a checkpoint with one, a model in the local
-Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or runs that code, and
-the network is touched when asked for alone.
+Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or runs that code;
+only `download` uses the network.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def load(
     add_pooling_layer: bool | None = None,
     download: bool = False,
 ) -> BertSource:
-    """The BERT that `model` names, with what the caller overrides; the network only with `download`.
+    """Return the BERT that `model` names, with the given options; only `download` uses the network.
 
-    Raises SourceError when nothing has that name, SelectionError for another family, ConfigError for a wrong value
+    Raises SourceError if nothing has that name, SelectionError for another family, ConfigError for a wrong value
     in the file.
     """
     found = _find(os.fspath(model), download).require("this")
@@ -51,9 +51,9 @@ def find(
     add_pooling_layer: bool | None = None,
     download: bool = False,
 ) -> ModelSource:
-    """What `model` names, a BERT or a module from elsewhere, with what the caller overrides.
+    """Return the source that `model` names, of a BERT or of another model, with the given options.
 
-    Raises as `load`, and MissingExtraError where another family's configuration needs transformers.
+    Raises the errors of `load`, and MissingExtraError if another family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
     return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
@@ -90,7 +90,7 @@ def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | N
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
-    """The error for a name that nothing has; it says where was looked."""
+    """Return the error for an unknown name, with the places that were searched."""
     from bertscope.sources import hub
 
     where = "preset or file"
@@ -106,7 +106,7 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
-    """The file, index or folder of the checkpoint that a path or a hub name means; raises SourceError for none."""
+    """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
     with readable(one_line(model, limit=100)):
         path = Path(model).expanduser()
     if _exists(path) or is_weights(path):
@@ -121,7 +121,7 @@ def weights_path(model: str, *, download: bool = False) -> Path:
 
 
 def stored_alone(model: str) -> Path | None:
-    """The path of a checkpoint that comes as MODEL without a configuration: a file of weights, a folder of them."""
+    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
     if model in preset_paths():
         return None
     with readable(one_line(model, limit=100)):
@@ -138,12 +138,12 @@ def _near(name: str, presets: dict[str, Path]) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError, RuntimeError):  # no path at all: too long, or with a NUL, or a loop of links
+    except (OSError, ValueError, RuntimeError):  # not a valid path: too long, with a NUL, or a loop of links
         return False
 
 
 def read_source(path: Path) -> _Found:
-    """The source in a preset file, a `config.json`, or beside a checkpoint."""
+    """Return the source in a preset file, in a `config.json`, or in the folder of a checkpoint."""
     with readable(path):
         is_folder = path.is_dir()
         has_config = is_folder and (path / "config.json").exists()
@@ -159,7 +159,7 @@ def read_source(path: Path) -> _Found:
 
 
 def _beside(path: Path, absolute: Path) -> _Found:
-    """The source in the `config.json` beside a file of weights."""
+    """Return the source in the `config.json` in the folder of a file of weights."""
     config = path.parent / "config.json"
     if path.is_dir() or not _exists(config):
         raise SourceError(

@@ -1,7 +1,7 @@
-"""Models in the local Hugging Face cache by their hub name; the network only when it is asked for.
+"""Models in the local Hugging Face cache by their hub name; only `download` uses the network.
 
-Both go through huggingface_hub, which honours HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and, for
-a download, HF_ENDPOINT and HF_TOKEN. TRANSFORMERS_CACHE, which transformers alone knows, is looked into as well.
+huggingface_hub reads HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and, for a download, HF_ENDPOINT
+and HF_TOKEN. TRANSFORMERS_CACHE, which only transformers reads, is searched as well.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _CONFIG = "config.json"
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a model on the hub can have that name: `bert-base-cased`, `google-bert/bert-base-cased`."""
+    """Return True if a model on the hub can have that name: `bert-base-cased`, `google-bert/bert-base-cased`."""
     return _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
 def is_installed() -> bool:
-    """Whether huggingface_hub is there to be asked; it is not imported."""
+    """Return True if huggingface_hub is installed, without importing it."""
     return find_spec("huggingface_hub") is not None
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of that model's files in the local cache, or None."""
+    """Return the folder of that model's files in the local cache, or None."""
     if not is_hub_name(name) or not is_installed():
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -53,9 +53,9 @@ def _caches() -> Iterator[str | None]:
 
 
 def download(name: str, *, weights: bool = False) -> Path:
-    """The folder with the model's config.json, and its weights if wanted, fetched from the hub into the cache.
+    """Download the model's config.json, and its weights if wanted, into the cache; return the folder.
 
-    Raises SourceError with what the hub says, MissingExtraError without huggingface_hub.
+    Raises SourceError with the reason of a failure, MissingExtraError without huggingface_hub.
     """
     if not is_hub_name(name):
         raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
@@ -67,14 +67,14 @@ def download(name: str, *, weights: bool = False) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=[_CONFIG]))
         if weights:
             snapshot_download(name, allow_patterns=_weights_of(name))
-    except Exception as error:  # of the hub, the network, the disk: each has its own family
+    except Exception as error:  # errors of the hub, the network and the disk have no common base class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(f"{name} cannot be downloaded: {type(error).__name__}: {reason[:300]}") from None
     return folder
 
 
 def _weights_of(name: str) -> list[str]:
-    """Patterns for one set of weights: safetensors where the model has them, else torch's."""
+    """Return the patterns for one set of weights: safetensors if the model has them, else torch's."""
     from huggingface_hub import model_info
 
     files = {item.rfilename for item in model_info(name).siblings or ()}

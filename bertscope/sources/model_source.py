@@ -1,4 +1,4 @@
-"""ModelSource: the one type for a model, which every analysis takes; nothing is built before `build`."""
+"""ModelSource: the type of a model for every analysis; only `build` builds it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class ModelSource(Protocol):
     """A model: a preset, a `config.json` of any family, a checkpoint, `module:attribute`, a module from Python.
 
-    What a source cannot do, it says itself in an error of one line. Example inputs follow from the built module's
-    `forward` (`analyses.tracing.inputs`), as they do for a module without a source.
+    A source raises an error of one line for what it does not support. Example inputs do not belong to a source:
+    `analyses.tracing.inputs` derives them from the `forward` of the built module.
     """
 
     @property
@@ -25,7 +25,7 @@ class ModelSource(Protocol):
 
     @property
     def family(self) -> str:
-        """Return its kind in a few words, such as `a gpt2 of transformers`."""
+        """Return the kind of model in a few words, such as `a gpt2 of transformers`."""
 
     @property
     def architecture(self) -> str | None:
@@ -41,7 +41,7 @@ class ModelSource(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings that shape the model by the names in its file, besides those of a BertConfig."""
+        """Return the settings that affect the model, by their names in its file, except those of a BertConfig."""
 
     @property
     def bert_config(self) -> BertConfig | None:
@@ -57,7 +57,7 @@ class ModelSource(Protocol):
 
     @property
     def has_equal_layers(self) -> bool:
-        """Return whether the configuration makes all layers at `layer_path` equal."""
+        """Return True if the configuration makes all layers at `layer_path` equal."""
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model; `attention` is the kernel for a source that sets none.

@@ -1,4 +1,4 @@
-"""Models that are not built here: what every such source has in common, `module:attribute`, and a given module."""
+"""Sources of models from other code: their base class, `module:attribute`, and a module from Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-# Ability -> remedy, for what needs a BERT; any other ability has the general remedy.
+# Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
     "--kind class": "--kind tree draws any model",
     "--kind forward": "--kind tree draws any model",
@@ -32,7 +32,7 @@ _REMEDY = "count, tree, flops, estimate, print, diff and verify take any model"
 
 @dataclass(frozen=True, kw_only=True)
 class OtherSource:
-    """A model that is not built here; its layers, fields and classes are its own."""
+    """A model that `bertscope.model` does not build, without known layers, fields and other classes."""
 
     name: str
     architecture: str | None = None
@@ -44,7 +44,7 @@ class OtherSource:
 
     @property
     def family(self) -> str:
-        """Return its kind in a few words."""
+        """Return the kind of model in a few words."""
         return "a module"
 
     @property
@@ -86,7 +86,7 @@ class OtherSource:
             raise ConfigError(f"only a BertModel comes with and without a pooler; {self.name} is {self.family}")
 
     def with_fields(self, fields: Mapping[str, object]) -> OtherSource:
-        """Return the source; raises SelectionError for any field but the attention kernel, which stays its own."""
+        """Return the source; raises SelectionError for any field but the attention kernel, which it ignores."""
         if names := [name for name in fields if name != "attn_implementation"]:
             raise SelectionError(f"{self.name} is {self.family}; {', '.join(names)} can be set for a BERT only")
         return self
@@ -103,7 +103,7 @@ class OtherSource:
             raise SelectionError(
                 f"{type(model).__name__} takes --checkpointing none, or full where its class supports it"
             )
-        with warnings.catch_warnings():  # transformers 5 has another name for it, too
+        with warnings.catch_warnings():  # transformers 5 deprecates this name
             warnings.simplefilter("ignore")
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
@@ -121,7 +121,7 @@ class OtherSource:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenModule(OtherSource):
-    """A module from Python, which is built already and stays as it is."""
+    """A module that exists already in Python; it is not changed."""
 
     module: nn.Module
 
@@ -145,12 +145,12 @@ class FactorySource(OtherSource):
 
     @property
     def family(self) -> str:
-        """Return its kind in a few words."""
+        """Return the kind of model in a few words."""
         return "a factory's module"
 
     @property
     def notice(self) -> str:
-        """Say whose code runs."""
+        """Return a note on the code that runs."""
         return f"runs your code: imports {self.address.partition(':')[0]} and takes {self.address} from it"
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
@@ -174,18 +174,18 @@ class FactorySource(OtherSource):
 
 
 def is_factory(name: str) -> bool:
-    """Return whether a name is of the form `package.module:attribute`."""
+    """Return True if a name has the form `package.module:attribute`."""
     return _FACTORY.fullmatch(name) is not None
 
 
 @contextmanager
 def as_source_error(what: str) -> Iterator[None]:
-    """Raise a SourceError that names the place for any error in the code of others."""
+    """Raise a SourceError with file and line for any error in code outside this package."""
     try:
         yield
     except BertscopeError:
         raise
-    except (Exception, SystemExit) as error:  # a factory may even leave
+    except (Exception, SystemExit) as error:  # a factory may call sys.exit
         line = next(iter(str(error).strip().splitlines()), "")
         raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line}") from None
 

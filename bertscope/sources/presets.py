@@ -1,11 +1,11 @@
-"""Presets: one YAML file each, complete in itself, with what it expects.
+"""Presets: one YAML file each, with a complete configuration and expected values.
 
 description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
 architecture: BertForMaskedLM
 add_pooling_layer: false        # BertModel only
 config: {vocab_size: 28996, ...}
-extra: {directionality: bidi}   # of a config.json, of no effect here; `convert` keeps it
+extra: {directionality: bidi}   # other members of a config.json, for `convert` only
 expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
@@ -23,27 +23,27 @@ from bertscope.text_files import Entry, Mapping, read_mapping, with_lines
 
 KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
-MEMBER = "bertscope"  # of a config.json, where what only a preset says stands
+MEMBER = "bertscope"  # the member of a config.json with the keys that only a preset has
 
 
 def preset_dir() -> Path:
-    """Where presets lie: inside an installed wheel, or at the top of a checkout."""
+    """Return the folder of presets: inside an installed wheel, or at the top of a checkout."""
     inside = Path(str(files("bertscope") / "_presets"))
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "presets"
 
 
 def preset_paths() -> dict[str, Path]:
-    """Preset names and their files, in the order of their names."""
+    """Return the files of presets by their names, in the order of the names."""
     return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
 
 
 def read_preset(path: Path) -> BertSource:
-    """The preset in a YAML file; raises ConfigError or SourceError with file and line."""
+    """Return the preset in a YAML file; raises ConfigError or SourceError with file and line."""
     return preset_of(read_mapping(path), path)
 
 
 def preset_of(entries: Mapping, path: Path) -> BertSource:
-    """The preset in what was read from a file."""
+    """Return the preset in the entries of a file."""
     _check_keys(entries, KEYS, path, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
@@ -64,12 +64,12 @@ def preset_of(entries: Mapping, path: Path) -> BertSource:
 
 
 def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether what stands under "bertscope" is this project's, and not another's by the same name."""
+    """Return True if the member "bertscope" of a config.json is from `convert`, not from another project."""
     return isinstance(value, dict) and set(value) <= set(PRESET_ONLY)
 
 
 def member_of(members: Mapping, path: Path) -> dict[str, Any]:
-    """What only a preset says, from under "bertscope" in a config.json; of others' members by that name, nothing."""
+    """Return the keys that only a preset has, from the member "bertscope" of a config.json, if it is from `convert`."""
     entry = members.get(MEMBER)
     if entry is None or not is_own_member(entry.value):
         return {}

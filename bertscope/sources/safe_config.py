@@ -1,4 +1,4 @@
-"""The first barrier before the code of transformers: refuse the settings of a `config.json` that lead to other code."""
+"""The first protection against code from a `config.json`: settings that lead to other code are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bertscope.errors import ConfigError
 
 _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
-MAX_EXPERTS = 8192  # over all layers; each is a module with layers of its own
+MAX_EXPERTS = 8192  # over all layers; each is a module with submodules
 MAX_LABELS = 100_000
-# Fields that say how many modules there are, over all families.
+# Fields that hold a number of modules, over all families.
 _MODULES = re.compile(
     r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_(?!size)|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
 )
@@ -28,7 +28,7 @@ def without_code(value: Any) -> Any:
 
 
 def check_setting(key: str, value: Any, where: str) -> None:
-    """Refuse what would take minutes or gigabytes to build, and what leads to code, files or the network."""
+    """Raise ConfigError for a setting that takes minutes or gigabytes, or that leads to code, files or the network."""
     if reason := _refusal(key, value):
         raise ConfigError(f"{key[:60]} {reason}", where=where, field=key)
     if isinstance(value, dict):
@@ -45,7 +45,7 @@ def check_setting(key: str, value: Any, where: str) -> None:
 
 
 def check_experts(config: dict[str, Any], where: str) -> None:
-    """Raise ConfigError where layers times experts give too many modules."""
+    """Raise ConfigError if layers times experts are too many modules."""
     counts = [(key, value) for key, value in config.items() if type(value) is int and _MODULES.search(key)]
     experts = max((value for key, value in counts if "expert" in key), default=0)
     layers = max((value for key, value in counts if "expert" not in key), default=1)
@@ -58,7 +58,7 @@ def check_experts(config: dict[str, Any], where: str) -> None:
 
 
 def _refusal(key: str, value: Any) -> str:
-    """Return why a setting is refused: it would have transformers or timm look for a model, weights or code."""
+    """Return why a setting is refused: transformers or timm would load a model, weights or code because of it."""
     if not value:
         return ""
     if kind := _IMPLEMENTATION.search(key):

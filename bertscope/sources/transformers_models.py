@@ -73,14 +73,14 @@ class TransformersSource(OtherSource):
     ) -> TransformersSource:
         """Return the source with another class or attention kernel; raises MissingExtraError without transformers."""
         if find_spec("transformers") is None:
-            what = f"{self.path}: the model type {self.model_type!r}, which is not built here,"
+            what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
         self._refuse_pooler(add_pooling_layer)
         return replace(self, architecture=architecture or self.architecture, attention=attention)
 
     @contextmanager
     def running(self, where: str) -> Iterator[None]:
-        """Run the model without messages of transformers, and confined as when it was built."""
+        """Run the model without messages of transformers, and confined as during `build`."""
         with quiet_transformers(), super().running(where):
             yield
 
@@ -127,7 +127,7 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
 
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
-    """The class of the given name if it takes such a configuration; without a name the one without a head."""
+    """Return the class of the given name if it takes this configuration; without a name the class without a head."""
     family = [name for mapping in _mappings(transformers) for name in _names(mapping, config_class)]
     name = source.architecture or (family[0] if family else "")
     found = getattr(transformers, name, None)
@@ -140,11 +140,11 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
 
 
 def _mappings(transformers: Any) -> Iterator[Any]:
-    home = transformers.models.auto.modeling_auto
-    yield home.MODEL_MAPPING
-    for name in sorted(vars(home)):
+    auto = transformers.models.auto.modeling_auto
+    yield auto.MODEL_MAPPING
+    for name in sorted(vars(auto)):
         if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"):
-            yield getattr(home, name)
+            yield getattr(auto, name)
 
 
 def _names(mapping: Any, config_class: type) -> list[str]:
@@ -157,7 +157,7 @@ def _names(mapping: Any, config_class: type) -> list[str]:
 
 @contextmanager
 def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
-    """Return the package, confined and with its warnings off until the end; raise MissingExtraError for `purpose`."""
+    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -175,7 +175,7 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """No initial values: on meta there are none, and drawing them would import torch._dynamo."""
+    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo."""
     with ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
             from transformers.modeling_utils import no_init_weights

@@ -1,4 +1,4 @@
-"""`check`: what files expect, against the models that they describe."""
+"""`check`: comparison of models with the values that their files expect."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.torch_access import torch
 
-MAX_RUN_LAYERS = 768  # over the memory runs of one file: 8 s of the processor
+MAX_RUN_LAYERS = 768  # over the memory runs of one file: 8 s of CPU time
 
 
 def check(
     models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (), *, architecture: str | None = None
 ) -> CheckReport:
-    """Every expectation of the files (all presets without one) against the model that each file describes.
+    """Compare every expectation of the files (default: all presets) with the model that each file describes.
 
-    A folder stands for the `*.bertscope.yaml` in it. `architecture` builds another class than the files name.
-    A file that cannot be read, that expects nothing, or whose run fails gives a finding with status "error".
+    A folder means the `*.bertscope.yaml` in it. `architecture` overrides the class in the files. A file that cannot
+    be read, that expects nothing, or whose run fails gives a finding with status "error".
     """
     given = [models] if isinstance(models, (str, os.PathLike)) else models
     names = files_to_check([os.fspath(model) for model in given])
@@ -54,7 +54,7 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
 
 
 def _check_runs(source: BertSource) -> None:
-    """Raise SourceError where the estimated steps of one file would take more than seconds."""
+    """Raise SourceError if the memory runs of one file would take too long."""
     runs = [item for item in source.expected if item.key.startswith("memory.")]
     layers = source.config.num_hidden_layers
     if len(runs) * layers > MAX_RUN_LAYERS:
@@ -67,12 +67,12 @@ def _check_runs(source: BertSource) -> None:
 
 def _remedy(source: BertSource) -> str:
     if source.path is not None and source.path.suffix == ".json":
-        return "expected counts stand in a preset file (.yaml); write one with this configuration"
+        return "expected counts belong in a preset file (.yaml); write one with this configuration"
     return f"'bertscope check --write {source.path}' records today's counts"
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
-    """The finding for what could not be checked, at the place that the error names."""
+    """Return the finding for an error, at the file and line that the error names."""
     place, _, number = error.where.rpartition(":")
     if place and number.isdecimal():
         path, line = _shown(Path(place)), int(number)
@@ -83,18 +83,18 @@ def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: 
 
 @dataclass
 class Witness:
-    """What one model really has, obtained once and when it is asked for."""
+    """The numbers of one model, each computed once, when needed."""
 
     source: BertSource
 
     @cached_property
     def counted(self) -> CountReport:
-        """The model layer by layer."""
+        """Return the parameters by layer."""
         return count(self._model())
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Today's counts under the keys that `expected` may hold; `layers` count one copy of a folded layer."""
+        """Return the counts under the keys of `expected`; `layers` count one copy of a folded layer."""
         totals = self.counted.totals
         found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
         found |= {f"groups.{row.name}": row.params for row in count(self._model(), by="group").rows}
@@ -105,14 +105,14 @@ class Witness:
 
     @cached_property
     def ties(self) -> dict[str, str]:
-        """Every second address of a tensor, and the first."""
+        """Return the first path of each tied tensor by its other paths."""
         return {tie.path: tie.is_path for tie in self.counted.ties}
 
     def _model(self) -> torch.nn.Module:
         return self.source.build()
 
     def got(self, expectation: Expectation) -> int | str | None:
-        """What the model has under that key; None where it has no such row or tie."""
+        """Return the value of the model for that key; None if it has no such row or tie."""
         kind, _, name = expectation.key.partition(".")
         if kind == TIES_KEY:
             return self.ties.get(name) if name else len(self.ties)
@@ -131,7 +131,7 @@ class Witness:
         return variants.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
-        """What became of one expectation."""
+        """Return the result of one expectation."""
         path = _shown(self.source.path)
         try:
             got = self.got(expectation)
@@ -169,7 +169,7 @@ class Witness:
 
 
 def _shown(path: Path | None) -> str:
-    """The path from the working directory when it lies below it, as editors and CI want it."""
+    """Return a path below the working directory relative to it, as editors and CI expect, and any other as it is."""
     try:
         return str(path.resolve().relative_to(Path.cwd())) if path else ""
     except (ValueError, OSError):
@@ -177,7 +177,7 @@ def _shown(path: Path | None) -> str:
 
 
 def expected_block(source: BertSource) -> str:
-    """Today's counts, and the ties if there are any, as the `expected:` block of a file."""
+    """Return the counts, and the ties if any, as the `expected:` block of a file."""
     witness = Witness(source)
     found = witness.counts
     lines = ["expected:"]

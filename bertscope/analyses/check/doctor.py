@@ -1,4 +1,4 @@
-"""`doctor`: versions, devices, extras, and where presets come from. It answers where torch is missing or broken."""
+"""`doctor`: versions, devices, extras and the folder of presets; it works if torch is missing or broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertscope.errors import one_line
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
 
-# What bertscope needs, and its extras with the packages of each; a test holds both to pyproject.toml.
+# Required packages, and the packages of each extra; a test compares both with pyproject.toml.
 NEEDED = {
     "torch": "the model",
     "typer": "the command line",
@@ -39,7 +39,7 @@ EXTRAS = {
 
 
 def doctor() -> DoctorReport:
-    """What bertscope runs on; nothing raises, what is wrong stands in `problems`."""
+    """Return the environment of bertscope; any error is an entry of `problems`."""
     torch_version, found, problems = devices()
     folder, presets = preset_dir(), preset_paths()
     if not presets:
@@ -75,26 +75,26 @@ def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:
 
 
 def _version(name: str) -> str | None:
-    """The version that is installed, without importing the package."""
+    """Return the installed version, without importing the package."""
     try:
         return metadata.version(name) or "unknown"
     except metadata.PackageNotFoundError:
         return None
-    except Exception:  # metadata that cannot be read is no reason to stop
+    except Exception:  # unreadable metadata must not stop the report
         return "unknown"
 
 
-_TIMEOUT_SECONDS = 120  # of an import that takes one, on a machine that is busy
+_TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a busy machine
 
 
 def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
-    """The version of the torch that loads, the devices, and what is wrong: without torch, the processor alone."""
-    told, problem = _ask()
-    cpu = DeviceRow(name="cpu", description=_processor(), threads=told.get("threads") or os.cpu_count(),
+    """Return the version of torch (None if it does not load), the devices, and the problems."""
+    answer, problem = _ask()
+    cpu = DeviceRow(name="cpu", description=_processor(), threads=answer.get("threads") or os.cpu_count(),
                     memory_bytes=_memory_bytes())  # fmt: skip
-    cards = tuple(DeviceRow(threads=None, **card) for card in told.get("cards", ()))
-    problems = (*([problem] if problem else ()), *told.get("problems", ()))
-    return told.get("version"), (cpu, *cards), problems
+    cards = tuple(DeviceRow(threads=None, **card) for card in answer.get("cards", ()))
+    problems = (*([problem] if problem else ()), *answer.get("problems", ()))
+    return answer.get("version"), (cpu, *cards), problems
 
 
 def _ask() -> tuple[dict[str, Any], str]:
@@ -114,17 +114,17 @@ def _ask() -> tuple[dict[str, Any], str]:
 
 
 def tell() -> None:
-    """What the child says: one line of JSON, or why torch does not load."""
+    """Print one line of JSON in the child process, or exit with the reason why torch does not load."""
     try:
         from bertscope.torch_access import torch
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
-    told: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
+    answer: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
-        told["cards"] = [_card(number) for number in range(torch.cuda.device_count())]
-    except Exception as error:  # a driver may fail in any way, and is told of
-        told["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
-    sys.stdout.write(json.dumps(told) + "\n")
+        answer["cards"] = [_card(number) for number in range(torch.cuda.device_count())]
+    except Exception as error:  # a driver may fail in any way
+        answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
+    sys.stdout.write(json.dumps(answer) + "\n")
 
 
 def _card(number: int) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def _processor() -> str:
 
 
 def _memory_bytes() -> int | None:
-    """The machine's memory, or what its control group may take of it."""
+    """Return the machine's memory, or the limit of its control group."""
     try:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # no such question on this system
+    except (AttributeError, OSError, ValueError):  # not available on this system
         return None
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:

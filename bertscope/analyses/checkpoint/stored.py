@@ -1,4 +1,4 @@
-"""What a checkpoint stores: its tensors in rows, and the sums; without torch, since headers say it all."""
+"""Contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY = ("layer", "module", "parameter")
 
 
 def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
-    """The checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
+    """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
     made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
@@ -27,7 +27,7 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
 
 
 def sums(checkpoint: Checkpoint) -> Stored:
-    """The totals over all files."""
+    """Return the totals over all files."""
     distinct = [tensor for tensor in checkpoint.tensors if tensor.shares is None]
     return Stored(
         name=checkpoint.name,

@@ -1,4 +1,4 @@
-"""`verify`: a model against a checkpoint's header: names, shapes and dtypes, ties and buffers. No value is read."""
+"""`verify`: comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tie
 def verify(
     source: ModelSource, checkpoint: Checkpoint, *, dtype: str | None = None, allow: Iterable[str] = ()
 ) -> VerifyReport:
-    """Whether the checkpoint is the model's: every tensor there, no other, each of its shape and dtype.
+    """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
 
-    `dtype` (fp32, bf16, fp16) is what floating-point tensors must be; without it what the model's config.json
-    says, if it does. `allow` lists what is told and still no "no": missing, unexpected, dtype.
+    `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the config.json, if
+    any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
     """
     allowed = set(allow)
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
     model = source.build()
     expected = _Model(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
-    told = _folded(expected.rows(checkpoint))
-    rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in told]
+    findings = _folded(expected.rows(checkpoint))
+    rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
     return VerifyReport(
         subject=subject(model, source.name),
@@ -51,7 +51,7 @@ def verify(
 
 
 def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
-    """The classes of the same configuration that the checkpoint fits, tensor by tensor."""
+    """Yield the classes of the same configuration whose tensors the checkpoint has."""
     for other in source.other_classes():
         expected = _Model(other.build(), None)
         if not any(row.is_wrong for row in expected.rows(checkpoint)):
@@ -60,7 +60,7 @@ def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
 
 @dataclass
 class _Model:
-    """What the model expects, and what of it was found."""
+    """The tensors of the model, and those found in the checkpoint."""
 
     model: nn.Module
     dtype: str | None
@@ -76,7 +76,7 @@ class _Model:
         ]
 
     def rows(self, checkpoint: Checkpoint) -> Iterator[VerifyRow]:
-        """Everything to tell, tensor by tensor."""
+        """Yield the findings, tensor by tensor."""
         own = set(self.state)
         for tensor in checkpoint.tensors:
             if "/" in tensor.name:
@@ -111,7 +111,7 @@ class _Model:
         return ""
 
     def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
-        """A tensor of the file that no address of the model is left for."""
+        """Return the finding on a tensor of the file that matches no remaining tensor of the model."""
         if name in self.found:
             return self._row(
                 "unexpected", tensor.name, tensor, True, f"{self.found[name].name} is stored as well, for {name}"
@@ -136,14 +136,14 @@ class _Model:
                 )  # fmt: skip
 
     def _stored_ties(self) -> Iterator[VerifyRow]:
-        """Where the model and the file do not agree on which tensors are one."""
+        """Yield the tensors that are tied in the model or share storage in the file, but not both."""
         own_names = {tensor.name: name for name, tensor in self.found.items()}
         for name, tensor in self.found.items():
             first = next(twin for twin in self.ties[name] if twin in self.found)
-            home = own_names.get(tensor.shares or "")
-            if home is not None and home not in self.ties[name]:
-                yield self._row("shared", name, tensor, False, f"one storage with {home}, and two tensors of the model")
-            elif name != first and home is None:
+            owner = own_names.get(tensor.shares or "")
+            if owner is not None and owner not in self.ties[name]:
+                yield self._row("shared", name, tensor, False, f"one storage with {owner}, two tensors of the model")
+            elif name != first and owner is None:
                 yield self._row(
                     "duplicate", name, tensor, False, f"tied to {first}, and stored apart; values not compared"
                 )
@@ -159,7 +159,7 @@ class _Model:
 
 
 def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
-    """Name -> every name of the same tensor, itself included."""
+    """Return for each name every name of the same tensor, itself included."""
     names: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names.setdefault(id(tensor), []).append(name)
@@ -171,12 +171,12 @@ def _how(stored: str, name: str, prefix: str) -> str:
     if modern_name(stored) != stored:
         parts.append("gamma and beta for weight and bias")
     if stored.startswith(f"{prefix}.") != name.startswith(f"{prefix}."):
-        parts.append(f"{prefix}. in front in {'the file' if stored.startswith(f'{prefix}.') else 'the model'} alone")
+        parts.append(f"prefix {prefix}. only in {'the file' if stored.startswith(f'{prefix}.') else 'the model'}")
     return ", ".join(parts)
 
 
 def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
-    """Equal rows of neighbouring layers as one; renamed names by how they are."""
+    """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
     keyed = [(row.name, _key(row), row) for row in ordered if row.status != "renamed"]
     for name, _, items in runs(keyed):

@@ -1,8 +1,7 @@
-"""The names that self-attention's tensors go by, put on a recorded dataflow.
+"""Names of self-attention's tensors in a recorded dataflow: `query_layer`, `attention_scores` ...
 
-`query_layer`, `attention_scores` ... are the reference's names (transformers, `modeling_bert.py`). They follow
-from where a tensor goes (what arrives at the first product is the query), so a graph that has no such products
-fails here instead of being drawn with wrong names.
+They are the names of transformers' `modeling_bert.py`. A tensor is named by the operator that uses it: the first
+operand of the first product is the query. A graph without these products raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
 def name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None:
-    """Puts the names as nodes of their own between what makes a tensor and what takes it."""
+    """Insert a node with each name between the operator that makes a tensor and those that use it."""
     inside = [node for node in flow.nodes.values() if node.group == group and node.role == "function"]
     found = {name: [node.id for node in inside if node.name == name] for name in (FUSED, "torch.matmul", _SOFTMAX)}
     if found[FUSED]:
@@ -44,7 +43,7 @@ def name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None
 
 
 def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str) -> str:
-    """A node for one tensor: `source`'s result after `views`; what took that tensor now takes it from the node."""
+    """Insert a node after `source` and `views`, and before every user of that tensor; return its id."""
     (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
     ident = flow.add(DiagramNode(id="", role="tensor", name=name, shape=shape, group=group))
     size = len(views)
@@ -56,7 +55,7 @@ def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str
 
 
 def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) -> None:
-    """The same name for the results of `start` and of everything after it, as far as `end`."""
+    """Give the same name to the results of `start` and of each node after it, up to `end`."""
     at = start
     while at != end:
         (taker,) = flow.out_of(_name(flow, at, (), name, group))
@@ -64,7 +63,7 @@ def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) ->
 
 
 def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
-    """The number that the scores are divided by, as the reference writes it."""
+    """Insert a node for the divisor of the scores, written as in transformers."""
     scale = f"{math.sqrt(attention.attention_head_size):g}"
     (divide,) = [
         node for node in flow.nodes.values() if node.group == group and (node.name, node.detail) == ("/", scale)

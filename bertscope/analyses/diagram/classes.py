@@ -1,8 +1,8 @@
-"""`diagram --kind class`: classes, attributes and inheritance, read off live classes and their instances.
+"""`diagram --kind class`: classes, attributes and inheritance, from the imported classes and their instances.
 
-An attribute belongs to every class whose `__init__` stores it: the bytecode of `__init__` tells, so no source
-text is needed. Its type is that of the value that an instance holds. What only other settings bring to the same
-classes (cross-attention, relative positions) is read off further models with these settings, and marked with them.
+An attribute belongs to every class whose `__init__` stores it, according to the bytecode of `__init__`. Its type is
+that of the value in an instance. Attributes that need other settings (cross-attention, relative positions) come from
+models with these settings, and are marked with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bertscope.sources.transformers_models import quiet_transformers
 from bertscope.torch_access import nn, torch
 
 IMPLEMENTATIONS = ("bertscope", "transformers")
-# What a model may hold besides, by the setting that brings it.
+# The settings that add attributes to the classes.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "add_cross_attention = true": {"is_decoder": True, "add_cross_attention": True},
     "position_embedding_type = relative_key": {"position_embedding_type": "relative_key"},
@@ -36,10 +36,10 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 def class_diagram(
     model: BertPreTrainedModel, *, name: str | None = None, around: str | None = None, package: str = "bertscope"
 ) -> ClassReport:
-    """The classes that a model is made of; with `around` one of them, its bases and its parts.
+    """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
 
-    `package` may be `transformers`: then the same architecture and configuration is built from its live classes.
-    Raises SelectionError for a class that the model has not, MissingExtraError without transformers.
+    With `package="transformers"` the same architecture and configuration is built from the classes of transformers.
+    Raises SelectionError for a class that the model does not have, MissingExtraError without transformers.
     """
     models = {"": model if package == "bertscope" else _build(model, package)}
     models |= {when: _build(model, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
@@ -60,7 +60,7 @@ def class_diagram(
 
 
 def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Module:
-    """A model of the same class and configuration, with other settings, on meta."""
+    """Build a model of the same class and configuration with other settings, on meta."""
     if package not in IMPLEMENTATIONS:
         raise SelectionError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {package!r}")
     architecture = changes.pop("architecture", type(model).__name__)
@@ -77,7 +77,7 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
 
 
 class _Reader:
-    """Collects classes from instances; the first model that has an attribute says what it is."""
+    """Collector of classes from instances; the first model that has an attribute decides its type."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -86,7 +86,7 @@ class _Reader:
         self.links: dict[tuple[str, str, str], ClassLink] = {}
 
     def read(self, model: nn.Module, when: str) -> None:
-        """Every class in a model, its configuration's too; models of other settings add no class."""
+        """Add the classes of a model and of its configuration; a model of other settings adds attributes only."""
         self.config_class = type(model.config)
         for module in model.modules():
             if is_of(type(module), self.package):
@@ -120,7 +120,7 @@ class _Reader:
             self.links.setdefault((link.owner, link.part, name), link)
 
     def _meet(self, cls: type) -> None:
-        """A class and its bases, bases first."""
+        """Add a class and its bases, bases first."""
         for base in cls.__bases__:
             if base is not object:
                 self._meet(base) if base is not nn.Module else self.classes.setdefault(base, {})
@@ -135,7 +135,7 @@ class _Reader:
         return "None" if value is None else type_name(type(value), self.package)
 
     def boxes(self) -> Iterator[ClassBox]:
-        """The classes met, each with its attributes in the order in which `__init__` stores them."""
+        """Yield each class with its attributes in the order in which `__init__` stores them."""
         for cls, found in self.classes.items():
             order = [name for name in _stored(cls) if name in found]
             yield ClassBox(
@@ -147,13 +147,13 @@ class _Reader:
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """The public attributes of one instance besides what every module has: values, submodules, tensors."""
+    """Return the public attributes of an instance, submodules and tensors included, that not every module has."""
     own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"}
     return own | module._modules | module._parameters | module._buffers
 
 
 def _stored(cls: type) -> list[str]:
-    """The names that the class's own `__init__` stores, in the order of its code."""
+    """Return the attributes that the class's own `__init__` stores, in the order of its code."""
     init = vars(cls).get("__init__")
     code = getattr(init, "__code__", None)
     steps: Iterable[Any] = dis.get_instructions(code) if code else ()
@@ -161,7 +161,7 @@ def _stored(cls: type) -> list[str]:
 
 
 def _fields(config_class: type) -> Iterator[ClassAttribute]:
-    """A configuration's fields: what its constructor takes, with types and defaults."""
+    """Yield the parameters of a configuration's constructor, with types and defaults."""
     for parameter in list(inspect.signature(config_class.__init__).parameters.values())[1:]:  # type: ignore[misc]
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -177,7 +177,7 @@ def _fields(config_class: type) -> Iterator[ClassAttribute]:
 def _around(
     classes: tuple[ClassBox, ...], links: tuple[ClassLink, ...], name: str
 ) -> tuple[tuple[ClassBox, ...], tuple[ClassLink, ...]]:
-    """One class, what it holds, and the bases of all of these."""
+    """Return one class, its parts, and the bases of all of these."""
     known = {box.name: box for box in classes}
     if name not in known:
         raise SelectionError(f"no class {name!r} in this model; {suggestion(name, known)}")

@@ -1,8 +1,7 @@
-"""One run of a module as a graph: every function that it calls is a node, every tensor an arrow.
+"""Graph of one run of a module: every function that it calls is a node, every tensor an arrow.
 
-Recorded by `TorchFunctionMode`, which sees each call that Python makes into torch. A submodule is one box, or is
-opened, so that the calls inside it are recorded in its place. Calls that only look at a tensor in another way
-(view, transpose, an index) are no nodes; they are named on the arrow.
+`TorchFunctionMode` sees each call that Python makes into torch. A submodule is either one box, or is opened: then the
+calls inside it are recorded instead. Views (view, transpose, an index) are not nodes but labels of the arrow.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from bertscope.reports.layer_ranges import number_of
 from bertscope.torch_access import nn, storage_key, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
-_SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy, and change no value that this diagram is about
+_SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy; the diagram shows no values
 
 
 @dataclass(frozen=True)
 class Flowing:
-    """A tensor that has been seen: the node that it came from, and how it was looked at since."""
+    """A recorded tensor: the node that made it, and the views since."""
 
-    tensor: torch.Tensor  # kept, so that its id stays its own
+    tensor: torch.Tensor  # kept alive, so that its id is not reused
     source: str
     views: tuple[str, ...] = ()
 
 
 @dataclass
 class Flow:
-    """The recorded graph; nodes and edges in the order of the run, the edges of a node in that of its arguments."""
+    """The recorded graph: nodes and edges in the order of the run, edges into a node in the order of its arguments."""
 
     nodes: dict[str, DiagramNode] = field(default_factory=dict)
     edges: list[DiagramEdge] = field(default_factory=list)
@@ -43,7 +42,7 @@ class Flow:
     opened: dict[str, nn.Module] = field(default_factory=dict)
 
     def add(self, node: DiagramNode) -> str:
-        """A node under the id that it brings, or one made of its name, numbered where that is taken."""
+        """Add a node and return its id: its own or one from its name, with a number where that is taken."""
         base = "".join(letter if letter.isalnum() else "_" for letter in node.id or node.name).strip("_")
         ident, number = base, 1
         while ident in self.nodes:
@@ -53,19 +52,19 @@ class Flow:
         return ident
 
     def into(self, ident: str) -> list[DiagramEdge]:
-        """What a node is given, in the order of its arguments."""
+        """Return the edges into a node, in the order of its arguments."""
         return [edge for edge in self.edges if edge.target == ident]
 
     def out_of(self, ident: str) -> list[DiagramEdge]:
-        """Where what a node makes goes."""
+        """Return the edges out of a node."""
         return [edge for edge in self.edges if edge.source == ident]
 
 
 def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Callable[[nn.Module, int], bool]) -> Flow:
-    """What the first call of `scope` does while `run` runs; empty when it is never called.
+    """Record the first call of `scope` during `run`; return an empty graph if it is not called.
 
-    `path` is put before the names of its submodules. `opens` says of a submodule, and of the number of modules
-    open around it, whether it is drawn open.
+    `path` precedes the names of its submodules. `opens(submodule, number of open modules around it)` decides whether
+    a submodule is opened.
     """
     recorder = _Recorder(scope, opens)
     with recorder.hooked(path), recorder, torch.no_grad():
@@ -80,7 +79,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         self.flow = Flow()
         self.alive: dict[int, Flowing] = {}
         self.is_recording = False
-        self.box: str | None = None  # the closed module that runs
+        self.box: str | None = None  # the path of the unopened module that runs
         self.groups: list[str] = [""]
         self.held = {id(held): name for name, held in (*scope.named_parameters(), *scope.named_buffers())}
 
@@ -117,7 +116,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
 
     @contextmanager
     def hooked(self, path: str) -> Iterator[None]:
-        """Hooks on the scope and every module below it."""
+        """Register hooks on the scope and every module below it."""
         with ExitStack() as stack:
             for name, module in self.scope.named_modules():
                 at = ".".join(part for part in (path, name) if part)
@@ -151,7 +150,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
             elif self.box == path:
                 given = tensors((args, kwargs))
                 if any(out is tensor for tensor in given):
-                    out = torch.ops.aten.alias(out)  # what dropout passes through is drawn as its result
+                    out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
                 self.box = None
                 kind = type_name(type(module), "bertscope")
                 name = path.rsplit(".", 1)[-1]
@@ -183,7 +182,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
     # ---- tensors ----
 
     def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
-        """Arrows from where the given tensors come from, and the results as the node's own."""
+        """Add edges from the origins of the given tensors, and record the results as made by the node."""
         for tensor in given:
             origin = self._flowing(tensor)
             if origin is not None:
@@ -194,7 +193,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
             self._saw(Flowing(tensor, ident))
 
     def _flowing(self, tensor: torch.Tensor) -> Flowing | None:
-        """Where a tensor came from; a parameter or buffer of the scope becomes a node when it is used."""
+        """Return the origin of a tensor; a parameter or buffer of the scope becomes a node at its first use."""
         if id(tensor) not in self.alive and id(tensor) in self.held:
             node = DiagramNode(id="", role="parameter", name=self.held[id(tensor)], shape=shape_of(tensor))
             self._saw(Flowing(tensor, self.flow.add(node)))
@@ -206,12 +205,12 @@ class _Recorder(torch.overrides.TorchFunctionMode):
 
 
 def shape_of(tensor: torch.Tensor) -> TensorShape:
-    """Shape and dtype as plain data."""
+    """Return shape and dtype as plain data."""
     return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in nested arguments with a name such as `past_key_value[0]`."""
+    """Yield every tensor in nested arguments with a name such as `past_key_value[0]`."""
     if isinstance(given, torch.Tensor):
         yield name, given
     elif isinstance(given, Mapping):
@@ -227,7 +226,7 @@ def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
 
 
 def _index_text(index: Any) -> str:
-    """An index as it is written: `[:, None]`."""
+    """Return an index as Python writes it: `[:, None]`."""
     parts = index if isinstance(index, tuple) else (index,)
     return f"[{', '.join(_slice_text(part) if isinstance(part, slice) else str(part) for part in parts)}]"
 
@@ -238,6 +237,6 @@ def _slice_text(part: slice) -> str:
 
 
 def _public_name(name: str) -> str:
-    """`torch.matmul` for `torch.Tensor.matmul`, `torch.einsum` for `torch.functional.einsum`."""
+    """Return `torch.matmul` for `torch.Tensor.matmul`, `torch.einsum` for `torch.functional.einsum`."""
     short = name.rsplit(".", 1)[-1]
     return f"torch.{short}" if name.startswith(("torch.Tensor.", "torch.functional.")) else name

@@ -26,11 +26,11 @@ def diagram(
     around: str | None = None,
     implementation: str = "bertscope",
 ) -> ClassReport | GraphReport:
-    """One diagram of one of our models.
+    """Return one diagram of a BERT.
 
-    `class` draws the classes of the whole model, those around one class (`around`), or around that of the module
-    at `path`; `forward` the dataflow of the module at `path` with what is `given`; `tree` the modules at and below
-    `path`. Raises SelectionError for another kind, and for a path or class that the model has not.
+    `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
+    `path`. `forward` draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
+    below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
     """
     if kind == "forward":
         return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
@@ -53,7 +53,7 @@ def tree_diagram(
     model: BertPreTrainedModel, path: str = "", *, name: str | None = None, depth: int | None = None,
     direction: str | None = None,
 ) -> GraphReport:  # fmt: skip
-    """The modules at and below `path`, equal neighbours folded, `depth` levels down; parameters as `tree` sums them."""
+    """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""
     report = tree(model, name=name)
     root = _row_at(report.rows, path)
     below = [row for row in report.rows if row is root or _is_below(row.path, root.path)]
@@ -86,7 +86,7 @@ def tree_diagram(
 
 
 def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
-    """The row of a path; one inside a run of equal layers, such as `encoder.layer.7`, is the run's."""
+    """Return the row of a path; for one of several equal layers, such as `encoder.layer.7`, their common row."""
     for row in rows:
         if row.path == path or covers(row.path, path):
             return row

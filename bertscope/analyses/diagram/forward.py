@@ -1,7 +1,7 @@
-"""`diagram --kind forward`: what a forward pass of a model, or of one module in it, does with its tensors.
+"""`diagram --kind forward`: the dataflow of a forward pass of a model or of one module in it.
 
-Read off a run on meta (see `dataflow`), so the diagram is what the model does with this configuration and these
-inputs. Equal layers are run and drawn once.
+It is recorded in a run on meta (see `dataflow`) with this configuration and these inputs. Equal layers are run and
+drawn once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.torch_access import nn, torch
 
-# Boxes unless they are what is drawn: each of them has a diagram of its own.
+# Boxes unless the diagram is of one of them.
 _CLOSED = (BertEmbeddings, BertLayer, BertSelfAttention, BertPooler)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What goes into the run besides ids; None: as the document draws it (see `forward_diagram`)."""
+    """The inputs of the run besides ids; None: the default of `forward_diagram`."""
 
     batch: int = 1
     seq: int = 128
@@ -50,12 +50,12 @@ def forward_diagram(
     depth: int | None = None,
     direction: str | None = None,
 ) -> GraphReport:
-    """The dataflow of the module at `path`, the whole model without one; nothing is computed, and `model` is kept.
+    """Return the dataflow of the module at `path`, or of the whole model; `model` is not changed.
 
-    Without `depth` submodules that have a diagram of their own are boxes; with it so many levels are opened. A
-    self-attention alone is drawn complete: with as many cached positions as there are new ones, and a head mask
-    where the kernel takes one; elsewhere both are left out unless given. Raises SelectionError for a path that
-    the run does not enter, and for sizes that the model cannot run.
+    `depth` is the number of levels to open; without it embeddings, layers, self-attentions and the pooler are boxes.
+    For a self-attention as the scope, the default is as many cached positions as new ones, and a head mask if the
+    kernel takes one; for any other module neither. Raises SelectionError for a path that the run does not enter, and
+    for sizes that the model cannot run.
     """
     short, runs = _with_each_layer_once(model)
     at = _path_in(short, runs, path)
@@ -86,7 +86,7 @@ def _opens(depth: int | None) -> Callable[[nn.Module, int], bool]:
 
 
 def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[LayerRange]]:
-    """A copy on meta without the layers that equal the one before, and the numbers each layer stands for: `0-11`."""
+    """Return a copy on meta without layers equal to the one before, and the layer range of each remaining layer."""
     tensors = (*model.parameters(), *model.buffers())
     short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
     encoder = short.base_model.encoder
@@ -105,10 +105,10 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> str:
-    """The path with the place of its layer's representative: `encoder.layer.7` and `.0-11` are `.0`."""
+    """Return the path in the short model: `encoder.layer.0` for `encoder.layer.7` and `encoder.layer.0-11`."""
 
     def placed(layers: LayerRange) -> object:
-        """The place of the run that the first of the layers lies in."""
+        """Return the number of the range that contains the first of the layers."""
         return next((place for place, run in enumerate(runs) if layers.first in run), layers)
 
     at = with_layers(path, placed)
@@ -120,7 +120,7 @@ def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> s
 
 
 def _shown(path: str, runs: list[LayerRange]) -> str:
-    """A path of the short model with the numbers of all layers that it stands for."""
+    """Return a path of the short model with the layer range that its layer represents."""
     return with_layers(path, lambda layers: runs[layers.first])
 
 
@@ -128,7 +128,7 @@ def _shown(path: str, runs: list[LayerRange]) -> str:
 
 
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
-    """Cache and head mask where they were not decided."""
+    """Return the inputs with defaults for the cache and head mask."""
     config = model.config
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
     takes = inspect.signature(model.forward).parameters
@@ -149,7 +149,7 @@ def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path:
 
 
 def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
-    """Everything that the run takes, on meta."""
+    """Return the inputs of the run, on meta."""
     config, cache = model.config, given.cache or 0
     inputs: dict[str, Any] = example_inputs(model, given.batch, given.seq)
     if given.mask:
@@ -167,7 +167,7 @@ def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
 
 
 def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> list[torch.Tensor]:
-    """Key and value of a layer, and of its cross-attention where it has one."""
+    """Return key and value of a layer, and of its cross-attention if it has one."""
     blocks = [(layer.attention.self, cache)]
     if "encoder_hidden_states" in inputs:
         blocks.append((layer.crossattention.self, inputs["encoder_hidden_states"].shape[1]))
@@ -182,13 +182,13 @@ def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> lis
 
 
 class _Report:
-    """From what was recorded on the short model to what the whole model is."""
+    """Conversion of the graph of the short model to that of the whole model."""
 
     def __init__(self, flow: Flow, runs: list[LayerRange], scope: str) -> None:
         self.flow, self.runs, self.scope = flow, runs, scope
 
     def report(self, **about: Any) -> GraphReport:
-        """The graph without inputs that nothing takes."""
+        """Return the graph without unused inputs."""
         edges = tuple(replace(edge, views=tuple(map(self._view, edge.views))) for edge in self.flow.edges)
         used = {end for edge in edges for end in (edge.source, edge.target)}
         nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
@@ -219,7 +219,7 @@ class _Report:
         )
 
     def _below(self, path: str, group: str) -> str:
-        """A path as seen from the open module around it."""
+        """Return a path relative to the open module around it."""
         around = group or _shown(self.scope, self.runs)
         return path.removeprefix(f"{around}.") if around else path
 
@@ -229,10 +229,10 @@ class _Report:
         return len(self.runs[layers.first]) if is_layer and layers else 1
 
     def _indexed(self, name: str) -> str:
-        """`past_key_values[0-11][0]`, what each of the equal layers is given."""
+        """Return `past_key_values[0-11][0]` for an input of equal layers."""
         return re.sub(r"^(past_key_values)\[(\d+)\]", lambda found: f"{found[1]}[{self.runs[int(found[2])]}]", name)
 
     def _view(self, view: str) -> str:
-        """`[0-11]`, the row of `head_mask` that each of the equal layers is given."""
+        """Return `[0-11]` for the row of `head_mask` of equal layers."""
         found = re.fullmatch(r"\[(\d+)\]", view)
         return f"[{self.runs[int(found[1])]}]" if found else view

@@ -1,7 +1,7 @@
-"""`explain`: the walk through a model, with every number as a formula in the configuration's own names.
+"""`explain`: a model step by step, with every number as a formula in the configuration's names.
 
-The formulas are closed forms, written here and nowhere else; the sums compare them with what `count` and
-`flops` read off the built model.
+The formulas are closed forms that only this file holds; the sums compare them with the numbers that `count` and
+`flops` obtain from the built model.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ SQUARE = "hidden_size * hidden_size + hidden_size"
 def explain(
     source: ModelSource, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128
 ) -> ExplainReport:
-    """The steps of the model, or those under `path` (any of the three namings), and the sums of its levels.
+    """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
 
-    FLOPs are of a forward pass, matrix products alone, a multiply-add as 2. Raises SelectionError for a path
+    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. Raises SelectionError for a path
     that no step has.
     """
     if language not in LANGUAGES:
@@ -70,7 +70,7 @@ def explain(
 
 
 class _Walk:
-    """Makes the steps; knows the names that formulas may use."""
+    """Maker of the steps; `values` are the names that formulas may use."""
 
     def __init__(self, source: BertSource, language: str, batch: int, seq: int) -> None:
         self.source, self.config, self.language = source, source.config, language
@@ -88,7 +88,7 @@ class _Walk:
         self.range = LayerRange(0, max(self.layers - 1, 0))
 
     def formula(self, symbols: str | None) -> Formula | None:
-        """A formula of integers, names, +, - and *, with its numbers and value."""
+        """Return a formula of integers, names, +, - and *, with its numbers and value."""
         if symbols is None:
             return None
         numbers = re.sub(r"[a-z_]+", lambda name: str(self.values[name[0]]), symbols)
@@ -98,7 +98,7 @@ class _Walk:
         self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
         params: str | None = None, flops: str | None = None,
     ) -> Step:  # fmt: skip
-        """One step; `names` are keras', Hugging Face's and TensorFlow's."""
+        """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
         in_layer = group == "layer"
         return Step(
@@ -115,7 +115,7 @@ class _Walk:
         )
 
     def steps(self) -> Iterator[Step]:
-        """The whole walk, the layers as one."""
+        """Yield all steps, equal layers once."""
         yield from self.embeddings()
         if self.layers:
             yield from self.layer()
@@ -128,7 +128,7 @@ class _Walk:
         yield from self.head(architecture, pooled)
 
     def embeddings(self) -> Iterator[Step]:
-        """From the ids to the sum of the three vectors, normalised."""
+        """Yield the steps from the ids to the normalised sum of the three vectors."""
         hf, tf, group = "embeddings", "bert/embeddings", "embeddings"
         yield self.step("input_token", group, ("Input-Token", "", "input_ids"), (), self.tokens)
         yield self.step("input_segment", group, ("Input-Segment", "", "token_type_ids"), (), self.tokens)
@@ -149,7 +149,7 @@ class _Walk:
         )
 
     def layer(self) -> Iterator[Step]:
-        """The steps of one layer, which stands for all."""
+        """Yield the steps of one layer, which represents all."""
         pairs = {"absolute": 0, "relative_key": 1, "relative_key_query": 2}[self.config.position_embedding_type]
         distances = " + (2 * max_position_embeddings - 1) * head_size" if pairs else ""
         products = self._attention_flops(2 + pairs)
@@ -169,11 +169,11 @@ class _Walk:
         yield from self._block("feed_forward", "", "FeedForward", params, flops)
 
     def _attention_flops(self, products: int) -> str:
-        """Four dense layers, and so many products of the queries' or keys' size with seq."""
+        """Return the FLOPs of four dense layers and of `products` attention products over `seq` positions."""
         return f"{self.batch} * seq * (4 * 2 * hidden_size * hidden_size + {products} * 2 * seq * hidden_size)"
 
     def _block(self, key: str, module: str, keras: str, params: str, flops: str | None) -> Iterator[Step]:
-        """An attention or a feed-forward with its dropout, addition and LayerNorm."""
+        """Yield an attention or a feed-forward with its dropout, addition and LayerNorm."""
         hf, tf = f"encoder.layer.{self.range}", f"bert/encoder/layer_{self.range}"
         name = f"Transformer-{self.range}-{keras}"
         output = f"{hf}.{module}.output" if module else f"{hf}.output"
@@ -192,7 +192,7 @@ class _Walk:
         yield self.step("norm", "layer", names, (self.hidden,), self.hidden, NORM)
 
     def head(self, architecture: str, pooled: Dims) -> Iterator[Step]:
-        """What stands on the body."""
+        """Yield the steps of the head."""
         batch = self.batch
         if architecture in WITH_LM_HEAD:
             names = ("MLM-Dense", "cls.predictions.transform", "cls/predictions/transform/{dense,LayerNorm}")
@@ -234,8 +234,7 @@ def _computed(node: ast.expr) -> int:
 
 
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
-    """The steps that a path names in any naming; one layer's path shows the layer that stands for all."""
-
+    """Return the steps that a path names in any naming; every layer has the steps of the one that represents all."""
     every = LayerRange(0, max(layers - 1, 0))
     wanted = with_layers(path, lambda asked: asked if asked.is_run or asked.first not in every else every)
     wanted = wanted.removeprefix("bert.")
@@ -253,7 +252,7 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
 
 
 def _single(step: Step, path: str, layers: int) -> Step:
-    """The step under the number of the layer that was asked for."""
+    """Return the step with the layer number in `path`."""
     asked = layers_in(path)
     if asked is None or layers < 2:
         return step
@@ -264,7 +263,7 @@ def _single(step: Step, path: str, layers: int) -> Step:
 
 
 def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, layers: int) -> Iterator[Sum]:
-    """Each level by formula and as counted: distinct parameters, forward FLOPs."""
+    """Yield each level by formula and as counted: unique parameters, forward FLOPs."""
     params = {row.name: row.distinct_params for row in counted.rows}
     flops = {row.path.removeprefix("bert."): row.forward.matmul_flops for row in worked.rows}
     body = {name: (params.get(name, 0), flops.get(name, 0)) for name in ("embeddings", "encoder", "pooler")}

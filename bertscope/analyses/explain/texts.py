@@ -34,7 +34,7 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "该表仍属于模型，但使用相对位置编码时不参与相加，由注意力层使用相对距离。",
     ),
     "norm": (
-        "Each token's vector by itself is brought to mean 0 and variance 1, then multiplied by gamma and shifted by beta.",
+        "Each token's vector is normalised to mean 0 and variance 1, then multiplied by gamma and shifted by beta.",
         "对每个 token 的向量单独归一化为均值 0、方差 1，再逐元素乘 gamma、加 beta。",
     ),
     "dropout": (
@@ -43,7 +43,7 @@ SENTENCES: dict[str, tuple[str, str]] = {
     ),
     "attention": (
         "Query, key and value by a dense layer each; softmax of query times key weighs the values; a fourth dense "
-        "layer puts the heads together.",
+        "layer combines the heads.",
         "Q、K、V 各经过一个全连接层；Q 与 K 点积后经 softmax 得到权重，对 V 加权求和；再经第四个全连接层合并各头。",
     ),
     "cross_attention": (
@@ -82,7 +82,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         (
             "What do the {norm:,} parameters of a LayerNorm do?",
             "gamma and beta hold hidden_size = {hidden:,} numbers each. For input [batch, seq, hidden_size] the mean and "
-            "the variance are taken over the last dimension, for every token apart; then element i of each token's "
+            "the variance are taken over the last dimension, for each token separately; then element i of each token's "
             "vector is multiplied by gamma[i] and shifted by beta[i]. All tokens share the same gamma and beta.",
         ),
         (
@@ -120,7 +120,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "This model has {distinct:,} unique parameters; the sum over layers is {layers:,}, where a tied tensor counts at "
             "every layer that uses it. BERT-base is published as 110M (109,482,240 uncased BertModel) and BERT-large "
             "as 340M (335,141,888, rounded); base-cased as 108.3M unique parameters (108,340,804) or 130.6M as sum over layers "
-            "(130,609,732): the tied decoder, 22,268,928, counted again. Vocabulary, pooler and head differ besides.",
+            "(130,609,732): the tied decoder, 22,268,928, counted again. Vocabulary, pooler and head differ as well.",
         ),
         (
             "为什么公布的参数总量不一致？",
@@ -133,5 +133,5 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
 
 
 def sentence(key: str, language: str) -> str:
-    """The sentence of a step in that language."""
+    """Return the sentence of a step in that language."""
     return SENTENCES[key][LANGUAGES.index(language)]

@@ -1,4 +1,4 @@
-"""`diff`: two models, parameter by parameter, with equal changes of neighbouring layers folded."""
+"""`diff`: comparison of two models, parameter by parameter, with equal changes of neighbouring layers folded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bertscope.reports.page import DiffReport, DiffRow, FieldChange
 from bertscope.reports.params import CountReport
 from bertscope.sources.model_source import ModelSource
 
-# Recorded by the file, of no effect on the model.
+# Fields of a config.json that have no effect on the model.
 _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
 
 
 def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> DiffReport:
-    """What tells model `a` from model `b`: settings, parameters, totals, and forward FLOPs at one size.
+    """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
-    Paths are compared without `bert.` in front (or what another family has there), so that a body and the same body
-    under a head agree.
+    Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
+    the same model without one.
     """
     one, other = _side(a), _side(b)
     flops = [FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b)]
@@ -43,19 +43,19 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two: what it is, what it holds, and what its paths begin with."""
+    """One of the two models, its parameters, and the prefix of its paths."""
 
     source: ModelSource
     report: CountReport
     prefix: str
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that shape or switch it: those of its file, as the built model has them."""
+        """Return the settings in its file, with the values of the built model."""
         about = self.report.subject
         return {**self.source.settings, **(about.config or {}), "architecture": about.architecture}
 
     def tensors(self) -> dict[str, tuple[Shape, int]]:
-        """Path -> shape and count, each tensor under the address at which it counts as distinct."""
+        """Return shape and number of elements by path; each tied tensor under its first path only."""
         rows = [row for row in self.report.rows if row.tied_to is None]
         return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
 

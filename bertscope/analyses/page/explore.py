@@ -1,7 +1,7 @@
-"""`explore`: parameters, FLOPs, shapes and what is kept for backward, joined by module path.
+"""`explore`: parameters, FLOPs, shapes and tensors saved for backward, joined by module path.
 
-Each source folds equal layers in its own way, so all are brought to the paths of single modules (`layer.3`)
-and summed again over those that a row of the tree stands for (`layer.0-11`).
+The reports fold equal layers differently, so each is expanded to the paths of single modules (`layer.3`) and summed
+over those that a row of the tree represents (`layer.0-11`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ AWAITED = ("FLOPs and shapes", "memory")
 
 
 def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) -> Iterator[ExploreReport]:
-    """Parameters at once; then with FLOPs and shapes; then with what is kept for backward: one tree, ever fuller.
+    """Yield the tree with parameters, then also with FLOPs and shapes, then also with saved tensors.
 
-    FLOPs and memory are those of a training step as `spec` runs it. Raises SelectionError or ConfigError,
-    before the first report, for sizes or a strategy that the model cannot run.
+    FLOPs and memory are those of a training step by `run_config`. Raises SelectionError or ConfigError before the
+    first report, for sizes or a strategy that the model cannot run.
     """
     source = source.require("explore")
     model = source.build()
@@ -58,7 +58,7 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
 def of_parameters(
     model: BertPreTrainedModel, name: str, run_config: RunConfig, *, folded: bool = True
 ) -> ExploreReport:
-    """The tree and the tensors of each module; nothing is run."""
+    """Return the tree and the tensors of each module; nothing is run."""
     found, root = tree(model, name=name, folded=folded), read(model)
     nodes = (fold(root) if folded else root).walk()
     return ExploreReport(
@@ -86,7 +86,7 @@ def _tensor(held: Held) -> HeldTensor:
 
 
 def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InOut]) -> ExploreReport:
-    """The report with the work of each module, and what goes in and comes out of it."""
+    """Return the report with the FLOPs, inputs and outputs of each module."""
     each = {
         path: (row.forward // row.copies, row.backward // row.copies, row.recompute // row.copies)
         for row in flops.rows
@@ -108,7 +108,7 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
 
 
 def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
-    """The report with what the forward pass of each module keeps for backward."""
+    """Return the report with the tensors that the forward pass of each module saves for backward."""
     kept: dict[str, list[KeptRow]] = defaultdict(list)
     sums: Counter[str] = Counter()
     for found in kept_rows(trace, {}):
@@ -126,7 +126,7 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
 
 
 def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
-    """The same tensor of several copies as one row."""
+    """Merge the same tensor of several layers into one row."""
     found: dict[tuple[object, ...], KeptRow] = {}
     for row in rows:
         key = (row.operator, row.what, row.shape, row.dtype)

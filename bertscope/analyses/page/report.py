@@ -1,4 +1,4 @@
-"""`report`: every question asked of one model, or of two side by side; the answers as they come."""
+"""`report`: every report about one model, or about two side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTHS = (64, 128, 256, 384, 512)
 
 @dataclass(frozen=True, kw_only=True)
 class PageRun:
-    """What the page is asked: the sizes, and the budget of its `fit` table (None: no table)."""
+    """The sizes on the page, and the budget of its `fit` table (None: no table)."""
 
     batch: int = 8
     seq: int = 128
@@ -35,7 +35,7 @@ class PageRun:
 
 
 def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
-    """The page of one source, or of two with their differences."""
+    """Return the page of one source, or of two with their differences."""
     models = tuple(_model(source.require("report"), run, progress) for source in sources)
     differences = diff(sources[0], sources[1], batch=run.batch, seq=run.seq) if len(sources) == 2 else None
     return PageReport(models=models, diff=differences)

@@ -123,7 +123,7 @@ def test_bert_in_front_is_taken_off_or_put_on(verified, tiny, architecture):
     assert report.fits
     assert report.matched_tensors >= 37
     (renamed,) = [row for row in report.rows if row.status == "renamed"]
-    assert renamed.note == f"bert. in front in the {'file' if architecture == 'BertModel' else 'model'} alone"
+    assert renamed.note == f"prefix bert. only in the {'file' if architecture == 'BertModel' else 'model'}"
 
 
 def test_a_name_under_two_spellings_is_told(verified, state):
