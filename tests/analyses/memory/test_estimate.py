@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import bertscope
 from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.estimate import MemoryTraces, _run, estimate_memory
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.growth import memory_growth
+from bertscope.analyses.memory.growth import MemoryGrowth, memory_growth
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import bert_inputs, bert_model
 from bertscope.analyses.memory.summary import memory
@@ -24,6 +25,7 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.run_config import Checkpointing, RunConfig, parse_strategies
 from tests.analyses.memory.steps import estimated_trace, real_trace, small, without_scratch
+from tests.models import RUNNING
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
 # Scalars that only real kernels make: a loss's weight, an optimizer's constant.
@@ -201,6 +203,14 @@ def test_profiling_a_module_leaves_its_weights_gradients_and_mode_alone(optimize
         assert torch.equal(param, before[name][0])
         assert param.grad is before[name][1]
         assert torch.equal(param.grad, copies[name])
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_module_that_misleads_naive_counters_has_the_memory_found_by_hand(name):
+    trap = RUNNING[name]
+    found = bertscope.estimate(trap.make(), trap.inputs, mode="inference").variants[0].estimated
+    assert found.peak.parts.parameters == trap.param_bytes
+    assert found.peak.parts.inputs == trap.inputs.numel() * trap.inputs.element_size()
 
 
 def test_estimating_a_module_leaves_it_alone_and_allocates_none_of_it():
@@ -400,16 +410,16 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
 @pytest.mark.parametrize(
     ("layers", "fields"),
     [
-        (9, {}),
-        (9, {"attention": "eager", "checkpointing": "full"}),
-        (9, {"autocast": "bf16", "checkpointing": "full"}),
-        (9, {"autocast": "bf16", "checkpointing": "selective", "attention": "eager"}),
-        (17, {"checkpointing": "every-2"}),
-        (9, {"device": "cuda", "autocast": "bf16"}),
-        (9, {"device": "cuda", "checkpointing": "selective"}),
-        (9, {"mode": "inference", "autocast": "bf16"}),
-        (9, {"optimizer": "adamw", "implementation": "foreach"}),
-        (9, {"optimizer": "sgd", "padding": 0.5}),
+        (8, {}),
+        (8, {"attention": "eager", "checkpointing": "full", "optimizer": "sgd"}),
+        (8, {"autocast": "bf16", "checkpointing": "full", "optimizer": "sgd"}),
+        (8, {"autocast": "bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
+        (17, {"checkpointing": "every-2", "optimizer": "none"}),
+        (8, {"device": "cuda", "autocast": "bf16"}),
+        (8, {"device": "cuda", "checkpointing": "selective"}),
+        (8, {"mode": "inference", "autocast": "bf16"}),
+        (8, {"optimizer": "adamw", "implementation": "foreach"}),
+        (8, {"optimizer": "sgd", "padding": 0.5}),
     ],
     ids=str,
 )
@@ -428,12 +438,13 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
 
 @pytest.mark.parametrize(
     "run_config",
-    [RunConfig(seq=4, freeze=("bert.encoder.layer.3",)), RunConfig(seq=4, checkpointing="layers:2"),
-     RunConfig(seq=4, checkpointing="full", reentrant=True)],
+    [RunConfig(seq=4, mode="forward", freeze=("bert.encoder.layer.3",)),
+     RunConfig(seq=4, mode="forward", checkpointing="layers:2"),
+     RunConfig(seq=4, mode="forward", checkpointing="full", reentrant=True)],
     ids=str,
 )  # fmt: skip
 def test_layers_that_are_not_alike_all_run(run_config):
-    assert MemoryTraces(small(num_hidden_layers=9)).trace(run_config)[1] is None
+    assert MemoryTraces(small(num_hidden_layers=8)).trace(run_config)[1] is None
 
 
 def test_a_tape_that_differs_is_seen_to_differ():
@@ -446,20 +457,20 @@ def test_a_tape_that_differs_is_seen_to_differ():
     assert not same_events(trace, replace(trace, events=trace.events[:-1]))
 
 
-LINES = {
-    run_config: memory_growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
-    for run_config in (
-        RunConfig(seq=6),
-        RunConfig(seq=6, device="cuda"),
-        RunConfig(seq=6, autocast="bf16", checkpointing="full"),
-    )
-}
+GROWING = (
+    RunConfig(seq=6), RunConfig(seq=6, device="cuda"), RunConfig(seq=6, autocast="bf16", checkpointing="full"),
+)  # fmt: skip
+
+
+@functools.cache
+def growth(run_config: RunConfig) -> MemoryGrowth:
+    return memory_growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.sampled_from(list(LINES)), st.integers(1, 5000))
+@given(st.sampled_from(GROWING), st.integers(1, 5000))
 def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(run_config, batch):
-    assert LINES[run_config].peak_bytes(batch) == estimated_trace(small(), replace(run_config, batch=batch)).peak_bytes
+    assert growth(run_config).peak_bytes(batch) == estimated_trace(small(), replace(run_config, batch=batch)).peak_bytes
 
 
 def test_nothing_is_allocated():
