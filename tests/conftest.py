@@ -152,7 +152,7 @@ def _each_trace_once(once: Callable) -> Iterator[None]:
 
 # Minutes on a base or large model: these run with bert-tiny, and with these options unless the command gives others.
 LONG = {
-    "profile": {"--batch": "1", "--seq": "16", "--steps": "1"},
+    "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
     "fit": {"--precision": "fp32", "--checkpointing": "none,full"},
     "report": {"--no-fit": ""},
 }

@@ -336,6 +336,12 @@ def test_checkpointing_never_raises_what_is_kept(strategy, attention, autocast, 
     assert kept_but_random_states(other, **model) <= kept_but_random_states(plain, **model)
 
 
+def test_a_checkpointed_layer_keeps_only_its_input():
+    run_config = RunConfig(batch=3, seq=8, mode="forward", checkpointing="full")
+    one, two = (kept_but_random_states(run_config, num_hidden_layers=layers) for layers in (1, 2))
+    assert two - one == 3 * 8 * 16 * 4  # batch, length, width, bytes of fp32
+
+
 # The closed forms of what a layer keeps for backward, in bytes per token: h wide, i = 4 h, a heads, s keys.
 # Korthikanti et al. 2022 (34 h + 5 a s for 16 bits) doubled, with masks of one byte, is CUDA's fp32 row.
 KEPT = {
@@ -471,6 +477,18 @@ def growth(run_config: RunConfig) -> MemoryGrowth:
 @given(st.sampled_from(GROWING), st.integers(1, 5000))
 def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(run_config, batch):
     assert growth(run_config).peak_bytes(batch) == estimated_trace(small(), replace(run_config, batch=batch)).peak_bytes
+
+
+def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand():
+    block = Block("activations", "", "add")
+    two, three = (
+        MemoryTrace(
+            ((block, 100),), tuple(MemoryEvent(size, block, "forward", "", "add") for size in (bytes_, -bytes_))
+        )
+        for bytes_ in (5 + 2 * 10, 5 + 3 * 10)
+    )
+    assert two.peak_bytes == 125
+    assert memory_growth(two, three).peak_bytes(7) == 100 + 5 + 7 * 10
 
 
 def test_nothing_is_allocated():

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope.analyses.memory.fit import Fitter, fit_report, overhead_bytes
+from bertscope.analyses.memory.growth import MemoryGrowth, largest
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
@@ -75,6 +76,12 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
         assert row.next_bytes == one_more
     else:
         assert row.peak_bytes == one_more
+
+
+@pytest.mark.parametrize(("budget", "batch"), [(129, 0), (130, 1), (219, 3), (220, 4), (1000, 30)])
+def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
+    growth = MemoryGrowth(granule_bytes=1, state=[(100, 0)], events=[(0, 30), (0, -30)])
+    assert largest(lambda size: growth.peak_bytes(size) <= budget) == batch
 
 
 def test_the_search_needs_no_memory_growth(monkeypatch):

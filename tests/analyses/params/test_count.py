@@ -103,6 +103,15 @@ def test_folding_keeps_every_sum(model):
         assert sums[0] == sums[1]
 
 
+def test_the_rows_of_two_equal_layers_and_another_add_up_to_figures_found_by_hand():
+    model = nn.Sequential(nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 3)]), nn.Linear(3, 1, bias=False))
+    each = 2 * 3 + 3
+    for folded, rows in ((True, [("0.0-1", 2 * each), ("1", 3)]), (False, [("0.0", each), ("0.1", each), ("1", 3)])):
+        assert [(row.path, row.params) for row in bertscope.count(model, folded=folded).rows] == rows
+    by_depth = {depth: [row.params for row in bertscope.tree(model, depth=depth).rows] for depth in (0, 1, 2)}
+    assert by_depth == {0: [21], 1: [21, 18, 3], 2: [21, 18, 18, 3]}
+
+
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_module_that_misleads_naive_counters_has_the_figures_found_by_hand(name):
     trap = TRAPS[name]
@@ -260,6 +269,20 @@ def test_the_count_is_the_closed_form(heads, size, layers, intermediate, vocab, 
     )  # fmt: skip
     report = bertscope.count(bertscope.build(config, add_pooling_layer=pooler))
     assert report.totals.distinct_params == report.totals.layer_params == closed_form(config, pooler=pooler)
+
+
+def test_the_count_of_a_bert_of_two_dimensions_is_found_by_hand():
+    config = bertscope.BertConfig(
+        vocab_size=5, hidden_size=2, num_hidden_layers=3, num_attention_heads=1, intermediate_size=3,
+        max_position_embeddings=4, type_vocab_size=2,
+    )  # fmt: skip
+    embeddings = 5 * 2 + 4 * 2 + 2 * 2 + (2 + 2)  # words, positions, types; weight and bias of LayerNorm
+    attention = 4 * (2 * 2 + 2) + (2 + 2)  # query, key, value, output; LayerNorm
+    feed_forward = (2 * 3 + 3) + (3 * 2 + 2) + (2 + 2)
+    pooler = 2 * 2 + 2
+    assert bertscope.count(bertscope.build(config)).totals.distinct_params == (
+        embeddings + 3 * (attention + feed_forward) + pooler
+    )
 
 
 def test_a_parameter_that_parent_and_child_of_a_cycle_hold_counts_once():
