@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import bertscope
-from tests.conftest import ROOT, _Terminal, needs_graphviz, shortened
+from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, shortened
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
@@ -24,7 +24,8 @@ ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS",
 
 def spawn(*args: str, **options) -> subprocess.CompletedProcess:
     """`python -m bertscope ARGS` in a process of its own."""
-    options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False, **options}
+    options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False,
+               "preexec_fn": default_signals, **options}  # fmt: skip
     return subprocess.run([sys.executable, "-m", "bertscope", *args], **options)
 
 

@@ -28,7 +28,7 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
-from tests.conftest import ROOT
+from tests.conftest import ROOT, default_signals
 from tests.test_cli import ENV, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM
@@ -78,7 +78,7 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, "-m", "bertscope", *args], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a background job ignores
+        preexec_fn=default_signals,
     )  # fmt: skip
     STARTED.append(process)
     return process
