@@ -1,11 +1,20 @@
-"""Shared by all tests: tiny models, and the command line in this process."""
+"""Shared by all tests: tiny models, the command line in this process, and caches of what many tests ask for."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import hashlib
 import io
 import json
+import os
+import pickle
+import re
+import shlex
 import shutil
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +64,126 @@ def run_cli(*args: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def default_signals() -> None:
+    """Undo, in a child, what a background job or nohup ignores; for `preexec_fn`."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+TERMINAL = ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch):
     """`run_cli` without what the environment says of the terminal."""
-    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+    for name in TERMINAL:
         monkeypatch.delenv(name, raising=False)
     return run_cli
+
+
+@pytest.fixture(scope="session")
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint."""
+    from safetensors.torch import save_model
+
+    import bertscope
+
+    folder = tmp_path_factory.mktemp("user")
+    source = bertscope.load("bert-tiny")
+    (folder / "presets").symlink_to(ROOT / "presets")
+    (folder / "my-bert.yaml").write_text((ROOT / "presets" / "bert-tiny.yaml").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (folder / "models.bertscope.yaml").write_text("model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n")
+    (folder / "my-bert").mkdir()
+    (folder / "my-bert" / "config.json").write_text(json.dumps(source.config.to_dict()))
+    save_model(bertscope.BertModel(source.config), folder / "my-bert" / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable], Callable]:
+    """Return a decorator: the function runs once for each of its arguments, and all workers share the results."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def decorate(function: Callable) -> Callable:
+        @functools.lru_cache(maxsize=256)
+        def call(*args: object) -> Any:
+            name = hashlib.sha256(repr((function.__qualname__, *args)).encode()).hexdigest()
+            with (folder / f"{name}.pickle").open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                if saved := file.read():
+                    return pickle.loads(saved)
+                result = function(*args)
+                pickle.dump(result, file)
+                return result
+
+        return call
+
+    return decorate
+
+
+@pytest.fixture(scope="session")
+def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """Return a function that runs a documented command in a copy of the user's folder, once for all tests."""
+
+    def run(command: str) -> Result:
+        folder = tmp_path_factory.mktemp("printed")
+        for path in user_folder.iterdir():
+            (folder / path.name).symlink_to(path) if path.is_dir() else shutil.copy(path, folder)
+        if "--write" in command:  # records the counts of a file without expectations
+            mine = folder / "my-bert.yaml"
+            mine.write_text(mine.read_text().partition("expected:")[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for variable in TERMINAL:
+                patch.delenv(variable, raising=False)
+            return run_cli(*shlex.split(command)[1:])
+
+    return once(run)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_trace_once(once: Callable) -> Iterator[None]:
+    """Trace each run of a BERT once for all tests: memory traces and FLOP reports are frozen."""
+    from bertscope.analyses.flops.sweep import FlopsRun
+    from bertscope.analyses.memory import estimate
+    from bertscope.sources.bert import BertSource
+
+    def of_berts(function: Callable, source_of: Callable[[Any], Any]) -> Callable:
+        """Return the function with saved results for a BERT, whose source says all that decides the result."""
+        saved = once(function)
+
+        def call(first: Any, *args: object) -> Any:
+            return (saved if isinstance(source_of(first), BertSource) else function)(first, *args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "source_trace", of_berts(estimate.source_trace, lambda source: source))
+        patch.setattr(FlopsRun, "at", of_berts(FlopsRun.at, lambda run: run.source))
+        yield
+
+
+# Minutes as documented: these run with bert-tiny, the first two of several values, and these options as defaults.
+LONG = {
+    "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
+    "fit": {"--precision": "fp32", "--checkpointing": "none,full"},
+    "report": {"--no-fit": ""},
+}
+
+
+def shortened(command: str) -> str:
+    """Return a documented command in a form that takes seconds."""
+    program, name, *words = shlex.split(command)
+    if name not in LONG:
+        return command
+    words = [",".join(re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word).split(",")[:2]) for word in words]
+    model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
+    more = [word for option, value in LONG[name].items() if option not in words for word in (option, value) if word]
+    return shlex.join([program, name, *model, *words, *more])
 
 
 def needs_graphviz() -> None:

@@ -7,14 +7,13 @@ import io
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 
 import pytest
 
 import bertscope
-from tests.conftest import ROOT, _Terminal, needs_graphviz
+from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, shortened
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
@@ -25,7 +24,8 @@ ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS",
 
 def spawn(*args: str, **options) -> subprocess.CompletedProcess:
     """`python -m bertscope ARGS` in a process of its own."""
-    options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False, **options}
+    options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False,
+               "preexec_fn": default_signals, **options}  # fmt: skip
     return subprocess.run([sys.executable, "-m", "bertscope", *args], **options)
 
 
@@ -67,50 +67,12 @@ def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_doe
             assert len(option.help.split()) > 1, f"{name}: {option.name}: {option.help}"
 
 
-def own_checkpoint(folder) -> None:
-    """A folder as `save_pretrained` leaves it: bert-tiny's configuration and weights."""
-    from safetensors.torch import save_model
-
-    source = bertscope.load("bert-tiny")
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(source.config.to_dict()))
-    save_model(bertscope.BertModel(source.config), folder / "model.safetensors")
-
-
-def run_example(cli, example: str, folder, monkeypatch) -> None:
-    """Run an example of the help in a folder that has the files that examples name."""
+@pytest.mark.parametrize("example", examples())
+def test_every_example_of_the_help_runs(printed, example):
     if ".svg" in example:
         needs_graphviz()
-    (folder / "presets").symlink_to(ROOT / "presets")
-    mine = (ROOT / "presets" / "bert-tiny.yaml").read_text()
-    if "--write" in example:
-        mine = mine.partition("expected:")[0]
-    (folder / "my-bert.yaml").write_text(mine)
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    expected = "model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n"
-    (folder / "models.bertscope.yaml").write_text(expected)
-    own_checkpoint(folder / "my-bert")
-    monkeypatch.chdir(folder)
-    result = cli(*small(example.replace("'", "").split()[1:]))
+    result = printed(shortened(example))
     assert result.code == 0, result.err
-
-
-@pytest.mark.parametrize("example", examples())
-def test_every_example_of_the_help_runs(cli, example, tmp_path, monkeypatch):
-    run_example(cli, example, tmp_path, monkeypatch)
-
-
-# Minutes on a base or large model: here the same words with bert-tiny, and what else keeps them short.
-LONG = {"profile": (), "fit": ("--precision", "fp32"), "report": ("--no-fit",)}
-
-
-def small(words: list[str]) -> list[str]:
-    """The example, for what really runs or searches with a small model in place of its own, or of the default."""
-    if words[0] not in LONG:
-        return words
-    command, *rest = [re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word) for word in words]
-    named = rest if rest[:1] and rest[0].startswith("bert-") else ["bert-tiny", *rest]
-    return [command, *named, *(() if LONG[command][:1] and LONG[command][0] in named else LONG[command])]
 
 
 def test_help_presets_and_completion_import_neither_torch_nor_rich():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 
 import pytest
 
@@ -28,22 +27,11 @@ def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
     return found
 
 
-PRINTED: dict[str, tuple[int, str]] = {}
-
-
-def printed(cli, command: str) -> tuple[int, str]:
-    """Exit code and output of a command, run once for all tests."""
-    if command not in PRINTED:
-        result = cli(*shlex.split(command)[1:])
-        PRINTED[command] = result.code, result.out
-    return PRINTED[command]
-
-
 @pytest.mark.parametrize(("page", "command", "lines"), sessions(), ids=[command for _, command, _ in sessions()])
-def test_every_command_of_a_page_prints_what_stands_under_it(cli, page, command, lines):
-    code, out = printed(cli, command)
-    assert code == 0
-    rest = [line.rstrip() for line in out.splitlines()]
+def test_every_command_of_a_page_prints_what_stands_under_it(printed, page, command, lines):
+    result = printed(command)
+    assert result.code == 0
+    rest = [line.rstrip() for line in result.out.splitlines()]
     for line in lines:
         if line != "...":
             places = [place for place, got in enumerate(rest) if got.startswith(line)]
@@ -59,17 +47,17 @@ def in_words() -> list[str]:
 
 
 @pytest.mark.parametrize("command", in_words())
-def test_every_command_in_the_words_of_a_page_runs(cli, command):
-    code, out = printed(cli, command)
-    assert (code, bool(out)) == (0, True)
+def test_every_command_in_the_words_of_a_page_runs(printed, command):
+    result = printed(command)
+    assert (result.code, bool(result.out)) == (0, True)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_every_figure_of_a_page_is_printed_by_a_command_of_it(cli, name):
+def test_every_figure_of_a_page_is_printed_by_a_command_of_it(printed, name):
     text = (DOCS / f"{name}.md").read_text()
     commands = [command for page, command, _ in sessions() if page == f"{name}.md"]
-    out = "\n".join(printed(cli, command)[1] for command in commands)
-    config = printed(cli, "bertscope diff bert-base-cased bert-base-uncased")[1].replace(",", "")
+    out = "\n".join(printed(command).out for command in commands)
+    config = printed("bertscope diff bert-base-cased bert-base-uncased").out.replace(",", "")
     for figure in set(FIGURE.findall(BLOCK.sub("", text))) - {"16 GiB"}:  # the budget that is asked about
         assert figure in out or figure.replace(",", "") in config, figure
 

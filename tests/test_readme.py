@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shortened
 
 README = (ROOT / "README.md").read_text()
 CHINESE = (ROOT / "README.zh.md").read_text()
@@ -35,15 +35,15 @@ def test_the_chinese_readme_sets_up_with_the_same_command_and_names_the_same_exi
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_of_the_readme_runs(cli, command):
-    result = cli(*shlex.split(command)[1:])
+def test_every_command_of_the_readme_runs(printed, command):
+    result = printed(shortened(command))
     assert result.code == 0, result.err
     assert result.out
 
 
-def test_the_table_in_the_readme_is_what_the_first_command_prints(cli):
+def test_the_table_in_the_readme_is_what_the_first_command_prints(printed):
     (table,) = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
-    got = cli("count", "bert-large-zh").out
+    got = printed("bertscope count bert-large-zh").out
     assert re.sub(r"torch [\d.+a-z]+", "torch", got) == re.sub(r"torch [\d.+a-z]+", "torch", table)
 
 

@@ -83,6 +83,17 @@ def test_a_safetensors_file_is_explained_to_the_last_byte(tmp_path_factory, tens
     assert found.problems == ()
 
 
+def test_a_safetensors_file_of_two_tensors_has_the_bytes_found_by_hand(tmp_path):
+    one = b'"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}'
+    text = b"{" + one + b',"b":{"dtype":"F16","shape":[5],"data_offsets":[24,34]}}'
+    found = read_checkpoint(write(tmp_path, len(text).to_bytes(8, "little") + text + bytes(34)))
+    assert [(item.name, item.shape, item.bytes) for item in found.tensors] == [
+        ("a", (2, 3), 2 * 3 * 4),
+        ("b", (5,), 5 * 2),
+    ]
+    assert sum(part.bytes for part in found.parts) == 8 + len(text) + 34
+
+
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_what_torch_saves_is_read_as_torch_loads_it(model, tmp_path, zipped):
     path = saved(model.state_dict(), tmp_path, _use_new_zipfile_serialization=zipped)

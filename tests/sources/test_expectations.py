@@ -101,6 +101,11 @@ def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
     assert "within 5 %, got" in found["memory.run"]["message"]
 
 
+@pytest.mark.parametrize(("got", "accepted"), [(94, False), (95, True), (100, True), (105, True), (106, False)])
+def test_5_percent_of_100_are_5_either_way(got, accepted):
+    assert Expectation(key="memory.x", value=100, line=1, tolerance=0.05).accepts(got) == accepted
+
+
 @settings(max_examples=50, deadline=None)
 @given(value=st.integers(1, 10**12), share=st.floats(0, 0.99), off=st.floats(0, 2))
 def test_a_tolerance_is_a_share_either_way(value, share, off):

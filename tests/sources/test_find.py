@@ -228,6 +228,11 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(text, value):
     assert type(got) is type(value)
 
 
+def test_a_small_json_file_has_the_values_that_it_shows():
+    text = '{"a": [1, 2.5, null], "b": "\\u00e9", "c": true}'
+    assert read_json(text, Path("x.json")).plain() == {"a": [1, 2.5, None], "b": "é", "c": True}
+
+
 _values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 
 

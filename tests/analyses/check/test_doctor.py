@@ -78,15 +78,19 @@ def test_a_broken_torch_is_told_of_and_is_no_failure(tmp_path, code, words):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    for fmt in ("table", "json", "csv", "markdown"):
+    formats = ("table", "json", "csv", "markdown") if "\\n" in code else ("table",)
+    for fmt in formats:
         done = subprocess.run([sys.executable, "-m", "bertscope", "doctor", "--format", fmt], env=environment,
                               capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         assert words in done.stdout or fmt == "json"
-    done = subprocess.run(
-        [sys.executable, "-m", "bertscope", "presets"], env=environment, capture_output=True, check=False
-    )
-    assert done.returncode == 0
+
+
+def test_presets_are_listed_in_spite_of_a_broken_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(3)\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "bertscope", "presets"]
+    assert subprocess.run(words, env=environment, capture_output=True, check=False).returncode == 0
 
 
 def test_without_torch_it_says_so(tmp_path):

@@ -13,6 +13,7 @@ from bertscope.analyses.flops.conventions import electra_forward
 from bertscope.analyses.flops.sweep import FlopsRun, distinct_params, flops_model
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.bert import BertSource
+from tests.models import RUNNING
 
 CLASSIFIER = "BertForSequenceClassification"
 
@@ -200,6 +201,13 @@ def test_the_polynomial_is_the_closed_form_of_the_model():
     poly = flops_model(FlopsRun(source=bertscope.load("bert-large-zh"))).polynomial
     assert (poly.constant, poly.quadratic) == (0, layers * 2 * 2 * h)
     assert poly.linear == layers * 2 * (4 * h * h + 2 * h * i)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_module_that_misleads_naive_counters_has_the_flops_found_by_hand(name):
+    trap = RUNNING[name]
+    report = bertscope.flops(trap.make(), trap.inputs)
+    assert report.rows[0].forward.matmul_flops == trap.forward_flops
 
 
 class Toy(nn.Module):

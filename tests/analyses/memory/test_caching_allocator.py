@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -181,6 +182,12 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
     ) == threads * (32 * MIB - 8_519_680)
 
 
+@functools.cache
+def traces(preset: str, architecture: str) -> MemoryTraces:
+    """The traces of a preset with eager attention, with one proof for all batches and lengths."""
+    return MemoryTraces(load(preset, architecture=architecture, attention="eager"))
+
+
 # Published one-sided: what is known to run must not be estimated as out of memory.
 
 
@@ -191,9 +198,8 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
 )  # fmt: skip
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
-    source = load(f"bert-{model}-uncased", architecture="BertForSequenceClassification", attention="eager")
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
-    trace, _ = MemoryTraces(source).trace(run_config)
+    trace, _ = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
     terms = device_terms(trace, run_config)
     assert terms.allocated_bytes + terms.context_high_bytes <= 12e9
     assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
@@ -210,9 +216,8 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 )  # fmt: skip
 def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
-    source = load("bert-large-uncased", architecture=architecture, attention="eager")
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
-    trace, _ = MemoryTraces(source).trace(run_config)
+    trace, _ = traces("bert-large-uncased", architecture).trace(run_config)
     terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
 

@@ -28,13 +28,17 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
-from tests.conftest import ROOT
+from tests.conftest import ROOT, default_signals
 from tests.test_cli import ENV, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM
 config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 40}
 """
+ONE_WAY = ("--budget", "1GiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32")
 LONG = ("profile", "small.yaml", "--steps", "1000", "--batch", "4")
+
+
+STARTED: list[subprocess.Popen] = []
 
 
 @pytest.fixture
@@ -47,6 +51,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))  # as the program itself does
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield tmp_path
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:  # the test failed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert list((tmp_path / "tmp").iterdir()) == []
     assert children_of(os.getpid()) == []
 
@@ -66,10 +75,13 @@ def children_of(parent: int) -> list[int]:
 
 def start(folder: Path, *args: str) -> subprocess.Popen:
     environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "bertscope", *args], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=default_signals,
     )  # fmt: skip
+    STARTED.append(process)
+    return process
 
 
 def wait_for(process: subprocess.Popen, words: str) -> list[str]:
@@ -265,7 +277,7 @@ def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
     assert "nothing that is trained" in result.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [("estimate",), ("fit", "--budget", "1GiB", "--seq", "8")], ids=str)
+@pytest.mark.parametrize("arguments", [("estimate",), ("fit", *ONE_WAY)], ids=str)
 def test_what_only_estimates_leaves_no_file_either(folder, arguments):
     command, *rest = arguments
     environment = {name: value for name, value in ENV.items() if name != "TORCHINDUCTOR_CACHE_DIR"}

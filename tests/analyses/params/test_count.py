@@ -14,6 +14,7 @@ import bertscope
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.params.count import BY
 from bertscope.errors import SelectionError
+from tests.models import TRAPS, Tied, cycle, nested, shared
 
 
 def numel(module: nn.Module) -> int:
@@ -102,19 +103,29 @@ def test_folding_keeps_every_sum(model):
         assert sums[0] == sums[1]
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(5, 3)
-        self.decoder = nn.Linear(3, 5)
-        self.decoder.weight = self.embedding.weight
-        self.bias = self.decoder.bias
+def test_the_rows_of_two_equal_layers_and_another_add_up_to_figures_found_by_hand():
+    model = nn.Sequential(nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 3)]), nn.Linear(3, 1, bias=False))
+    each = 2 * 3 + 3
+    for folded, rows in ((True, [("0.0-1", 2 * each), ("1", 3)]), (False, [("0.0", each), ("0.1", each), ("1", 3)])):
+        assert [(row.path, row.params) for row in bertscope.count(model, folded=folded).rows] == rows
+    by_depth = {depth: [row.params for row in bertscope.tree(model, depth=depth).rows] for depth in (0, 1, 2)}
+    assert by_depth == {0: [21], 1: [21, 18, 3], 2: [21, 18, 18, 3]}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_module_that_misleads_naive_counters_has_the_figures_found_by_hand(name):
+    trap = TRAPS[name]
+    report = bertscope.count(trap.make())
+    totals = report.totals
+    assert (totals.distinct_params, totals.layer_params) == (trap.unique, trap.over_layers)
+    assert (totals.frozen_params, totals.buffer_params) == (trap.frozen, trap.buffers)
+    assert totals.param_bytes == trap.param_bytes
+    assert report.unknown == trap.unknown
+    assert bertscope.tree(trap.make()).totals == totals
 
 
 def test_a_tied_weight_counts_once_as_distinct_and_once_at_every_layer():
     report = bertscope.count(Tied())
-    assert report.totals.distinct_params == 20
-    assert report.totals.layer_params == 35
     assert [(tie.path, tie.is_path, tie.params) for tie in report.ties] == [
         ("bias", "decoder.bias", 5),
         ("decoder.weight", "embedding.weight", 15),
@@ -137,34 +148,20 @@ def test_bytes_count_a_tied_tensor_once():
     assert sum(row.bytes for row in report.rows) == 2 * 20
 
 
-def test_bytes_without_a_dtype_are_those_of_the_tensors():
-    model = nn.ModuleDict({"small": nn.Linear(2, 2).half(), "large": nn.Linear(2, 2).double()})
-    assert bertscope.count(model).totals.param_bytes == 6 * 2 + 6 * 8
-
-
-def test_a_module_used_twice_counts_once_and_is_named():
-    shared = nn.Linear(2, 2)
-    report = bertscope.count(nn.ModuleDict({"a": shared, "b": shared}))
-    assert report.totals.distinct_params == report.totals.layer_params == 6
-    assert [(tie.path, tie.is_path) for tie in report.ties] == [("b", "a")]
-    same = [row.same_as for row in bertscope.tree(nn.ModuleDict({"a": shared, "b": shared})).rows]
+def test_a_module_under_two_names_counts_once_and_is_named():
+    assert [(tie.path, tie.is_path) for tie in bertscope.count(shared()).ties] == [("b", "a")]
+    same = [row.same_as for row in bertscope.tree(shared()).rows]
     assert same == [None, None, "a"]
 
 
 def test_parameters_held_by_containers_have_rows():
-    model = nn.ModuleDict({"inner": nn.Linear(2, 2)})
-    model.scale = nn.Parameter(torch.ones(3))
-    model.inner.extra = nn.ParameterList([torch.ones(4)])
-    report = bertscope.count(model)
-    assert report.totals.layer_params == numel(model) == 6 + 3 + 4
+    report = bertscope.count(nested())
     assert {row.path: row.params for row in report.rows} == {"inner": 6, "inner.extra": 4, "": 3}
 
 
 def test_lazy_parameters_are_named_as_unknown_and_not_counted():
-    report = bertscope.count(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)))
-    assert report.unknown == ("0.weight", "0.bias")
+    report = bertscope.count(TRAPS["lazy"].make())
     assert report.totals.unknown_tensors == 2
-    assert report.totals.distinct_params == 4
     assert report.rows[0].shapes == (None, None)
 
 
@@ -274,13 +271,22 @@ def test_the_count_is_the_closed_form(heads, size, layers, intermediate, vocab, 
     assert report.totals.distinct_params == report.totals.layer_params == closed_form(config, pooler=pooler)
 
 
-def test_a_child_that_holds_its_parent_is_counted():
-    parent = nn.Module()
-    parent.weight = nn.Parameter(torch.ones(3))
-    parent.child = nn.Linear(2, 2)
-    parent.child.parent = parent
-    report = bertscope.count(parent)
-    assert report.totals.distinct_params == report.totals.layer_params == 9
+def test_the_count_of_a_bert_of_two_dimensions_is_found_by_hand():
+    config = bertscope.BertConfig(
+        vocab_size=5, hidden_size=2, num_hidden_layers=3, num_attention_heads=1, intermediate_size=3,
+        max_position_embeddings=4, type_vocab_size=2,
+    )  # fmt: skip
+    embeddings = 5 * 2 + 4 * 2 + 2 * 2 + (2 + 2)  # words, positions, types; weight and bias of LayerNorm
+    attention = 4 * (2 * 2 + 2) + (2 + 2)  # query, key, value, output; LayerNorm
+    feed_forward = (2 * 3 + 3) + (3 * 2 + 2) + (2 + 2)
+    pooler = 2 * 2 + 2
+    assert bertscope.count(bertscope.build(config)).totals.distinct_params == (
+        embeddings + 3 * (attention + feed_forward) + pooler
+    )
+
+
+def test_a_parameter_that_parent_and_child_of_a_cycle_hold_counts_once():
+    parent = cycle()
     parent.child.shared = parent.weight  # now both hold it, all around the cycle
     assert bertscope.count(parent).totals.distinct_params == 9
 
