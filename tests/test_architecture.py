@@ -332,15 +332,8 @@ def test_every_public_function_and_class_has_a_docstring():
 
 NO_VERB = re.compile(r"(What|Whether|Where|How|Which|When|Who|Why|That|If|As|For|In|With|By|From|To|It|Its|This)\b")
 QUESTION = re.compile(r"(What|Whether|Where|How)\b")
-UNREWRITTEN = """
-analyses commands run_config sources
-"""  # rooms
-
-
 @pytest.mark.parametrize("name", sorted({module.room for module in MODULES.values()}))
-def test_a_docstring_begins_with_a_verb_or_a_noun(name, request):
-    if name in UNREWRITTEN.split():
-        request.applymarker(pytest.mark.xfail(strict=True, reason="its docstrings are not rewritten yet"))
+def test_a_docstring_begins_with_a_verb_or_a_noun(name):
     wrong = []
     for module in MODULES.values():
         if module.room == name:

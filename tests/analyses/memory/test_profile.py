@@ -302,7 +302,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
         (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
         (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is kept for backward"),
-        (("--checkpointing", "half"), "allowed: none, full"),
+        (("--checkpointing", "half"), "--checkpointing takes none, full"),
         (("--dtype", "fp32", "--autocast"), "autocast computes in bf16 or fp16"),
         (("--seq", "4096"), "at most max_position_embeddings"),
         (("--freeze", "nothing.here"), "matches no parameter"),
