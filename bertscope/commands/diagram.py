@@ -34,7 +34,7 @@ _CONCERN = {
 }
 
 
-@command(place=100, epilog=EPILOG, short_help="Draw a model's classes, the dataflow of a forward pass, or its tree.")
+@command(place=100, epilog=EPILOG, short_help="Draw a model's classes, forward pass or module tree.")
 def diagram(
     model: model_options.Model = DEFAULT_MODEL,
     path: Annotated[

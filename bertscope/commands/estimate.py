@@ -23,7 +23,7 @@ _RUN = RunOptions(batch=8)
     place=40,
     epilog=EPILOG,
     cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: its peak, and the parts and place of the peak.",
+    short_help="Estimate a step's memory: its peak, its parts, its place.",
 )
 def estimate(
     *,
