@@ -61,7 +61,7 @@ def check(
     architecture: model_options.Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
-        typer.Option("--format", "-f", help="How to show it: text and github name what failed, the others list all."),
+        typer.Option("--format", "-f", help="The format: text and github list failures only, the others list all."),
     ] = "text",
     output: Output = None,
 ) -> None:

@@ -24,7 +24,7 @@ examples:
 _SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
-@command(place=160, epilog=EPILOG, short_help="Turn a preset into a config.json, or the other way round.")
+@command(place=160, epilog=EPILOG, short_help="Convert a preset to a config.json, or the reverse.")
 def convert(
     model: Annotated[
         str,
@@ -36,7 +36,7 @@ def convert(
     ],
     to: Annotated[
         Literal["json", "yaml"] | None,
-        typer.Option(help="What to write; a config.json for a preset, and a preset for a config.json."),
+        typer.Option(help="The format to write; by default json for a preset, yaml for a config.json."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -49,10 +49,10 @@ def convert(
     ] = None,
     download: model_options.Download = False,
 ) -> None:
-    """Turn a preset into a config.json, or a config.json into a preset, without loss either way.
+    """Convert a preset to a config.json, or a config.json to a preset, without loss either way.
 
-    What only a preset says stands in the config.json under "bertscope"; members of a config.json that shape
-    no BERT stand in the preset under 'extra'.
+    The keys that only a preset has are in the config.json under "bertscope"; members of a config.json that do
+    not affect a BERT are in the preset under 'extra'.
     """  # fmt: skip
     from bertscope.sources.convert import converted, direction, updated
 

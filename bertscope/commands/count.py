@@ -32,13 +32,13 @@ examples:
 """
 
 
-@command(place=10, epilog=EPILOG, short_help="Count the parameters, layer by layer, or what a checkpoint stores.")
+@command(place=10, epilog=EPILOG, short_help="Count the parameters of a model or checkpoint, layer by layer.")
 def count(
     *,
-    by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="What one row is.")] = "layer",
+    by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="The unit of a row.")] = "layer",
     model: ModelOptions,
     freeze: model_options.Freeze = None,
-    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The type that the bytes are for.")] = FP32.name,
+    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The dtype for the bytes.")] = FP32.name,
     unfold: Annotated[
         bool | None,
         typer.Option(
@@ -57,12 +57,12 @@ def count(
     batch: run_options.Batch = 1,
     seq: run_options.Seq = 128,
     stored: Annotated[
-        bool, typer.Option("--stored", help="Count what MODEL's checkpoint stores, instead of the model.")
+        bool, typer.Option("--stored", help="Count the contents of MODEL's checkpoint instead of the model.")
     ] = False,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
-    """Count the parameters of a model, layer by layer, or what a checkpoint stores.
+    """Count the parameters of a model or of a checkpoint, layer by layer.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
     under both conventions: unique parameters (every tensor once) and the sum over layers (at every layer that

@@ -34,7 +34,7 @@ _CONCERN = {
 }
 
 
-@command(place=100, epilog=EPILOG, short_help="Draw its classes, the dataflow of a forward pass, or its tree.")
+@command(place=100, epilog=EPILOG, short_help="Draw a model's classes, forward pass or module tree.")
 def diagram(
     model: model_options.Model = DEFAULT_MODEL,
     path: Annotated[
@@ -42,39 +42,39 @@ def diagram(
     ] = "",
     kind: Annotated[
         Literal["class", "forward", "tree"],
-        typer.Option("--kind", "-k", help="Its classes, the dataflow of its forward pass, or its tree of modules."),
+        typer.Option("--kind", "-k", help="The classes, the dataflow of a forward pass, or the tree of modules."),
     ] = "class",
     class_name: Annotated[
-        str | None, typer.Option("--class", metavar="NAME", help="class: one class, its bases and parts, and no more.")
+        str | None, typer.Option("--class", metavar="NAME", help="class: one class, its bases and parts only.")
     ] = None,
     implementation: Annotated[
         Literal["bertscope", "transformers"],
-        typer.Option(help="class: whose classes to read (transformers needs the extra of that name)."),
+        typer.Option(help="class: the package of the classes (transformers needs the extra of that name)."),
     ] = "bertscope",
     depth: Annotated[
-        int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: how many levels to open.")
+        int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: number of levels to open.")
     ] = None,
     architecture: model_options.Architecture = None,
     attention: Annotated[
         Literal["eager", "sdpa"],
-        typer.Option(help="The attention kernel: eager, whose every step can be drawn, or sdpa, which is one box."),
+        typer.Option(help="The attention kernel: eager, drawn step by step, or sdpa, drawn as one box."),
     ] = "eager",
     pooler: model_options.Pooler = None,
     position_embedding: Annotated[
         Literal["absolute", "relative_key", "relative_key_query"] | None,
-        typer.Option(help="Positions of that type instead of the model's own."),
+        typer.Option(help="The type of position embedding instead of the model's."),
     ] = None,
     cross_attention: Annotated[
         bool, typer.Option("--cross-attention", help="As a decoder with cross-attention to another model's states.")
     ] = False,
     cache: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="forward: cached positions; as many as --seq for an attention alone."),
+        typer.Option(min=0, metavar="N", help="forward: cached positions; default --seq for a self-attention, else 0."),
     ] = None,
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True,
     head_mask: Annotated[
         bool | None,
-        typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; only for an attention alone."),
+        typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; default: for a self-attention."),
     ] = None,
     batch: run_options.Batch = 1,
     seq: run_options.Seq = 128,
@@ -84,14 +84,14 @@ def diagram(
     download: model_options.Download = False,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
-        typer.Option("--format", "-f", help="How to write it; mermaid, or what the ending of --output says."),
+        typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
     ] = None,
     output: Output = None,
 ) -> None:
     """Draw a model: its classes, the dataflow of a forward pass with the actual shapes, or its modules.
 
-    Everything is read off the live classes and a run on the meta device. Equal layers are drawn once. An attention
-    alone (PATH encoder.layer.0.attention.self) is drawn with everything that it can take.
+    The diagram comes from the imported classes and a run on the meta device. Equal layers are drawn once. The diagram
+    of a self-attention (PATH encoder.layer.0.attention.self) has all inputs that it accepts.
     """
     if class_name and (kind != "class" or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")

@@ -32,14 +32,14 @@ def diff(
     attention: model_options.Attention = None,
     batch: run_options.Batch = 1,
     seq: run_options.Seq = 128,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the two differ.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 if the two differ.")] = False,
     download: model_options.Download = False,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
-    """Compare two models: settings, parameters that came, went or changed shape, totals and FLOPs.
+    """Compare two models: settings, parameters added, removed or changed in shape, totals and FLOPs.
 
-    Equal changes of neighbouring layers are one row. --architecture and --attention are those of both.
+    Equal changes of neighbouring layers are one row. --architecture and --attention apply to both.
     """
     one, other = (found_model(name, architecture, attention, download=download) for name in (a, b))
     from bertscope.analyses.page.diff import diff as analyse

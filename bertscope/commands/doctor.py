@@ -14,11 +14,11 @@ examples:
 """
 
 
-@command(place=180, epilog=EPILOG, short_help="Say what it runs on: versions, devices, extras, presets.")
+@command(place=180, epilog=EPILOG, short_help="Show the environment: versions, devices, extras, presets.")
 def doctor(fmt: Format = "table", output: Output = None) -> None:
-    """Say what bertscope runs on: versions, devices, extras found and missing, where presets come from.
+    """Show the environment: versions, devices, extras found and missing, the folder of presets.
 
-    It answers where torch is missing or broken, too, and exits 0.
+    It also works if torch is missing or broken, and exits 0.
     """
     from bertscope.analyses.check.doctor import doctor as analyse
 

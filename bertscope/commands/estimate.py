@@ -23,7 +23,7 @@ _RUN = RunOptions(batch=8)
     place=40,
     epilog=EPILOG,
     cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: its peak, its parts, where it stands.",
+    short_help="Estimate a step's memory: its peak, its parts, its place.",
 )
 def estimate(
     *,
@@ -34,10 +34,10 @@ def estimate(
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
-    """Estimate the memory of a step: its peak, what it is made of, where it stands. Nothing is allocated.
+    """Estimate the memory of a step: its peak, and the parts and place of the peak. Nothing is allocated.
 
-    Forward, backward, recomputation and the optimizer's step are really dispatched, on tensors without
-    memory; the peak on a CPU is found to the byte or nearly so. CUDA's kernels and allocator are imitated.
+    torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
+    peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.
     """
     run_configs = run.run_configs(sdpa_kernel=kernel)
     run_options.check_timeline(view.timeline)

@@ -21,7 +21,7 @@ examples:
 """
 
 
-@command(place=80, epilog=EPILOG, short_help="Walk through a model step by step, every number a formula.")
+@command(place=80, epilog=EPILOG, short_help="Explain a model step by step, with formulas for every number.")
 def explain(
     model: model_options.Model = DEFAULT_MODEL,
     path: Annotated[
@@ -43,9 +43,9 @@ def explain(
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
-    """Walk through a model step by step: what goes in, what comes out, parameters and FLOPs as formulas.
+    """Explain a model step by step: inputs, outputs, parameters and FLOPs as formulas.
 
-    The sums at the end compare the formulas with what is counted on the built model.
+    The sums at the end compare the formulas with the counts of the built model.
     """
     source = load(model, architecture=architecture, add_pooling_layer=pooler, download=download)
     from bertscope.analyses.explain.steps import explain as analyse

@@ -25,12 +25,12 @@ examples:
   bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
   bertscope explore --checkpointing every-2 --autocast
 
-keys: arrows and enter walk, / searches, n and N go on, p f m sort by parameters, FLOPs and memory,
+keys: arrows and enter move, / searches, n and N find next and previous, p f m sort by parameters, FLOPs and memory,
 o restores the model's order, x opens or closes all, tab goes to the details, q quits.
 """
 
 
-@command(place=90, epilog=EPILOG, short_help="Walk through the module tree in the terminal.")
+@command(place=90, epilog=EPILOG, short_help="Explore the module tree in the terminal.")
 def explore(
     *,
     sizes: SizeOptions,
@@ -40,10 +40,10 @@ def explore(
     freeze: model_options.Freeze = None,
     model: ModelOptions,
 ) -> None:
-    """Walk through the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
+    """Explore the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
 
-    FLOPs and memory are those of a training step at --batch and --seq; the tree is there at once, they
-    follow as they are computed. Needs the extra 'explore'.
+    FLOPs and memory are those of a training step at --batch and --seq; they appear when they are computed.
+    Needs the extra 'explore'.
     """
     _check_terminal()
     run_config = RunConfig(

@@ -32,16 +32,16 @@ _PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.i
 def fit(
     *,
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What there is: 16GiB (on CUDA its context included).")
+        str | None, typer.Option(metavar="SIZE", help="The memory budget: 16GiB (on CUDA with its context).")
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="CARD", help=f"A card instead of a budget: {', '.join(GPUS)}.",
+        typer.Option(metavar="GPU", help=f"A GPU instead of a budget: {', '.join(GPUS)}.",
                      autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)]),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="This batch: which ways hold it?")
+        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="Find the runs that hold this batch.")
     ] = None,
     checkpointing: Annotated[
         str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
@@ -51,11 +51,11 @@ def fit(
     ] = f"{FP32.name},{_AUTOCAST}{BF16.name}",
     step: StepOptions,
     device: Annotated[
-        str | None, typer.Option(metavar="|".join(DEVICES), help="Whose semantics; cuda with --gpu, else cpu.")
+        str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
     ] = None,
     kernel: run_options.Kernel = RunConfig.sdpa_kernel,
     context: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What the CUDA context takes, if you know it for your card.")
+        str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context, if known for the GPU.")
     ] = None,
     model: ModelOptions,
     fmt: Format = "table",
@@ -63,8 +63,8 @@ def fit(
 ) -> None:  # fmt: skip
     """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
 
-    With --batch it is turned around: what must be switched on to hold that batch, cheapest first. Exit code
-    1 when nothing fits.
+    With --batch, find the strategies and precisions that hold that batch, cheapest first. Exit code 1 if
+    nothing fits.
     """
     known = find_gpu(gpu) if gpu else None
     if (known is None) == (budget is None):

@@ -43,20 +43,20 @@ def flops(
     model: ModelOptions,
     freeze: model_options.Freeze = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep the rows go.")
+        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")
     ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator instead of the modules.")] = False,
     convention: Annotated[
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
-        typer.Option(help="Show the total as this source counts, beside the others."),
+        typer.Option(help="Show the total by the convention of this source, and the others."),
     ] = None,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
     """Count the FLOPs of a forward pass or a training step, per module.
 
-    The operators are those that torch really dispatches, on the meta device: backward and recomputation
-    too. One multiply-add is 2 FLOPs; matrix products and elementwise work stand in columns of their own.
+    The operators are those that torch dispatches on the meta device, for backward and recomputation too.
+    One multiply-add is 2 FLOPs; matrix products and elementwise work have separate columns.
     """
     batches, seqs = numbers("--batch", batch), numbers("--seq", seq)
     if checkpointing != NONE and mode != "training":

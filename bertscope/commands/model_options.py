@@ -61,8 +61,8 @@ Freeze = Annotated[
         "Repeatable.",
     ),
 ]
-Shapes = Annotated[bool, typer.Option("--shapes", help="Show what goes in and comes out, at --batch and --seq.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch a model that is not here from the Hugging Face hub.")]
+Shapes = Annotated[bool, typer.Option("--shapes", help="Show input and output shapes at --batch and --seq.")]
+Download = Annotated[bool, typer.Option("--download", help="Download a missing model from the Hugging Face hub.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
-Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="How to show it.")]
+Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),

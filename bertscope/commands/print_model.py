@@ -26,7 +26,7 @@ def print_model(
     *,
     model: ModelOptions,
     fmt: Annotated[
-        Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="As it is, or wrapped in a page.")
+        Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="Plain text, JSON or Markdown.")
     ] = "text",
     output: Output = None,
 ) -> None:

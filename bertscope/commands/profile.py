@@ -32,21 +32,21 @@ def profile(
     *,
     run: RunOptions,
     model: ModelOptions,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many bare steps are timed.")] = 3,
-    threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="torch's threads.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the weights and inputs.")] = 0,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="The number of timed steps.")] = 3,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="The threads of torch.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of weights and inputs.")] = 0,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most that the process may take: 4GiB.")
+        str | None, typer.Option(metavar="SIZE", help="The memory limit of the process: 4GiB.")
     ] = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="For each way to run.")] = 600,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
     view: ViewOptions,
     fmt: Format = "table",
     output: Output = None,
 ) -> None:
-    """Run the real step and measure its memory and time, each way in a process of its own, beside the estimate.
+    """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
-    The peak is the allocator's own, by torch's profiler; times are of bare steps, run apart. Exit code 3 when
-    a way to run could not be measured: out of memory, killed, too slow; 130 when it was interrupted.
+    The peak is that of the allocator, by torch's profiler; times are of separate steps without it. Exit code 3
+    if a run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
     """
     run_configs = run.run_configs()
     run_options.check_timeline(view.timeline)

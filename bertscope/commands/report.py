@@ -30,12 +30,12 @@ def report(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Another model beside it.", autocompletion=model_options.complete_model),
+        typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=model_options.complete_model),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, help="The batch size.")] = 8,
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
-    budget: Annotated[str, typer.Option(metavar="SIZE", help="What the fit table is to fit in.")] = "16GiB",
-    fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With the fit table or without.")] = True,
+    budget: Annotated[str, typer.Option(metavar="SIZE", help="The memory budget of the fit table.")] = "16GiB",
+    fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
     architecture: model_options.Architecture = None,
     attention: model_options.Attention = None,
     download: model_options.Download = False,
@@ -45,8 +45,8 @@ def report(
 ) -> None:  # fmt: skip
     """Write everything about a model on one page that works offline: parameters, FLOPs, memory, fit, diagram.
 
-    The page is one file: light and dark, for print and for a phone, tables that sort and search. Every number
-    on it is that of the command that it names.
+    The page is one file with light and dark colours, for screen, print and phone; its tables can be sorted and
+    searched. Each section names the command that gives its numbers.
     """
     if fmt == "html":
         if output is None:

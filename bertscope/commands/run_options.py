@@ -40,7 +40,7 @@ Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence
 Dtype = Annotated[
     str | None,
     OneOf(PRECISIONS),
-    typer.Option(help="Of the parameters; with --autocast of the matrix products.", show_default=RunConfig.dtype),
+    typer.Option(help="For the parameters; with --autocast, for matrix products.", show_default=RunConfig.dtype),
 ]
 Autocast = Annotated[
     bool,
@@ -52,7 +52,7 @@ Autocast = Annotated[
 Kernel = Annotated[
     str,
     OneOf(KERNELS),
-    typer.Option("--sdpa-kernel", help="CUDA's kernel for fused attention; auto: what torch takes for dtype and mask."),
+    typer.Option("--sdpa-kernel", help="CUDA's kernel for fused attention; auto: torch's choice by dtype and mask."),
 ]
 
 
@@ -94,15 +94,15 @@ class StepOptions:
     mode: Annotated[
         str,
         OneOf(MODES),
-        typer.Option(help="Eval; or train and what is kept for backward; or forward, backward and optimizer."),
+        typer.Option(help="Eval; or train with tensors saved for backward; or forward, backward and optimizer."),
     ] = RunConfig.mode
     optimizer: Annotated[
-        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="torch's own class, with its defaults.")
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The class in torch, with its defaults.")
     ] = RunConfig.optimizer
     implementation: Annotated[
         str,
         OneOf(IMPLEMENTATIONS),
-        typer.Option("--optimizer-implementation", help="How the optimizer goes over the parameters."),
+        typer.Option("--optimizer-implementation", help="The optimizer's implementation in torch."),
     ] = RunConfig.implementation
     padding: Annotated[
         float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
@@ -136,7 +136,7 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
         RunConfig.reentrant
     )
     device: Annotated[
-        str, OneOf(DEVICES), typer.Option(help="Where the step runs, or whose semantics are estimated.")
+        str, OneOf(DEVICES), typer.Option(help="The device that runs the step, or that is estimated.")
     ] = RunConfig.device
 
     def run_configs(self, **others: Any) -> list[RunConfig]:
@@ -151,7 +151,7 @@ class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
     rows: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many kinds of kept tensors are listed; 0: all.")
+        int, typer.Option(metavar="N", min=0, help="The number of kinds of saved tensors to list; 0: all.")
     ] = 10
     timeline: Annotated[
         Path | None,

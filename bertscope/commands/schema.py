@@ -27,7 +27,7 @@ def complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in report_classes() if kind.startswith(incomplete)]
 
 
-@command(place=170, epilog=EPILOG, short_help="Print the JSON Schema of what --format json writes.")
+@command(place=170, epilog=EPILOG, short_help="Print the JSON Schema of the output of --format json.")
 def schema(
     kind: Annotated[
         str | None,
@@ -39,13 +39,13 @@ def schema(
     ] = None,
     fmt: Annotated[
         Literal["table", "json", "csv", "markdown"] | None,
-        typer.Option("--format", "-f", help="How to show the list; a schema is always JSON."),
+        typer.Option("--format", "-f", help="The format of the list; a schema is always JSON."),
     ] = None,
     output: Output = None,
 ) -> None:
-    """Print the JSON Schema (draft 2020-12) of what --format json writes, or list the kinds of report.
+    """Print the JSON Schema (draft 2020-12) of the output of --format json, or list the kinds of report.
 
-    It is read off the reports' own classes, so it is that of the version that prints it.
+    It is generated from the classes of the reports, so it matches the installed version.
     """  # fmt: skip
     from bertscope.reports.json import schema as made
     from bertscope.reports.json import schemas

@@ -24,7 +24,7 @@ examples:
 def tree(
     *,
     depth: Annotated[
-        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="How deep to go; everything without it.")
+        int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
     model: ModelOptions,
     freeze: model_options.Freeze = None,
@@ -37,7 +37,7 @@ def tree(
 ) -> None:
     """Show the module tree with parameters and shares.
 
-    Every row sums what is at and below its module, so the totals are the same at every depth. Numbers
+    Every row sums its module and all below it, so the totals are the same at every depth. Numbers
     such as 3-6 are torchinfo's: the sixth module at depth 3.
     """
     source, built = model.built(freeze)

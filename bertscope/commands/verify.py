@@ -18,11 +18,11 @@ examples:
   bertscope verify bert-tiny ./my-bert/model.safetensors
   bertscope verify bert-tiny ./my-bert --architecture BertModel --allow unexpected
   bertscope verify ./my-bert/config.json ./my-bert --dtype fp32 --format json
-exit codes: 0 the checkpoint is the model's, 1 it is not, 2 a file cannot be read
+exit codes: 0 the checkpoint fits the model, 1 it does not, 2 a file cannot be read
 """
 
 
-@command(place=150, epilog=EPILOG, short_help="Hold a model against a checkpoint's header.")
+@command(place=150, epilog=EPILOG, short_help="Compare a model with a checkpoint's header.")
 def verify(
     model: Annotated[
         str,
@@ -41,11 +41,11 @@ def verify(
     dtype: Annotated[
         str | None,
         OneOf(PRECISIONS),
-        typer.Option(help="What floating-point tensors must be, instead of what the config.json says."),
+        typer.Option(help="The dtype of floating-point tensors instead of that in the config.json."),
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="missing|unexpected|dtype", help="Tell this and still say yes. Repeatable."),
+        typer.Option(metavar="missing|unexpected|dtype", help="Report this without failing. Repeatable."),
     ] = None,
     architecture: model_options.Architecture = None,
     pooler: model_options.Pooler = None,

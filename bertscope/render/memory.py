@@ -131,7 +131,7 @@ def _heading(variant: Variant) -> str:
     return f"{variant_name(variant)} ({obtained})"
 
 
-_KEPT_NAMES = 4  # the columns that tell what a row is
+_KEPT_NAMES = 4  # the columns that identify a row
 
 
 def kept_columns(report: MemoryReport) -> list[Column]:

@@ -11,7 +11,7 @@ from bertscope.reports.memory import BreakEven, Memory, MemoryReport, PhasePeak,
 from bertscope.units import bytes_text
 
 _BAR_WIDTH = 48
-# Each with a letter of its own, so that the bars can be read without colour.
+# A different letter for each, so that the bars can be read without colour.
 _MARKS = {
     "parameters": "P",
     "buffers": "b",
@@ -30,8 +30,8 @@ def bars(report: MemoryReport, target: Target) -> str:
         return ""
     highest = max(memory.peak.peak_bytes for _, memory in memories) or 1
     label = max(len(name) for name, _ in memories) + 1
-    room = (target.width or 80) - label - 14
-    width = max(min(_BAR_WIDTH, room), 8)
+    available = (target.width or 80) - label - 14
+    width = max(min(_BAR_WIDTH, available), 8)
     drawn = [_bar(memory, highest, width) for _, memory in memories]
     lines = [
         f"{name:<{label}}{bar:<{width}} {bytes_text(memory.peak.peak_bytes)}"
@@ -57,7 +57,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
             yield f"{variant_name(variant)}: {one_line(variant.failure)}"
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
     for variant, memory in known:
-        yield f"{variant_name(variant)}: the peak stands {_place(memory.peak)}"
+        yield f"{variant_name(variant)}: peak {_place(memory.peak)}"
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
@@ -79,7 +79,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
     if after < before:
         text += f"falls by {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
     elif after == before:
-        text += "stays: it stands where nothing of that is left"
+        text += "does not change: no tensor saved for backward is left there"
     else:
         text += f"rises by {bytes_text(after - before)}"
     if first.timing and other.timing and first.timing.median_seconds:
@@ -110,7 +110,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield f"estimated: {semantics}; every operator dispatched, nothing allocated{_accuracy(report)}"
     layers = {memory.traced_layers for variant in report.variants for memory in (variant.memory,) if memory} - {None}
     if layers:
-        yield f"{max(layer for layer in layers if layer)} layers ran and stand for all, as a second run has proved"
+        yield f"{max(layer for layer in layers if layer)} layers ran; the rest is extrapolated, as a second run verified"
     if any(variant.memory and variant.memory.device for variant in report.variants):
         yield from _device_notes(report)
     yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"

@@ -45,10 +45,10 @@ def node_lines(node: DiagramNode) -> list[str]:
 
 def edge_lines(edge: DiagramEdge, source: DiagramNode, target: DiagramNode) -> list[str]:
     """Return the lines at an arrow: the view of the tensor, and its shape unless a box at an end shows it."""
-    told = edge.shape in (source.shape, target.shape)
+    is_shown = edge.shape in (source.shape, target.shape)
     return [
         *([", ".join(edge.views)] if edge.views else []),
-        *([_shape(edge.shape)] if edge.shape and not told else []),
+        *([_shape(edge.shape)] if edge.shape and not is_shown else []),
     ]
 
 

@@ -19,7 +19,7 @@ from bertscope.render.explore.text import details, matches, status, title
 from bertscope.render.explore.tree import ModuleTree
 from bertscope.reports.page import ExploreReport
 
-_WIDE = 120  # columns from which on the details stand beside the tree
+_WIDE = 120  # from this number of columns on, the details are next to the tree
 
 
 class _Arrived(Message):
@@ -82,11 +82,11 @@ class Explorer(App[None]):
         is_colourless = bool(os.environ.get("NO_COLOR"))
         if not is_colourless:
             os.environ.pop("NO_COLOR", None)  # an empty one means nothing; Textual would take it
-        super().__init__(ansi_color=is_colourless)  # without colours of its own Textual leaves them all out
+        super().__init__(ansi_color=is_colourless)  # Textual then uses no colours
         self.report, self.later = report, later
         self.failure: BaseException | None = None
         self.words, self.origin = "", 0
-        self.width, self.told = 0, 0  # of the terminal; the module that the details tell of
+        self.width, self.detailed = 0, 0  # of the terminal; the module in the details
 
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
@@ -143,9 +143,9 @@ class Explorer(App[None]):
     def _show_details(self) -> None:
         place = self.modules.place
         self.body.update(details(self.report, place))
-        if place != self.told:
+        if place != self.detailed:
             self.query_one("#details").scroll_home(animate=False)
-        self.told = place
+        self.detailed = place
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(text)

@@ -50,10 +50,10 @@ def name_width(rows: Sequence[ExploreRow]) -> int:
 
 def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
     """Return the columns that fit next to the names; the sorted column is dropped last."""
-    room, found = width - names, []
+    left, found = width - names, []
     for measure in sorted(MEASURES, key=lambda measure: measure.key != by):
-        room -= measure.width
-        if room >= 0:
+        left -= measure.width
+        if left >= 0:
             found.append(measure)
     return tuple(measure for measure in MEASURES if measure in found)
 

@@ -1,4 +1,4 @@
-"""The tree of `explore` as a widget: Textual's own, with columns beside the names and an order of its own."""
+"""The tree of `explore` as a widget: Textual's own, with columns next to the names and an order that can be chosen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModuleTree(Tree[int]):
         self.names = name_width(rows)
         self.measures: tuple[Measure, ...] = ()
         self.nodes: dict[int, TreeNode[int]] = {}
-        # Layers are closed: there are many of them, or one that stands for all.
+        # Layers are closed: there are many of them, or one that represents all.
         self.open = {place for place, row in enumerate(rows) if LayerRange.parse(row.module.name) is None}
         super().__init__(label(rows[0]), data=0)
         self.guide_depth = INDENT
@@ -109,8 +109,8 @@ class ModuleTree(Tree[int]):
             return super().render_label(node, base_style, style)
         row = self.rows[node.data]
         mark = ("- " if node.is_expanded else "+ ") if node.allow_expand else "  "
-        room = self.names - INDENT * row.module.depth
-        text = f"{mark}{label(row)}".ljust(room) + "".join(item.cell(row).rjust(item.width) for item in self.measures)
+        width = self.names - INDENT * row.module.depth
+        text = f"{mark}{label(row)}".ljust(width) + "".join(item.cell(row).rjust(item.width) for item in self.measures)
         return Text(text, style=style)
 
     def action_open(self) -> None:

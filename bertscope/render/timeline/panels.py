@@ -16,7 +16,7 @@ NOTE = (
     "1 GiB = 2**30 B, 1 MiB = 2**20 B."
 )
 # From the ground up: what is there all the time, then what comes and goes. The colours are those of
-# Okabe and Ito 2008, which people with any of the common colour blindnesses can tell apart.
+# Okabe and Ito 2008, which people with any common colour blindness can distinguish.
 COLORS = {
     "parameters": "#0072B2",
     "buffers": "#999999",
@@ -26,7 +26,7 @@ COLORS = {
     "activations": "#009E73",
     "temporaries": "#CC79A7",
 }
-_NARROW = 0.16  # of the width of a panel: less has no room for the name of a phase
+_NARROW = 0.16  # of the width of a panel: a narrower phase shows no name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Panel:
 
     @property
     def peak_near_end(self) -> bool:
-        """Check if the label of the peak goes to its left, because there is no room on its right."""
+        """Check if the label of the peak goes to its left, because its right is too narrow."""
         return self.peak_index > 0.6 * (len(self.samples) - 1)
 
     @property
@@ -72,7 +72,7 @@ class Pictured:
     parts: tuple[str, ...]
     unit: str
     unit_bytes: int
-    top: float  # of the vertical axis, in units, with room for the names above the highest peak
+    top: float  # of the vertical axis, in units, with space for the names above the highest peak
 
     def heights(self, panel: Panel, part: str) -> list[float]:
         """Return one part over the samples, in units."""

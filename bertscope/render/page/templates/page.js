@@ -10,7 +10,7 @@ addEventListener("load", () => setTimeout(draw));
 const redraw = (change) => document.querySelectorAll(".chart").forEach((chart) => Plotly.relayout(chart, change));
 const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replaceAll(",", ""));
 const text = (cell) => cell.textContent.replace(/^[\s│├└─]+/, "");  // a tree's branches are no words
-// Figures begin with the largest, words with A; the third time the rows stand as they came.
+// Figures begin with the largest, words with A; the third click restores the order.
 const sort = (button) => {
   const head = button.closest("th"), table = head.closest("table"), place = [...head.parentNode.children].indexOf(head);
   const body = table.tBodies[0], rows = [...body.rows], figures = !head.classList.contains("text");
