@@ -209,7 +209,9 @@ class RunConfig:
         if not 0 <= self.padding < 1:
             raise SelectionError(f"padding is a share of each sequence, from 0 to below 1; got {self.padding}")
         if self.autocast and self.dtype != FP32.name:
-            raise SelectionError(f"autocast keeps the parameters in {FP32.name}; leave dtype {FP32.name}, or autocast out")
+            raise SelectionError(
+                f"autocast keeps the parameters in {FP32.name}; leave dtype {FP32.name}, or autocast out"
+            )
         row = OPTIMIZERS.get(self.optimizer)
         if row and not row.has(self.implementation):
             words = ", ".join(word for word in IMPLEMENTATIONS if row.has(word))

@@ -332,6 +332,8 @@ def test_every_public_function_and_class_has_a_docstring():
 
 NO_VERB = re.compile(r"(What|Whether|Where|How|Which|When|Who|Why|That|If|As|For|In|With|By|From|To|It|Its|This)\b")
 QUESTION = re.compile(r"(What|Whether|Where|How)\b")
+
+
 @pytest.mark.parametrize("name", sorted({module.room for module in MODULES.values()}))
 def test_a_docstring_begins_with_a_verb_or_a_noun(name):
     wrong = []
