@@ -110,8 +110,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield f"estimated: {semantics}; every operator dispatched, nothing allocated{_accuracy(report)}"
     layers = {memory.traced_layers for variant in report.variants for memory in (variant.memory,) if memory} - {None}
     if layers:
-        most = max(layer for layer in layers if layer)
-        yield f"{most} layers ran; the rest is extrapolated, as a second run verified"
+        yield f"{max(layer for layer in layers if layer)} layers ran; the others are extrapolated (verified)"
     if any(variant.memory and variant.memory.device for variant in report.variants):
         yield from _device_notes(report)
     yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"

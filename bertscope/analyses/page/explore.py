@@ -94,7 +94,7 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
     }
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it stands for."""
+        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
         inputs, outputs = found.get(paths[0], ((), ()))
@@ -117,7 +117,7 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
             sums[path] += found.kept_bytes
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it stands for."""
+        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         own = [found for path in paths for found in kept.get(path, ())]
         return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))
