@@ -129,11 +129,6 @@ def test_the_reference_knows_no_width_of_a_terminal(monkeypatch):
 def test_the_reference_has_every_command_with_its_options_and_examples():
     from bertscope.cli import app
 
-<<<<<<< HEAD
     sections = re.split(r"^## bertscope (?=\w)", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)[1:]
-=======
-    text = (DOCS / "cli.md").read_text()
-    sections = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith("bertscope ")]
->>>>>>> tests
     assert len(sections) == len(app.registered_commands)
     assert all("Options:" in section and "examples:" in section for section in sections)
