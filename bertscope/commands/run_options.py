@@ -192,7 +192,7 @@ def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
 def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = False) -> list[RunConfig]:
     """Return the run by each strategy; raises SelectionError or ConfigError for an impossible one."""
     if run_config.mode == "inference" and strategies != NONE:
-        raise SelectionError("--checkpointing concerns what is kept for backward; use --mode forward or training")
+        raise SelectionError("--checkpointing concerns what is saved for backward; use --mode forward or training")
     return [
         replace(run_config, checkpointing=strategy, reentrant=reentrant and takes_reentrant(strategy))
         for strategy in parse_strategies(strategies)

@@ -41,7 +41,7 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
         name = f"  in {_PHASE_NAMES.get(phase.phase, phase.phase)}"
         yield _line(name, report, _phase_peak(number))
     if report.run.get("mode") != "inference":
-        yield _line("kept for backward", report, lambda memory: memory.kept_bytes)
+        yield _line("saved for backward", report, lambda memory: memory.kept_bytes)
     if any(memory and memory.device for memory in _memories(report)):
         yield _line(
             "allocated on the device", report, lambda memory: memory.device.allocated_bytes if memory.device else None
@@ -137,7 +137,7 @@ _KEPT_NAMES = 4  # the columns that identify a row
 def kept_columns(report: MemoryReport) -> list[Column]:
     """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
     columns = [
-        Column("kept for backward, by module", lambda row: row[0].path or "(model)"),
+        Column("saved for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
         Column("each", lambda row: _shape(row[0]), give_up=3),
         Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),

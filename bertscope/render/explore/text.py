@@ -101,7 +101,7 @@ def status(report: ExploreReport) -> str:
     flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
     return (
         f"{count_text(report.totals.distinct_params)} unique parameters, {flops} FLOPs, "
-        f"{bytes_text(root.kept_bytes or 0)} kept for backward"
+        f"{bytes_text(root.kept_bytes or 0)} saved for backward"
     )
 
 

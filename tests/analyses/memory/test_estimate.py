@@ -363,7 +363,7 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
     run_config = RunConfig(batch=batch, seq=s, mode="forward", autocast=autocast, device=device)
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
-    weights = 2 * (4 * h * h + 2 * h * 4 * h) if autocast else 0  # autocast's copies, kept for backward
+    weights = 2 * (4 * h * h + 2 * h * 4 * h) if autocast else 0  # autocast's copies, saved for backward
     seeds = 2 * 512 if (device, attention) == ("cuda", "sdpa") else 0  # of the fused kernel's dropout
     assert two - one == batch * s * KEPT[device, attention, autocast](h, a, s) + weights + seeds
 

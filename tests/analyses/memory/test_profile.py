@@ -238,7 +238,7 @@ def test_a_child_that_is_killed_is_an_answer(folder, name):
     assert process.returncode == 3
     assert f"was killed by {name}" in err
     assert ("as the system does when memory runs out" in err) == (name == "SIGKILL")
-    assert "kept for backward" in out  # the memory had been measured before
+    assert "saved for backward" in out  # the memory had been measured before
 
 
 def test_an_interrupt_ends_the_child_and_says_where_it_was(folder):
@@ -301,7 +301,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
     [
         (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
-        (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is kept for backward"),
+        (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is saved for backward"),
         (("--checkpointing", "half"), "--checkpointing takes none, full"),
         (("--dtype", "fp32", "--autocast"), "autocast computes in bf16 or fp16"),
         (("--seq", "4096"), "at most max_position_embeddings"),
