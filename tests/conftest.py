@@ -27,7 +27,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 @dataclass
 class Result:
-    """What a command left behind."""
+    """The exit code and the two outputs of a command."""
 
     code: int
     out: str

@@ -229,7 +229,7 @@ def _name(source: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one command did, and what is wrong with that."""
+    """The result of one command, and its faults."""
 
     code: int
     err: str

@@ -243,7 +243,7 @@ def step(name: str, cwd: Path, inputs: dict[str, str], **variables: str) -> subp
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """What the action's first step installs, in a folder of its own; what it depends on is there already."""
+    """Install what the action's first step installs into a separate folder, without its dependencies."""
     site = tmp_path_factory.mktemp("site")
     programs = tmp_path_factory.mktemp("bin")
     (programs / "python").symlink_to(sys.executable)

@@ -269,7 +269,7 @@ def test_an_ascii_pipe_gets_ascii():
 
 
 def on_a_terminal(*args: str, columns: int = 80, **variables: str) -> str:
-    """What a terminal of that width gets."""
+    """Return the output for a terminal of that width."""
     master, slave = pty.openpty()
     environment = ENV | {"COLUMNS": str(columns), "TERM": "xterm-256color"} | variables
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What README and docs say is what the tool does."""
+"""README and docs, compared with the tool."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 class Backward(TorchDispatchMode):
-    """What torch_access says while operators of backward run."""
+    """Collect the answers of torch_access while operators of backward run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def collapse(paths: Iterable[str]) -> list[str]:
 
 
 def expand(path: str) -> Iterator[str]:
-    """Yield every single path that `path` stands for; the last range counts fastest."""
+    """Yield every single path that `path` represents; the last range varies fastest."""
     found = next((found for found in _LIKE_A_RANGE.finditer(path) if is_run(found[1])), None)
     if found is None:
         yield path
@@ -96,7 +96,7 @@ def expand(path: str) -> Iterator[str]:
 
 
 def covers(shown: str, path: str) -> bool:
-    """Return True when `path` lies among the paths that `shown` stands for."""
+    """Return True when `path` is one of the paths that `shown` represents."""
     given, wanted = path.split("."), shown.split(".")
     return len(given) == len(wanted) and all(map(_name_covers, wanted, given))
 

@@ -221,7 +221,7 @@ def test_a_broken_safetensors_file_is_one_line(cli, tmp_path, case):
 
 
 class _Harm:
-    """What it would do when unpickled: write a file."""
+    """Return the call that unpickling would make: it writes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

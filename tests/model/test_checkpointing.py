@@ -71,7 +71,7 @@ def test_reentrant_checkpointing_has_the_same_gradients_too(model):
 
 
 def layer_runs(model) -> list[int]:
-    """How often each layer's feed-forward runs in one step."""
+    """Count the runs of each layer's feed-forward in one step."""
     runs = [0] * len(model.bert.encoder.layer)
 
     def count(number):

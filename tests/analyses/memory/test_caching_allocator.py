@@ -240,7 +240,7 @@ BEFORE_MIB = 1343
     ids=str,
 )
 def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
-    """What nvidia-smi shows holds whatever the allocator has cached: hence a lower bound of 70 % alone."""
+    """nvidia-smi includes all that the allocator has cached, so 70 % is a lower bound only."""
     source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
     found = estimate_memory(source, RunConfig(seq=512, device="cuda", implementation="loop", **fields))
     shown = (shown_mib - BEFORE_MIB) * MIB

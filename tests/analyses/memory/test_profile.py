@@ -85,7 +85,7 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
 
 
 def wait_for(process: subprocess.Popen, words: str) -> list[str]:
-    """What it says on stderr, until it says these words."""
+    """Return the text on stderr up to these words."""
     lines = []
     for line in process.stderr:
         lines.append(line)

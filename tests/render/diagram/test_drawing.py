@@ -52,7 +52,7 @@ def test_graphviz_takes_names_that_look_like_its_own_markup(tiny):
 
 
 class Links(HTMLParser):
-    """What a page would fetch or run."""
+    """Return all that a page would fetch or run."""
 
     found: list[str]
 

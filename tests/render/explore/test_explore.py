@@ -240,7 +240,7 @@ def test_no_width_cuts_a_number(width):
 
 
 async def resized(pilot, width: int, height: int) -> str:
-    """What stands on the screen once the terminal has that size."""
+    """Return the screen once the terminal has that size."""
     await pilot.resize_terminal(width, height)
     await pilot.pause()
     return screen(pilot.app)

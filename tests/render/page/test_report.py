@@ -262,7 +262,7 @@ def test_the_page_works_in_a_real_browser(written, tmp_path):
 
 
 def in_browser(path, folder) -> dict:
-    """What the probe saw, once the page has been opened with the network cut."""
+    """Return the probe's findings after the page was opened without network."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")

@@ -91,7 +91,7 @@ def test_the_json_is_what_the_report_holds(report):
 
 
 def words(report: MemoryReport) -> set[str]:
-    """What every picture of the report has to say."""
+    """Return the texts that every picture of the report must show."""
     parts = {"parameters", "buffers", "optimizer state", "inputs", "gradients", "activations", "temporaries"}
     peaks = {f"peak {bytes_text(variant.memory.peak.peak_bytes)}" for variant in report.variants}
     phases = {bytes_text(phase.peak_bytes) for variant in report.variants for phase in variant.memory.phases}
