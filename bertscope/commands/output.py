@@ -67,7 +67,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
     files = [path.resolve() for path in paths if not _is_device(path)]
     for path in files:
         if files.count(path) > 1:
-            raise SourceError(f"two outputs name {path.name}; give each a file of its own")
+            raise SourceError(f"two outputs name {path.name}; give each its own file")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -38,7 +38,7 @@ class _Repeater:
     def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
         self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
         self.more, self.period = wanted - ran, period
-        self.memo: dict[tuple[str, int], str] = {}
+        self.layers: dict[str, LayerRange | None] = {}  # path -> its layer; a trace repeats few paths many times
 
     def unit(self, path: str) -> int | None:
         """Return the unit that a path lies in."""
@@ -46,18 +46,18 @@ class _Repeater:
         return layers.first // self.period if layers else None
 
     def _layers(self, path: str) -> LayerRange | None:
-        inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
-        return LayerRange.parse(inside.partition(".")[0])
+        if path not in self.layers:
+            inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
+            self.layers[path] = LayerRange.parse(inside.partition(".")[0])
+        return self.layers[path]
 
     def moved(self, path: str, units: int) -> str:
         """Return the path with its layer moved by this number of units."""
         layers = self._layers(path) if units else None
         if layers is None:
             return path
-        if (path, units) not in self.memo:
-            _, dot, rest = path.removeprefix(self.prefix).partition(".")
-            self.memo[path, units] = f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
-        return self.memo[path, units]
+        _, dot, rest = path.removeprefix(self.prefix).partition(".")
+        return f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
 
     def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:
         """Yield a block that exists between steps; one of the middle unit once for each unit that it represents."""
