@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
-from bertscope.errors import BertscopeError, SourceError
+from bertscope.errors import BertscopeError, ConfigError, SourceError, suggestion
 
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
@@ -28,20 +28,53 @@ MAX_LEVELS = 64  # a config.json has three; reading and writing recurse once for
 
 @dataclass(frozen=True)
 class Entry:
-    """One value of a mapping and the line of its key; `value` is a scalar, a list or a Mapping."""
+    """One value of a mapping and the place of its key; `value` is a scalar, a list or a Mapping."""
 
     value: Any
+    path: Path
     line: int
+
+    @property
+    def where(self) -> str:
+        """Return `file:line`."""
+        return f"{self.path}:{self.line}"
+
+    def error(self, message: str, field: str = "") -> ConfigError:
+        """Return the error for this value."""
+        return ConfigError(message, where=self.where, field=field)
+
+    def mapping(self, place: str, known: Collection[str] = ()) -> Mapping:
+        """Return the value if it is a mapping; raise ConfigError if not, or for a key that is not in `known`."""
+        if not isinstance(self.value, Mapping):
+            raise self.error(f"{place} must hold 'key: value' lines", place)
+        self.value.refuse_unknown(known, place)
+        return self.value
 
 
 class Mapping(dict[str, Entry]):
-    """Keys to entries; `line` is where the mapping itself begins."""
-
-    line: int = 1
+    """Keys to entries."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the same values without line numbers."""
+        """Return the same values without their places."""
         return {key: _plain(entry.value) for key, entry in self.items()}
+
+    def lines(self) -> dict[str, int]:
+        """Return the line of each key."""
+        return {key: entry.line for key, entry in self.items()}
+
+    def refuse_unknown(self, known: Collection[str], place: str) -> None:
+        """Raise ConfigError for a key that is not in `known`, unless `known` is empty."""
+        for key, entry in self.items():
+            if known and key not in known:
+                raise entry.error(f"unknown key {key!r} in {place}; {suggestion(key, known)}", key)
+
+    def checked(self, key: str, default: Any, accepts: Callable[[Any], bool], words: str) -> Any:
+        """Return the value of a key, or the default; raise ConfigError unless `accepts` returns True for the value."""
+        if key not in self:
+            return default
+        if not accepts(self[key].value):
+            raise self[key].error(f"{key} must be {words}", key)
+        return self[key].value
 
 
 def _plain(value: Any) -> Any:
@@ -50,13 +83,12 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def with_lines(value: dict[str, Any], line: int) -> Mapping:
-    """Return an object inside a JSON member; all its entries get the line of that member."""
-    found = Mapping()
-    found.line = line
-    for key, item in value.items():
-        found[key] = Entry(with_lines(item, line) if isinstance(item, dict) else item, line)
-    return found
+def with_places(value: dict[str, Any], place: Entry) -> Mapping:
+    """Return an object inside a JSON member; all its entries get the place of that member."""
+    return Mapping(
+        (key, replace(place, value=with_places(item, place) if isinstance(item, dict) else item))
+        for key, item in value.items()
+    )
 
 
 def read_mapping(path: Path) -> Mapping:
@@ -69,17 +101,17 @@ def read_mapping(path: Path) -> Mapping:
             )
         found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
         for entry in found.values():
-            _check_levels(entry, path)
+            _check_levels(entry)
         return found
 
 
-def _check_levels(entry: Entry, path: Path) -> None:
+def _check_levels(entry: Entry) -> None:
     level = [entry.value]
     for _ in range(MAX_LEVELS):
         level = [item for value in level for item in _inside(value)]
         if not level:
             return
-    raise SourceError(f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=f"{path}:{entry.line}")
+    raise SourceError(f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=entry.where)
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -188,7 +220,6 @@ def read_yaml(text: str, path: Path) -> Mapping:
 
 def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
     found = Mapping()
-    found.line = node.start_mark.line + 1
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
@@ -198,7 +229,7 @@ def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
             raise SourceError(
                 f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
             )
-        found[key] = Entry(_value(value_node, path), line)
+        found[key] = Entry(_value(value_node, path), path, line)
     return found
 
 
@@ -267,7 +298,7 @@ def _json_members(text: str, path: Path) -> Mapping:
             raise SourceError(
                 f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
             )
-        found[key] = Entry(value, line)
+        found[key] = Entry(value, path, line)
         position = _skip(text, position)
         if text[position : position + 1] == ",":
             position = _skip(text, position + 1)

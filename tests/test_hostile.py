@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.checkpoints.budget import LIMITS, Budget
+from bertscope.checkpoints.files import LIMITS, Budget
 from bertscope.errors import SourceError, one_line
 from bertscope.render import table as columns
 from bertscope.render.console import Target

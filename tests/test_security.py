@@ -23,7 +23,7 @@ def test_a_limit_of_the_page_is_that_of_the_code(figure, what, name):
 
 
 def test_every_limit_over_all_files_is_on_the_page():
-    from bertscope.checkpoints.budget import LIMITS as over_all
+    from bertscope.checkpoints.files import LIMITS as over_all
 
     assert {what.partition(" over all")[0] for _, what, name in LIMITS if name.endswith(".LIMITS")} == set(over_all)
 

@@ -8,36 +8,24 @@ description of the tensor; any other call raises BadPickle.
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
-from bertscope.checkpoints.budget import Budget
-from bertscope.checkpoints.files import is_size
+from bertscope.checkpoints.files import Budget, is_size
 from bertscope.checkpoints.rebuilt import BadPickle, Global, Table, called, storage_of
 
 MAX_INSTRUCTIONS = 1 << 20  # a tensor takes about 40
 _MARK = object()
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_VALUES = frozenset(
-    [
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-    ]
-)
+# Instructions that push their argument.
+_VALUES = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+}  # fmt: skip
+_NEW: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "MARK": lambda: _MARK, "EMPTY_DICT": Table, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
+}  # fmt: skip
 
 
 def described(file: BytesIO, budget: Budget) -> Any:
@@ -62,15 +50,53 @@ class _Machine:
 
     def do(self, name: str, argument: Any) -> None:
         """Execute one instruction."""
-        if name in _VALUES:
-            self.stack.append(argument)
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        else:
-            step = getattr(self, f"_{name.lower()}", None)
-            if step is None:
+        stack = self.stack
+        match name:
+            case "PROTO":
+                if argument > 5:
+                    raise BadPickle(f"pickle protocol {argument}")
+            case "FRAME" | "STOP":
+                pass  # neither the length of a frame nor the end mark is needed
+            case _ if name in _VALUES:
+                stack.append(argument)
+            case _ if name in _NEW:
+                stack.append(_NEW[name]())
+            case "TUPLE":
+                stack.append(tuple(self._items()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self._collect(int(name[-1]))
+            case "APPEND":
+                item = stack.pop()
+                self._top(list).append(item)
+            case "APPENDS":
+                items = self._items()
+                self._top(list).extend(items)
+            case "SETITEM":
+                self._set([stack.pop(-2), stack.pop()])
+            case "SETITEMS":
+                self._set(self._items())
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self.memo[argument])
+            case "GLOBAL":
+                stack.append(Global(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                function, module = stack.pop(), stack.pop()
+                if not (isinstance(function, str) and isinstance(module, str)):
+                    raise BadPickle("a global without a name")
+                stack.append(Global(module, function))
+            case "BINPERSID":
+                stack.append(storage_of(stack.pop()))
+            case "BUILD":
+                stack.pop()  # attributes of a state dict: its metadata
+                self._top(Table)
+            case "REDUCE":
+                self._call()
+            case _:
                 raise BadPickle(f"the instruction {name}, which no state dict needs")
-            step(argument)
 
     def _items(self) -> list[Any]:
         """Pop the values above the last mark, and the mark."""
@@ -83,58 +109,12 @@ class _Machine:
         del self.stack[place:]
         return items
 
-    def _proto(self, argument: Any) -> None:
-        if argument > 5:
-            raise BadPickle(f"pickle protocol {argument}")
-
-    def _frame(self, argument: Any) -> None:
-        """Do nothing: the machine needs neither the length of a frame nor the end mark."""
-
-    _stop = _frame
-
-    def _mark(self, argument: Any) -> None:
-        self.stack.append(_MARK)
-
-    def _empty_dict(self, argument: Any) -> None:
-        self.stack.append(Table())
-
-    def _empty_list(self, argument: Any) -> None:
-        self.stack.append([])
-
-    def _empty_tuple(self, argument: Any) -> None:
-        self.stack.append(())
-
-    def _tuple(self, argument: Any) -> None:
-        self.stack.append(tuple(self._items()))
-
-    def _last(self, count: int) -> None:
+    def _collect(self, count: int) -> None:
+        """Replace the last values by a tuple of them."""
         items = tuple(self.stack[-count:])
         if len(items) < count:
             raise BadPickle("a tuple of more than there is")
         self.stack[-count:] = [items]
-
-    def _tuple1(self, argument: Any) -> None:
-        self._last(1)
-
-    def _tuple2(self, argument: Any) -> None:
-        self._last(2)
-
-    def _tuple3(self, argument: Any) -> None:
-        self._last(3)
-
-    def _append(self, argument: Any) -> None:
-        item = self.stack.pop()
-        self._top(list).append(item)
-
-    def _appends(self, argument: Any) -> None:
-        items = self._items()
-        self._top(list).extend(items)
-
-    def _setitem(self, argument: Any) -> None:
-        self._set([self.stack.pop(-2), self.stack.pop()])
-
-    def _setitems(self, argument: Any) -> None:
-        self._set(self._items())
 
     def _set(self, items: list[Any]) -> None:
         table = self._top(Table)
@@ -149,36 +129,7 @@ class _Machine:
             raise BadPickle(f"an instruction for a {kind.__name__.lower()} on a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
-    def _put(self, argument: Any) -> None:
-        self.memo[argument] = self.stack[-1]
-
-    _binput = _long_binput = _put
-
-    def _memoize(self, argument: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def _get(self, argument: Any) -> None:
-        self.stack.append(self.memo[argument])
-
-    _binget = _long_binget = _get
-
-    def _global(self, argument: Any) -> None:
-        self.stack.append(Global(*argument.split(" ", 1)))
-
-    def _stack_global(self, argument: Any) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
-            raise BadPickle("a global without a name")
-        self.stack.append(Global(module, name))
-
-    def _binpersid(self, argument: Any) -> None:
-        self.stack.append(storage_of(self.stack.pop()))
-
-    def _build(self, argument: Any) -> None:
-        self.stack.pop()  # attributes of a state dict: its metadata
-        self._top(Table)
-
-    def _reduce(self, argument: Any) -> None:
+    def _call(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise BadPickle("a call of what is no name")

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from bertscope.checkpoints.budget import Budget
-from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken, is_size, strict_json
+from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile, is_size
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
@@ -37,15 +35,15 @@ class _Placed(NamedTuple):
     tensor: StoredTensor
 
 
-def read_safetensors(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
-    """Return the tensors of an open safetensors file of `size` bytes; raises SourceError for any other file."""
-    header_bytes, header = _header(path, file, size, budget)
-    budget.spend("tensors", len(header))
-    metadata = _metadata(path, header.pop("__metadata__", {}))
-    data_bytes = size - 8 - header_bytes
-    placed = [_placed(path, name, entry, data_bytes) for name, entry in header.items()]
+def read_safetensors(file: OpenFile) -> StoredFile:
+    """Return the tensors of an open safetensors file; raises SourceError for any other file."""
+    header_bytes, header = _header(file)
+    file.budget.spend("tensors", len(header))
+    metadata = _metadata(file, header.pop("__metadata__", {}))
+    data_bytes = file.size - 8 - header_bytes
+    placed = [_placed(file, name, entry, data_bytes) for name, entry in header.items()]
     placed.sort(key=lambda item: (item.begin, item.end))
-    _refuse_overlaps(path, placed)
+    _refuse_overlaps(file, placed)
     tensor_bytes = sum(item.end - item.begin for item in placed)
     gap = data_bytes - tensor_bytes
     parts = (("header length", 8), ("header", header_bytes), ("tensors", tensor_bytes), ("gaps", gap))
@@ -53,65 +51,65 @@ def read_safetensors(path: Path, file: BinaryIO, size: int, budget: Budget) -> S
         format="safetensors",
         tensors=tuple(item.tensor for item in placed),
         parts=tuple(
-            FilePart(file=path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
+            FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
         ),
         metadata=metadata,
-        problems=(f"{path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
+        problems=(f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
         if gap
         else (),
     )
 
 
-def _header(path: Path, file: BinaryIO, size: int, budget: Budget) -> tuple[int, dict[str, Any]]:
-    start = file.read(8)
+def _header(file: OpenFile) -> tuple[int, dict[str, Any]]:
+    start = file.stream.read(8)
     if len(start) < 8:
-        raise broken(path, f"the file ends after {len(start)} bytes, before the header's length")
+        raise file.broken(f"the file ends after {len(start)} bytes, before the header's length")
     length = int.from_bytes(start, "little")
-    if length > size - 8:
-        raise broken(
-            path, f"the header says it has {length:,} bytes and the file has {size:,}: truncated or no safetensors"
+    if length > file.size - 8:
+        raise file.broken(
+            f"the header says it has {length:,} bytes and the file has {file.size:,}: truncated or no safetensors"
         )
     if length > MAX_HEADER_BYTES:
-        raise broken(path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
-    budget.spend("bytes of headers", length)
-    header = strict_json(path, file.read(length), "the header")
+        raise file.broken(f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+    file.budget.spend("bytes of headers", length)
+    header = file.json(file.stream.read(length), "the header")
     if not isinstance(header, dict):
-        raise broken(path, "the header is no JSON object")
+        raise file.broken("the header is no JSON object")
     return length, header
 
 
-def _metadata(path: Path, found: Any) -> dict[str, str]:
+def _metadata(file: OpenFile, found: Any) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise broken(path, "__metadata__ must map text to text")
+        raise file.broken("__metadata__ must map text to text")
     return found
 
 
-def _placed(path: Path, name: str, entry: Any, data_bytes: int) -> _Placed:
+def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> _Placed:
     shown = name[:60]
     if len(name) > MAX_NAME or not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise broken(path, f"tensor {shown!r} needs dtype, shape and data_offsets, and nothing else")
+        raise file.broken(f"tensor {shown!r} needs dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise broken(path, f"tensor {shown!r} has the unknown dtype {str(dtype)[:20]!r}")
+        raise file.broken(f"tensor {shown!r} has the unknown dtype {str(dtype)[:20]!r}")
     if not isinstance(shape, list) or len(shape) > 64 or not all(is_size(size) for size in shape):
-        raise broken(path, f"tensor {shown!r} has a shape that is no list of sizes")
+        raise file.broken(f"tensor {shown!r} has a shape that is no list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(is_size(offset) for offset in offsets):
-        raise broken(path, f"tensor {shown!r} has data_offsets that are no two places")
+        raise file.broken(f"tensor {shown!r} has data_offsets that are no two places")
     begin, end = offsets
     if not begin <= end <= data_bytes:
-        raise broken(path, f"tensor {shown!r} lies at bytes {begin:,} to {end:,} of {data_bytes:,}: truncated or wrong")
+        raise file.broken(f"tensor {shown!r} lies at bytes {begin:,} to {end:,} of {data_bytes:,}: truncated or wrong")
     params, (torch_name, bits) = math.prod(shape), DTYPES[dtype]
     if params * bits != (end - begin) * 8:
-        raise broken(
-            path, f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}"
+        raise file.broken(
+            f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}"
         )
     tensor = StoredTensor(
-        name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=path.name
+        name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=file.path.name
     )
     return _Placed(begin, end, tensor)
 
 
-def _refuse_overlaps(path: Path, placed: list[_Placed]) -> None:
+def _refuse_overlaps(file: OpenFile, placed: list[_Placed]) -> None:
     for one, other in pairwise(item for item in placed if item.end > item.begin):
         if other.begin < one.end:
-            raise broken(path, f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+            raise file.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")

@@ -6,11 +6,9 @@ import math
 import zipfile
 from collections.abc import Iterator
 from io import BytesIO
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from bertscope.checkpoints.budget import Budget
-from bertscope.checkpoints.files import MAX_NAME, StoredFile, broken
+from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.rebuilt import ITEM_BYTES, BadPickle, Storage, Table, Tensor
 from bertscope.errors import SourceError
@@ -22,83 +20,80 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGI
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save weights
 
 
-def read_zip(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
+def read_zip(file: OpenFile) -> StoredFile:
     """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
-    _refuse_large_directories(path, file, size)
-    with zipfile.ZipFile(file) as archive:
+    _refuse_large_directories(file)
+    with zipfile.ZipFile(file.stream) as archive:
         entries = {info.filename: info for info in archive.infolist()}
         if len(entries) < len(archive.infolist()):
-            raise broken(path, "the zip has a record twice")
+            raise file.broken("the zip has a record twice")
         pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise broken(path, "a zip without the data.pkl that torch.save writes")
-        raw = _record(path, archive, entries[pickles[0]], budget)
+            raise file.broken("a zip without the data.pkl that torch.save writes")
+        raw = _record(file, archive, entries[pickles[0]])
     folder = pickles[0].removesuffix("data.pkl")
-    tensors = list(_tensors(path, _state(path, BytesIO(raw), budget), budget))
+    tensors = list(_tensors(file, _state(file, BytesIO(raw))))
     for storage in _storages(tensors).values():
         found = entries.get(f"{folder}data/{storage.key}")
         if found is None or found.file_size != storage.bytes or found.compress_size != storage.bytes:
-            raise broken(
-                path, f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
+            raise file.broken(
+                f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
             )
     tensor_bytes = sum(storage.bytes for storage in _storages(tensors).values())
     records = sum(info.compress_size for info in entries.values())
-    if records > size:
-        raise broken(path, "the zip's records overlap")
+    if records > file.size:
+        raise file.broken("the zip's records overlap")
     parts = (("pickle", entries[pickles[0]].compress_size), ("tensors", tensor_bytes),
              ("other records", records - entries[pickles[0]].compress_size - tensor_bytes),
-             ("zip structure and alignment", size - records))  # fmt: skip
-    return _stored(path, tensors, parts)
+             ("zip structure and alignment", file.size - records))  # fmt: skip
+    return _stored(file, tensors, parts)
 
 
-def read_legacy(path: Path, file: BinaryIO, size: int, budget: Budget) -> StoredFile:
+def read_legacy(file: OpenFile) -> StoredFile:
     """Return the tensors of a file of torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
-    start = BytesIO(file.read(MAX_PICKLE_BYTES))
+    start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
-        _described(path, start, budget)
-    tensors = list(_tensors(path, _state(path, start, budget), budget))
-    storages, keys = _storages(tensors), _described(path, start, budget)
-    if (
-        not isinstance(keys, list)
-        or len(keys) != len(storages)
-        or {key for key in keys if isinstance(key, str)} != set(storages)
-    ):
-        raise broken(path, "the keys of its storages are not those of its tensors")
+        _described(file, start)
+    tensors = list(_tensors(file, _state(file, start)))
+    storages, keys = _storages(tensors), _described(file, start)
+    is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not is_list_of_names or sorted(keys) != sorted(storages):
+        raise file.broken("the keys of its storages are not those of its tensors")
     pickles = place = start.tell()
-    budget.spend("bytes of headers", pickles)
+    file.budget.spend("bytes of headers", pickles)
     for key in keys:
-        file.seek(place)
-        if int.from_bytes(file.read(8), "little") != storages[key].elements:
-            raise broken(path, f"the storage {key[:40]} is not where it should be: truncated or wrong")
+        file.stream.seek(place)
+        if int.from_bytes(file.stream.read(8), "little") != storages[key].elements:
+            raise file.broken(f"the storage {key[:40]} is not where it should be: truncated or wrong")
         place += 8 + storages[key].bytes
-    if place > size:
-        raise broken(path, f"the file has {size:,} bytes and its tensors need {place:,}: truncated")
+    if place > file.size:
+        raise file.broken(f"the file has {file.size:,} bytes and its tensors need {place:,}: truncated")
     tensor_bytes = sum(storage.bytes for storage in storages.values())
     parts = (
         ("pickles", pickles),
         ("storage lengths", 8 * len(keys)),
         ("tensors", tensor_bytes),
-        ("after the end", size - place),
+        ("after the end", file.size - place),
     )
-    return _stored(path, tensors, parts)
+    return _stored(file, tensors, parts)
 
 
-def _stored(path: Path, tensors: list[tuple[str, Tensor]], parts: tuple[tuple[str, int], ...]) -> StoredFile:
+def _stored(file: OpenFile, tensors: list[tuple[str, Tensor]], parts: tuple[tuple[str, int], ...]) -> StoredFile:
     return StoredFile(
         format="pytorch",
-        tensors=tuple(_rows(path, tensors)),
-        parts=tuple(FilePart(file=path.name, what=what, bytes=count) for what, count in parts if count),
+        tensors=tuple(_rows(file.path.name, tensors)),
+        parts=tuple(FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count),
     )
 
 
-def _rows(path: Path, tensors: list[tuple[str, Tensor]]) -> Iterator[StoredTensor]:
-    homes: dict[tuple[object, ...], str] = {}
+def _rows(file_name: str, tensors: list[tuple[str, Tensor]]) -> Iterator[StoredTensor]:
+    first_names: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors:
         params = math.prod(tensor.shape)
-        home = homes.setdefault((tensor.storage.key, tensor.offset, tensor.shape, tensor.stride), name)
+        first = first_names.setdefault((tensor.storage.key, tensor.offset, tensor.shape, tensor.stride), name)
         yield StoredTensor(
             name=name, dtype=tensor.dtype, shape=tensor.shape, params=params,
-            bytes=params * ITEM_BYTES[tensor.dtype], file=path.name, shares=None if home == name else home,
+            bytes=params * ITEM_BYTES[tensor.dtype], file=file_name, shares=None if first == name else first,
         )  # fmt: skip
 
 
@@ -106,60 +101,60 @@ def _storages(tensors: list[tuple[str, Tensor]]) -> dict[str, Storage]:
     return {tensor.storage.key: tensor.storage for _, tensor in tensors}
 
 
-def _described(path: Path, file: BytesIO, budget: Budget) -> Any:
+def _described(file: OpenFile, pickle: BytesIO) -> Any:
     try:
-        return described(file, budget)
+        return described(pickle, file.budget)
     except BadPickle as error:
-        raise broken(path, f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
+        raise file.broken(f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
-def _state(path: Path, file: BytesIO, budget: Budget) -> Table:
+def _state(file: OpenFile, pickle: BytesIO) -> Table:
     """Return the state dict in the pickle: its top level, or the entry in which trainers save the weights."""
-    found = _described(path, file, budget)
+    found = _described(file, pickle)
     if isinstance(found, Table) and not any(isinstance(value, Tensor) for value in found.values()):
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), Table)), found)
     if not isinstance(found, Table) or not any(isinstance(value, Tensor) for value in found.values()):
-        raise broken(path, "it holds no table of tensors")
+        raise file.broken("it holds no table of tensors")
     return found
 
 
-def _tensors(path: Path, state: Table, budget: Budget) -> Iterator[tuple[str, Tensor]]:
+def _tensors(file: OpenFile, state: Table) -> Iterator[tuple[str, Tensor]]:
     by_key: dict[str, Storage] = {}
     for name, value in state.items():
         if isinstance(value, Tensor):
-            budget.spend("tensors", 1)
+            file.budget.spend("tensors", 1)
             if not isinstance(name, str) or len(name) > MAX_NAME:
-                raise broken(path, f"a tensor's name is no text of at most {MAX_NAME:,} characters")
+                raise file.broken(f"a tensor's name is no text of at most {MAX_NAME:,} characters")
             if by_key.setdefault(value.storage.key, value.storage) != value.storage:
-                raise broken(path, f"the storage {value.storage.key[:40]} is described in two ways")
+                raise file.broken(f"the storage {value.storage.key[:40]} is described in two ways")
             yield name, value
 
 
-def _record(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes:
+def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """Return a record of bounded size, without trusting the size in the directory."""
     if info.file_size > MAX_PICKLE_BYTES:
-        raise broken(path, f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
+        raise file.broken(f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
     if info.compress_type != zipfile.ZIP_STORED:
-        raise broken(path, "a compressed data.pkl; torch.save compresses nothing")
-    budget.spend("bytes of headers", info.file_size)
+        raise file.broken("a compressed data.pkl; torch.save compresses nothing")
+    file.budget.spend("bytes of headers", info.file_size)
     with archive.open(info) as record:
         raw = record.read(MAX_PICKLE_BYTES + 1)
     if len(raw) > MAX_PICKLE_BYTES:
-        raise SourceError("the pickle is larger than it says; nothing was loaded or run", where=str(path))
+        raise SourceError("the pickle is larger than it says; nothing was loaded or run", where=str(file.path))
     return raw
 
 
-def _refuse_large_directories(path: Path, file: BinaryIO, size: int) -> None:
+def _refuse_large_directories(file: OpenFile) -> None:
     """Raise SourceError for a directory above the limit, since zipfile makes an object of every entry."""
-    file.seek(max(0, size - (1 << 16) - 98))
-    tail = file.read()
+    file.stream.seek(max(0, file.size - (1 << 16) - 98))
+    tail = file.stream.read()
     end = tail.rfind(b"PK\x05\x06")
     if end < 0 or len(tail) < end + 22:
-        raise broken(path, "the zip has no end: truncated")
+        raise file.broken("the zip has no end: truncated")
     directory = int.from_bytes(tail[end + 12 : end + 16], "little")
     wide = tail.rfind(b"PK\x06\x06", 0, end)
     if wide >= 0:
         directory = max(directory % 0xFFFFFFFF, int.from_bytes(tail[wide + 40 : wide + 48], "little"))
     if directory > MAX_DIRECTORY_BYTES:
-        raise broken(path, f"a zip with a directory of {directory:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are read")
-    file.seek(0)
+        raise file.broken(f"a zip with a directory of {directory:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are read")
+    file.stream.seek(0)

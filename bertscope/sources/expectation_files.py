@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
-from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError, suggestion
+from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
 from bertscope.sources.find import load
-from bertscope.sources.presets import preset_of, preset_paths
+from bertscope.sources.presets import is_boolean, preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
@@ -44,50 +45,44 @@ def read_expectation_file(path: Path) -> BertSource:
     name = next((path.name.removesuffix(suffix) for suffix in SUFFIXES if path.name.endswith(suffix)), path.stem)
     if "config" in entries and "model" not in entries:
         return replace(preset_of(entries, path), name=name)
-    for key, entry in entries.items():
-        if key not in _KEYS:
-            words = "give model or config, not both" if key == "config" else suggestion(key, _KEYS)
-            raise ConfigError(f"unknown key {key!r} in an expectation file with a model; {words}",
-                              where=f"{path}:{entry.line}", field=key)  # fmt: skip
+    if "config" in entries:
+        raise entries["config"].error(
+            "unknown key 'config' in an expectation file with a model; give model or config, not both", "config"
+        )
+    entries.refuse_unknown(_KEYS, "an expectation file with a model")
     if "model" not in entries:
         raise ConfigError("the key 'model' is missing; name one, or describe one by architecture and config",
                           where=f"{path}:1")  # fmt: skip
     source = _model(entries, path)
-    return replace(source, name=name, path=path, expected=tuple(read_expectations(entries.get("expected"), path)))
+    return replace(source, name=name, path=path, expected=tuple(read_expectations(entries.get("expected"))))
 
 
 def _model(entries: Mapping, path: Path) -> BertSource:
     settings = {
-        "architecture": _one_of(entries, "architecture", ARCHITECTURES, path),
-        "attention": _one_of(entries, "attention", ATTENTION_KERNELS, path),
-        "add_pooling_layer": _one_of(entries, "add_pooling_layer", (True, False), path),
+        "architecture": _one_of(entries, "architecture", ARCHITECTURES),
+        "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
+        "add_pooling_layer": entries.checked("add_pooling_layer", None, is_boolean, "one of true, false"),
     }
     try:
-        return load(_named(entries["model"], path), **settings)  # type: ignore[arg-type]
+        return load(_named(entries["model"], path.parent), **settings)
     except BertscopeError as error:
-        raise error.at(f"{path}:{entries['model'].line}") from None
+        raise error.at(entries["model"].where) from None
 
 
-def _named(entry: Entry, path: Path) -> str:
+def _one_of(entries: Mapping, key: str, allowed: tuple[str, ...]) -> Any:
+    return entries.checked(key, None, lambda value: value in allowed, f"one of {', '.join(allowed)}")
+
+
+def _named(entry: Entry, folder: Path) -> str:
     """Return the argument for `load`; a path is relative to the file's folder."""
     if not isinstance(entry.value, str) or not entry.value:
-        raise ConfigError("model must be a preset's name or a path", where=f"{path}:{entry.line}")
-    relative = path.parent / entry.value
+        raise entry.error("model must be a preset's name or a path")
+    relative = folder / entry.value
     if entry.value in preset_paths() or entry.value.startswith("~"):
         return entry.value
     with readable(entry.value):
         is_path = entry.value.endswith((".yaml", ".yml", ".json")) or entry.value.startswith(".") or relative.exists()
     return str(relative) if is_path else entry.value
-
-
-def _one_of(entries: Mapping, key: str, allowed: tuple[object, ...], path: Path) -> object:
-    if key not in entries:
-        return None
-    entry = entries[key]
-    if not any(entry.value is value or (isinstance(value, str) and entry.value == value) for value in allowed):
-        words = ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in allowed)
-        raise ConfigError(f"{key} must be one of {words}", where=f"{path}:{entry.line}", field=key)
-    return entry.value
 
 
 def expectation_files(folder: Path) -> Iterator[str]:
@@ -127,9 +122,4 @@ def load_expected(name: str, *, architecture: str | None = None) -> BertSource:
     """Return the source of an expectation file, or of any name for `load`; `architecture` overrides its class."""
     if not is_expectation_file(name):
         return load(name, architecture=architecture)
-    source = read_expectation_file(Path(name))
-    if architecture is None:
-        return source
-    if architecture not in ARCHITECTURES:
-        raise SourceError(f"unknown architecture {architecture[:60]!r}; allowed: {', '.join(ARCHITECTURES)}")
-    return replace(source, architecture=architecture)
+    return read_expectation_file(Path(name)).with_options(architecture=architecture)

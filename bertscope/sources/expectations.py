@@ -15,16 +15,16 @@ expected:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, ConfigError, suggestion
+from bertscope.errors import BertscopeError
 from bertscope.run_config import RunConfig
-from bertscope.text_files import Entry, Mapping
+from bertscope.text_files import Entry
 from bertscope.units import parse_bytes
 
 TOTAL_KEYS = ("distinct_params", "layer_params")
@@ -61,76 +61,66 @@ class Expectation:
         return got == self.value
 
 
-def read_expectations(entry: Entry | None, path: Path) -> Iterator[Expectation]:
+def read_expectations(entry: Entry | None) -> Iterator[Expectation]:
     """Yield the expectations under `expected`; raises ConfigError with file and line."""
     if entry is None or entry.value is None:
         return
     runs = 0
-    for key, item in _lines(entry, path, "expected", KEYS).items():
+    for key, item in entry.mapping("expected", KEYS).items():
         if key in TOTAL_KEYS:
-            yield _number(key, item, path, "count of parameters")
-        elif key in TABLE_KEYS:
-            for name, inner in _lines(item, path, f"expected.{key}").items():
-                yield _number(f"{key}.{name}", inner, path, "count of parameters")
-        elif key == TIES_KEY:
-            yield from _ties(item, path)
-        else:
-            for name, inner in _lines(item, path, f"expected.{key}").items():
+            yield _number(key, item, "count of parameters")
+            continue
+        inside = item.mapping(f"expected.{key}")
+        if key == TIES_KEY:
+            yield Expectation(key=TIES_KEY, value=len(inside), line=item.line)
+        for name, inner in inside.items():
+            if key in TABLE_KEYS:
+                yield _number(f"{key}.{name}", inner, "count of parameters")
+            elif key == TIES_KEY:
+                yield _tie(name, inner)
+            else:
                 runs += 1
                 if runs > MAX_RUNS:
-                    raise ConfigError(
-                        f"more than {MAX_RUNS} runs in one file; put the others in another file",
-                        where=f"{path}:{inner.line}",
-                    )
-                yield _run(key, name, inner, path)
+                    raise inner.error(f"more than {MAX_RUNS} runs in one file; put the others in another file")
+                yield _run(key, name, inner)
 
 
-def _ties(entry: Entry, path: Path) -> Iterator[Expectation]:
-    found = _lines(entry, path, "expected.ties")
-    yield Expectation(key=TIES_KEY, value=len(found), line=entry.line)
-    for address, item in found.items():
-        if not isinstance(item.value, str):
-            raise ConfigError(
-                f"expected ties.{address} must be the address that it is tied to, such as "
-                "bert.embeddings.word_embeddings.weight",
-                where=f"{path}:{item.line}",
-            )
-        yield Expectation(key=f"{TIES_KEY}.{address}", value=item.value, line=item.line)
+def _tie(address: str, entry: Entry) -> Expectation:
+    if not isinstance(entry.value, str):
+        raise entry.error(
+            f"expected ties.{address} must be the address that it is tied to, such as "
+            "bert.embeddings.word_embeddings.weight"
+        )
+    return Expectation(key=f"{TIES_KEY}.{address}", value=entry.value, line=entry.line)
 
 
-def _run(kind: str, name: str, entry: Entry, path: Path) -> Expectation:
+def _run(kind: str, name: str, entry: Entry) -> Expectation:
     key, measure = f"{kind}.{name}", _MEASURES[kind]
-    found = _lines(entry, path, f"expected.{key}", (*_SETTINGS[kind], measure, "tolerance"))
+    found = entry.mapping(f"expected.{key}", (*_SETTINGS[kind], measure, "tolerance"))
     for needed in (*_NEEDED, measure):
         if needed not in found:
-            raise ConfigError(
-                f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing",
-                where=f"{path}:{entry.line}",
-            )
-    value = _number(key, found[measure], path, measure, in_bytes=kind == "memory")
-    settings = Mapping({field: item for field, item in found.items() if field in _SETTINGS[kind]})
-    run_config = _spec(key, settings, path)
+            raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
+    value = _number(key, found[measure], measure, in_bytes=kind == "memory")
+    run_config = _run_config(key, {field: item for field, item in found.items() if field in _SETTINGS[kind]})
     if kind == "flops" and run_config.mode == "forward":
-        raise ConfigError(
-            f"expected {key}: FLOPs are those of mode inference or training", where=f"{path}:{found['mode'].line}"
-        )
-    return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance"), path), run=run_config)
+        raise found["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
+    return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance")), run=run_config)
 
 
-def _spec(key: str, settings: Mapping, path: Path) -> RunConfig:
+def _run_config(key: str, settings: dict[str, Entry]) -> RunConfig:
     """Return the run; add one setting at a time, so that an error has its line."""
     given: dict[str, Any] = {}
     run_config = RunConfig()
     for name, entry in settings.items():
-        given[name] = _setting(key, name, entry, path)
+        given[name] = _setting(key, name, entry)
         try:
             run_config = RunConfig(**given)
         except BertscopeError as error:
-            raise ConfigError(f"expected {key}: {error.message}", where=f"{path}:{entry.line}") from None
+            raise entry.error(f"expected {key}: {error.message}") from None
     return run_config
 
 
-def _setting(key: str, name: str, entry: Entry, path: Path) -> Any:
+def _setting(key: str, name: str, entry: Entry) -> Any:
     value, default = entry.value, _RUN_FIELDS[name].default
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         bool: ((bool,), "true or false"), int: ((int,), "an integer"), float: ((int, float), "a number"),
@@ -141,44 +131,27 @@ def _setting(key: str, name: str, entry: Entry, path: Path) -> Any:
     if isinstance(value, list):
         is_right, value = is_right and all(isinstance(item, str) for item in value), tuple(value)
     if not is_right:
-        raise ConfigError(f"expected {key}: {name} must be {words}", where=f"{path}:{entry.line}")
+        raise entry.error(f"expected {key}: {name} must be {words}")
     return value
 
 
-def _number(key: str, entry: Entry, path: Path, what: str, *, in_bytes: bool = False) -> Expectation:
+def _number(key: str, entry: Entry, what: str, *, in_bytes: bool = False) -> Expectation:
     value = entry.value
     if in_bytes and isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = parse_bytes(value)
-        except ValueError:
-            value = None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_NUMBER:
         such = " such as 8589934592 or 8 GiB" if in_bytes else ""
-        raise ConfigError(
-            f"expected {key} must be a {what}, an integer of at least 0{such}", where=f"{path}:{entry.line}"
-        )
+        raise entry.error(f"expected {key} must be a {what}, an integer of at least 0{such}")
     return Expectation(key=key, value=value, line=entry.line)
 
 
-def _tolerance(key: str, entry: Entry | None, path: Path) -> float:
+def _tolerance(key: str, entry: Entry | None) -> float:
     if entry is None:
         return 0.0
     value = entry.value
     if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", value, re.ASCII)):
         value = float(match[1]) / 100
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(
-            f"expected {key}: tolerance is a share from 0 to below 1, such as 0.02 or 2 %", where=f"{path}:{entry.line}"
-        )
+        raise entry.error(f"expected {key}: tolerance is a share from 0 to below 1, such as 0.02 or 2 %")
     return float(value)
-
-
-def _lines(entry: Entry, path: Path, place: str, known: tuple[str, ...] = ()) -> Mapping:
-    """Return the mapping under a key; raises ConfigError for a key that is not in `known`, if given."""
-    if not isinstance(entry.value, Mapping):
-        raise ConfigError(f"{place} must hold 'key: value' lines", where=f"{path}:{entry.line}", field=place)
-    for key, item in entry.value.items():
-        if known and key not in known:
-            hint = suggestion(key, known)
-            raise ConfigError(f"unknown key {key!r} in {place}; {hint}", where=f"{path}:{item.line}", field=key)
-    return entry.value

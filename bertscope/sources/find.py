@@ -19,10 +19,11 @@ from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, is_factory
 from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
-from bertscope.sources.transformers_models import TransformersSource, from_config
+from bertscope.sources.transformers_models import TransformersSource, from_config, stored_dtype
 from bertscope.text_files import read_mapping, readable
 
 DEFAULT_MODEL = "bert-base-cased"
+_CONFIG = "config.json"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -66,13 +67,12 @@ def _find(name: str, download: bool) -> _Found:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
-    with readable(one_line(name, limit=100)):
-        path = Path(name).expanduser()
+    path = _path(name)
     is_there = _exists(path)
     if not is_there and is_factory(name):
         return FactorySource(name=name, address=name)
     if is_there or path.suffix in _SUFFIXES or is_weights(path) or name.startswith((".", "~", os.sep)):
-        return read_source(path)
+        return _read(_config_file(path))
     for preset in presets.values():
         source = read_preset(preset)
         if name in source.hub_names:
@@ -80,35 +80,12 @@ def _find(name: str, download: bool) -> _Found:
     folder = _hub_folder(name, download)
     if folder is None:
         raise _unknown(name, presets)
-    return replace(read_source(folder), name=name)
-
-
-def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
-    from bertscope.sources import hub
-
-    return hub.download(name, weights=weights) if download else hub.cached_folder(name)
-
-
-def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
-    """Return the error for an unknown name, with the places that were searched."""
-    from bertscope.sources import hub
-
-    where = "preset or file"
-    hint = "a .yaml preset or a config.json works too"
-    if hub.is_hub_name(name):
-        if hub.is_installed():
-            hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
-        else:
-            hint += "; the Hugging Face cache is looked into with the extra 'hub'"
-    return SourceError(
-        f"no {where} named {name[:100]!r}; {_near(name, presets)} ('bertscope presets' lists them; {hint})"
-    )
+    return replace(_read(_config_file(folder)), name=name)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
     """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
-    with readable(one_line(model, limit=100)):
-        path = Path(model).expanduser()
+    path = _path(model)
     if _exists(path) or is_weights(path):
         return path
     folder = _hub_folder(model, download, weights=True)
@@ -124,15 +101,16 @@ def stored_alone(model: str) -> Path | None:
     """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
     if model in preset_paths():
         return None
-    with readable(one_line(model, limit=100)):
-        path = Path(model).expanduser()
+    path = _path(model)
+    with readable(path):
         if path.is_dir():
-            return path if not (path / "config.json").exists() and weights_in(path) else None
+            return path if not (path / _CONFIG).exists() and weights_in(path) else None
     return path if is_weights(path) else None
 
 
-def _near(name: str, presets: dict[str, Path]) -> str:
-    return suggestion(name.rsplit("/", 1)[-1], presets)
+def _path(name: str) -> Path:
+    with readable(one_line(name, limit=100)):
+        return Path(name).expanduser()
 
 
 def _exists(path: Path) -> bool:
@@ -142,39 +120,51 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def read_source(path: Path) -> _Found:
-    """Return the source in a preset file, in a `config.json`, or in the folder of a checkpoint."""
+def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
+    from bertscope.sources import hub
+
+    return hub.download(name, weights=weights) if download else hub.cached_folder(name)
+
+
+def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
+    """Return the error for an unknown name, with the places that were searched."""
+    from bertscope.sources import hub
+
+    hint = "a .yaml preset or a config.json works too"
+    if hub.is_hub_name(name):
+        if hub.is_installed():
+            hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
+        else:
+            hint += "; the Hugging Face cache is looked into with the extra 'hub'"
+    near = suggestion(name.rsplit("/", 1)[-1], presets)
+    return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
+
+
+def _config_file(path: Path) -> Path:
+    """Return the file with the configuration: the path, or the `config.json` in a folder or next to weights."""
     with readable(path):
         is_folder = path.is_dir()
-        has_config = is_folder and (path / "config.json").exists()
+        config = (path if is_folder else path.parent) / _CONFIG
         is_checkpoint = bool(weights_in(path)) if is_folder else is_weights(path)
-    absolute = Path(os.path.abspath(path))
-    if has_config:
-        return _read_config_json(path / "config.json", absolute.name)
+        if (is_folder or is_checkpoint) and _exists(config):
+            return config
     if is_checkpoint:
-        return _beside(path, absolute)
-    if path.suffix == ".json":
-        return _read_config_json(path, absolute.parent.name if path.name == "config.json" else path.stem)
-    return read_preset(path)
-
-
-def _beside(path: Path, absolute: Path) -> _Found:
-    """Return the source in the `config.json` in the folder of a file of weights."""
-    config = path.parent / "config.json"
-    if path.is_dir() or not _exists(config):
         raise SourceError(
             f"{path} holds tensors and no configuration; put its config.json beside it, "
             "or ask 'bertscope count' what it stores"
         )
-    return _read_config_json(config, absolute.parent.name)
+    return path
 
 
-def _read_config_json(path: Path, name: str) -> _Found:
+def _read(path: Path) -> _Found:
+    """Return the source in a preset file or in a `config.json`, which is named after its folder."""
+    if path.suffix != ".json":
+        return read_preset(path)
+    name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
     entries = read_mapping(path)
     if "model_type" in entries and entries["model_type"].value != "bert":
-        return from_config(entries, path, name)
-    lines = {key: entry.line for key, entry in entries.items()}
-    own, members = member_of(entries, path), entries.plain()
+        return from_config(entries, name)
+    lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]
     try:
@@ -182,8 +172,7 @@ def _read_config_json(path: Path, name: str) -> _Found:
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     architecture = config.architectures[0] if config.architectures else "BertModel"
-    dtype = members.get("torch_dtype", members.get("dtype"))  # as transformers calls it since 4.56
     return BertSource(
         name=name, path=path, config=config, architecture=architecture, config_lines=lines,
-        stored_dtype=dtype if isinstance(dtype, str) else None, **own,
+        stored_dtype=stored_dtype(members), **own,
     )  # fmt: skip

@@ -37,6 +37,7 @@ class OtherSource:
     name: str
     architecture: str | None = None
     stored_dtype: str | None = None
+    where: str = ""  # `file:line` of its definition, if there is one
     bert_config = None
     layers = 0
     layer_path = ""
@@ -50,11 +51,6 @@ class OtherSource:
     @property
     def notice(self) -> str:
         """Return an empty string: there is nothing to note."""
-        return ""
-
-    @property
-    def where(self) -> str:
-        """Return the `file:line` of its definition, if there is one."""
         return ""
 
     @property

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_architecture, unknown_field
-from bertscope.errors import ConfigError, suggestion
+from bertscope.errors import ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
-from bertscope.text_files import Entry, Mapping, read_mapping, with_lines
+from bertscope.text_files import Entry, Mapping, read_mapping, with_places
 
 KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
 PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
@@ -44,23 +44,22 @@ def read_preset(path: Path) -> BertSource:
 
 def preset_of(entries: Mapping, path: Path) -> BertSource:
     """Return the preset in the entries of a file."""
-    _check_keys(entries, KEYS, path, "the preset")
+    entries.refuse_unknown(KEYS, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
             raise ConfigError(
                 f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
             )
-    config, lines = _config(entries["config"], path)
+    fields, architecture = entries["config"].mapping("config"), entries["architecture"]
+    config = _config(fields, entries["config"])
     if "extra" in entries:
-        _mapping(entries["extra"], path, "extra")
+        entries["extra"].mapping("extra")
+    if not isinstance(architecture.value, str) or architecture.value not in ARCHITECTURES:
+        raise unknown_architecture(architecture.value).at(architecture.where)
     return BertSource(
-        name=path.stem,
-        path=path,
-        config=config,
-        config_lines=lines,
-        architecture=_choice(entries["architecture"], path),
-        **_preset_only(entries, path),
-    )
+        name=path.stem, path=path, config=config, config_lines=fields.lines(), architecture=architecture.value,
+        **_preset_only(entries),
+    )  # fmt: skip
 
 
 def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -68,78 +67,39 @@ def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and set(value) <= set(PRESET_ONLY)
 
 
-def member_of(members: Mapping, path: Path) -> dict[str, Any]:
+def member_of(members: Mapping) -> dict[str, Any]:
     """Return the keys that only a preset has, from the member "bertscope" of a config.json, if it is from `convert`."""
     entry = members.get(MEMBER)
-    if entry is None or not is_own_member(entry.value):
-        return {}
-    return _preset_only(with_lines(entry.value, entry.line), path)
+    return _preset_only(with_places(entry.value, entry)) if entry and is_own_member(entry.value) else {}
 
 
-def _preset_only(entries: Mapping, path: Path) -> dict[str, Any]:
+def _preset_only(entries: Mapping) -> dict[str, Any]:
+    names = entries.checked(
+        "hub_names", [], lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+        "a list of names such as google-bert/bert-base-cased",
+    )  # fmt: skip
     return {
-        "add_pooling_layer": _boolean(entries.get("add_pooling_layer"), path),
-        "description": _text(entries.get("description"), path),
-        "hub_names": _names(entries.get("hub_names"), path),
-        "expected": tuple(read_expectations(entries.get("expected"), path)),
+        "add_pooling_layer": entries.checked("add_pooling_layer", True, is_boolean, "true or false"),
+        "description": entries.checked(
+            "description", "", lambda value: isinstance(value, str), "text; put it in quotes"
+        ),
+        "hub_names": tuple(names),
+        "expected": tuple(read_expectations(entries.get("expected"))),
     }
 
 
-def _config(entry: Entry, path: Path) -> tuple[BertConfig, dict[str, int]]:
-    found = _mapping(entry, path, "config")
-    lines = {name: item.line for name, item in found.items()}
-    for name, item in found.items():
+def is_boolean(value: Any) -> bool:
+    """Return True for true and false."""
+    return isinstance(value, bool)
+
+
+def _config(fields: Mapping, place: Entry) -> BertConfig:
+    for name, entry in fields.items():
         if name not in RULES:
-            raise unknown_field(name).at(f"{path}:{item.line}")
-        if isinstance(item.value, Mapping) and RULES[name].kind is not dict:
-            raise ConfigError(f"{name} must be {RULES[name].allowed()}; got a mapping", where=f"{path}:{item.line}")
+            raise unknown_field(name).at(entry.where)
+        if isinstance(entry.value, Mapping) and RULES[name].kind is not dict:
+            raise entry.error(f"{name} must be {RULES[name].allowed()}; got a mapping")
     try:
-        return BertConfig(**found.plain()), lines
+        return BertConfig(**fields.plain())
     except ConfigError as error:
-        raise error.at(f"{path}:{lines.get(error.field, entry.line)}") from None
-
-
-def _check_keys(entries: Mapping, known: tuple[str, ...], path: Path, place: str) -> None:
-    for key, entry in entries.items():
-        if key not in known:
-            hint = suggestion(key, known)
-            raise ConfigError(f"unknown key {key!r} in {place}; {hint}", where=f"{path}:{entry.line}", field=key)
-
-
-def _mapping(entry: Entry, path: Path, name: str) -> Mapping:
-    if not isinstance(entry.value, Mapping):
-        raise ConfigError(f"{name} must hold 'key: value' lines", where=f"{path}:{entry.line}", field=name)
-    return entry.value
-
-
-def _choice(entry: Entry, path: Path) -> str:
-    if not isinstance(entry.value, str) or entry.value not in ARCHITECTURES:
-        raise unknown_architecture(entry.value).at(f"{path}:{entry.line}")
-    return entry.value
-
-
-def _boolean(entry: Entry | None, path: Path) -> bool:
-    if entry is None:
-        return True
-    if not isinstance(entry.value, bool):
-        raise ConfigError("add_pooling_layer must be true or false", where=f"{path}:{entry.line}")
-    return entry.value
-
-
-def _text(entry: Entry | None, path: Path) -> str:
-    if entry is None:
-        return ""
-    if not isinstance(entry.value, str):
-        raise ConfigError("description must be text; put it in quotes", where=f"{path}:{entry.line}")
-    return entry.value
-
-
-def _names(entry: Entry | None, path: Path) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    value = entry.value
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(
-            "hub_names must be a list of names such as google-bert/bert-base-cased", where=f"{path}:{entry.line}"
-        )
-    return tuple(value)
+        raise error.at(fields.get(error.field, place).where) from None

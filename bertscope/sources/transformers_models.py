@@ -28,7 +28,7 @@ class TransformersSource(OtherSource):
 
     model_type: str
     path: Path
-    line: int = 1  # of its model_type
+    where: str = ""  # file and line of its model_type
     attention: str | None = None
     config: dict[str, Any] = field(default_factory=dict)  # as its file says
 
@@ -36,11 +36,6 @@ class TransformersSource(OtherSource):
     def family(self) -> str:
         """Return the model type."""
         return f"a {self.model_type} of transformers"
-
-    @property
-    def where(self) -> str:
-        """Return file and line of the model type."""
-        return f"{self.path}:{self.line}"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -85,33 +80,34 @@ class TransformersSource(OtherSource):
             yield
 
 
-def from_config(entries: Entries, path: Path, name: str) -> TransformersSource:
+def from_config(entries: Entries, name: str) -> TransformersSource:
     """Return the source in a `config.json` of another family.
 
     Raises ConfigError for sizes that no model has.
     """
-    model_type = entries["model_type"].value
-    where = f"{path}:{entries['model_type'].line}"
-    if not isinstance(model_type, str) or not re.fullmatch(r"[\w.-]{1,60}", model_type):
-        raise ConfigError("model_type must be the name of a model family, such as bert or roberta", where=where)
+    place = entries["model_type"]
+    if not isinstance(place.value, str) or not re.fullmatch(r"[\w.-]{1,60}", place.value):
+        raise place.error("model_type must be the name of a model family, such as bert or roberta")
     for key, entry in entries.items():
-        check_setting(key, entry.value, f"{path}:{entry.line}")
+        check_setting(key, entry.value, entry.where)
     config = entries.plain()
-    check_experts(config, where)
-    dtype = config.get("torch_dtype", config.get("dtype"))
+    check_experts(config, place.where)
+    names = config.get("architectures")
     return TransformersSource(
         name=name,
-        architecture=_architecture(config.get("architectures")),
-        model_type=model_type,
-        path=path,
-        line=entries["model_type"].line,
+        architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
+        model_type=place.value,
+        path=place.path,
+        where=place.where,
         config=config,
-        stored_dtype=dtype if isinstance(dtype, str) else None,
+        stored_dtype=stored_dtype(config),
     )
 
 
-def _architecture(names: Any) -> str | None:
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+def stored_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype of the published weights in a `config.json`; transformers calls it `dtype` since 4.56."""
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    return dtype if isinstance(dtype, str) else None
 
 
 def _config_class(transformers: Any, source: TransformersSource) -> Any:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.checkpoint.stored import stored_report
-from bertscope.checkpoints.budget import Budget
+from bertscope.checkpoints.files import Budget
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.checkpoints.rebuilt import BadPickle
