@@ -9,7 +9,7 @@ only `download` uses the network.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
@@ -67,12 +67,12 @@ def _find(name: str, download: bool) -> _Found:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
-    path = _path(name)
-    is_there = _exists(path)
-    if not is_there and is_factory(name):
+    place = _place(name)
+    if not place.exists and is_factory(name):
         return FactorySource(name=name, address=name)
-    if is_there or path.suffix in _SUFFIXES or is_weights(path) or name.startswith((".", "~", os.sep)):
-        return _read(_config_file(path))
+    is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
+    if place.exists or is_path:
+        return _read(place)
     for preset in presets.values():
         source = read_preset(preset)
         if name in source.hub_names:
@@ -80,14 +80,14 @@ def _find(name: str, download: bool) -> _Found:
     folder = _hub_folder(name, download)
     if folder is None:
         raise _unknown(name, presets)
-    return replace(_read(_config_file(folder)), name=name)
+    return replace(_read(_place(folder)), name=name)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
     """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
-    path = _path(model)
-    if _exists(path) or is_weights(path):
-        return path
+    place = _place(model)
+    if place.exists or place.has_weights:
+        return place.path
     folder = _hub_folder(model, download, weights=True)
     if folder is None:
         raise SourceError(
@@ -99,25 +99,34 @@ def weights_path(model: str, *, download: bool = False) -> Path:
 
 def stored_alone(model: str) -> Path | None:
     """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
-    if model in preset_paths():
-        return None
-    path = _path(model)
-    with readable(path):
-        if path.is_dir():
-            return path if not (path / _CONFIG).exists() and weights_in(path) else None
-    return path if is_weights(path) else None
+    place = _place(model)
+    is_alone = place.has_weights and not (place.is_folder and place.config) and model not in preset_paths()
+    return place.path if is_alone else None
 
 
-def _path(name: str) -> Path:
-    with readable(one_line(name, limit=100)):
-        return Path(name).expanduser()
+@dataclass(frozen=True)
+class _Place:
+    """A path and the kind of the files there."""
+
+    path: Path
+    exists: bool
+    is_folder: bool
+    has_weights: bool  # a file of weights, or a folder with one
+    config: Path | None  # the config.json in the folder, or next to the weights
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError, RuntimeError):  # not a valid path: too long, with a NUL, or a loop of links
-        return False
+def _place(name: str | os.PathLike[str]) -> _Place:
+    with readable(one_line(os.fspath(name), limit=100)):
+        path = Path(name).expanduser()
+        try:
+            exists = path.exists()
+        except (OSError, ValueError, RuntimeError):  # not a valid path: too long, with a NUL, or a loop of links
+            exists = False
+        is_folder = exists and path.is_dir()
+        has_weights = weights_in(path) is not None if is_folder else is_weights(path)
+        config = (path if is_folder else path.parent) / _CONFIG
+        has_config = exists and (is_folder or has_weights) and config.exists()
+        return _Place(path, exists, is_folder, has_weights, config if has_config else None)
 
 
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
@@ -140,24 +149,14 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
 
 
-def _config_file(path: Path) -> Path:
-    """Return the file with the configuration: the path, or the `config.json` in a folder or next to weights."""
-    with readable(path):
-        is_folder = path.is_dir()
-        config = (path if is_folder else path.parent) / _CONFIG
-        is_checkpoint = bool(weights_in(path)) if is_folder else is_weights(path)
-        if (is_folder or is_checkpoint) and _exists(config):
-            return config
-    if is_checkpoint:
+def _read(place: _Place) -> _Found:
+    """Return the source in a preset file or in a `config.json`, which is named after its folder."""
+    path = place.config or place.path
+    if place.has_weights and not place.config:
         raise SourceError(
             f"{path} holds tensors and no configuration; put its config.json beside it, "
             "or ask 'bertscope count' what it stores"
         )
-    return path
-
-
-def _read(path: Path) -> _Found:
-    """Return the source in a preset file or in a `config.json`, which is named after its folder."""
     if path.suffix != ".json":
         return read_preset(path)
     name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
