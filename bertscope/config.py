@@ -20,22 +20,9 @@ MAX_LAYERS = 256  # each layer is built from real modules, also on the meta devi
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (
-    "gelu",
-    "relu",
-    "silu",
-    "gelu_new",
-    "gelu_fast",
-    "gelu_python",
-    "gelu_pytorch_tanh",
-    "quick_gelu",
-    "leaky_relu",
-    "linear",
-    "mish",
-    "relu6",
-    "sigmoid",
-    "swish",
-    "tanh",
-)
+    "gelu", "relu", "silu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "leaky_relu",
+    "linear", "mish", "relu6", "sigmoid", "swish", "tanh",
+)  # fmt: skip
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
 ATTENTION_KERNELS = ("eager", "sdpa")
 ARCHITECTURES = (
