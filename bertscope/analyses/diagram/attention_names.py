@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bertscope.analyses.diagram.dataflow import Flow, shape_of
+from bertscope.analyses.diagram.dataflow import Flow
+from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.model import BertSelfAttention
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
 

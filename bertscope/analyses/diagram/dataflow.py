@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.modules.class_names import type_name
-from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.reports.base import TensorShape
+from bertscope.analyses.tracing.module_tracker import hooks
+from bertscope.analyses.tracing.operator_costs import shape_of, tensors
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
 from bertscope.reports.layer_ranges import number_of
 from bertscope.torch_access import nn, storage_key, torch
@@ -67,7 +66,7 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
     a submodule is opened.
     """
     recorder = _Recorder(scope, opens)
-    with recorder.hooked(path), recorder, torch.no_grad():
+    with hooks(scope, path, recorder.enter, recorder.leave), recorder, torch.no_grad():
         run()
     return recorder.flow
 
@@ -114,53 +113,37 @@ class _Recorder(torch.overrides.TorchFunctionMode):
 
     # ---- modules ----
 
-    @contextmanager
-    def hooked(self, path: str) -> Iterator[None]:
-        """Register hooks on the scope and every module below it."""
-        with ExitStack() as stack:
-            for name, module in self.scope.named_modules():
-                at = ".".join(part for part in (path, name) if part)
-                enter = module.register_forward_pre_hook(self._enter(at), with_kwargs=True)
-                leave = module.register_forward_hook(self._leave(at), with_kwargs=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
-            yield
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin the recording at the scope, a group at a module to open, a box at any other."""
+        if module is self.scope and not self.flow.nodes:
+            self._begin(args, kwargs)
+        elif self.is_recording and self.box is None:
+            if self.opens(module, len(self.groups)):
+                self.groups.append(path)
+                self.flow.opened[path] = module
+            else:
+                self.box = path
 
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if module is self.scope and not self.flow.nodes:
-                self._begin(args, kwargs)
-            elif self.is_recording and self.box is None:
-                if self.opens(module, len(self.groups)):
-                    self.groups.append(path)
-                    self.flow.opened[path] = module
-                else:
-                    self.box = path
-
-        return hook
-
-    def _leave(self, path: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
-            if not self.is_recording:
-                return None
-            if module is self.scope:
-                self._end(out)
-            elif self.groups[-1] == path:
-                self.groups.pop()
-            elif self.box == path:
-                given = tensors((args, kwargs))
-                if any(out is tensor for tensor in given):
-                    out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
-                self.box = None
-                kind = type_name(type(module), "bertscope")
-                name = path.rsplit(".", 1)[-1]
-                ident = f"layer_{name}" if number_of(name) is not None else name
-                node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
-                self._connect(self.flow.add(node), given, out)
-                return out
+    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        """End the recording, a group or a box; return the result of a box."""
+        if not self.is_recording:
             return None
-
-        return hook
+        if module is self.scope:
+            self._end(out)
+        elif self.groups[-1] == path:
+            self.groups.pop()
+        elif self.box == path:
+            given = tensors((args, kwargs))
+            if any(out is tensor for tensor in given):
+                out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
+            self.box = None
+            kind = type_name(type(module), "bertscope")
+            name = path.rsplit(".", 1)[-1]
+            ident = f"layer_{name}" if number_of(name) is not None else name
+            node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
+            self._connect(self.flow.add(node), given, out)
+            return out
+        return None
 
     def _begin(self, args: Any, kwargs: Any) -> None:
         self.is_recording = True
@@ -202,11 +185,6 @@ class _Recorder(torch.overrides.TorchFunctionMode):
     def _saw(self, flowing: Flowing) -> None:
         self.alive[id(flowing.tensor)] = flowing
         self.flow.seen.append(flowing)
-
-
-def shape_of(tensor: torch.Tensor) -> TensorShape:
-    """Return shape and dtype as plain data."""
-    return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bertscope.analyses.modules.module_tree import Held, Node, fold, read
+from bertscope.analyses.modules.module_tree import Held, Node, fold
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
-from bertscope.analyses.tracing.shapes import InOut, in_out, noted
+from bertscope.analyses.tracing.shapes import InOut, read_with
 from bertscope.errors import SelectionError
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow
@@ -20,12 +20,12 @@ SORTS = ("model", "params", "path")
 # The parts of one transformer layer, and the modules of each. They differ from the modules of the code: as in the
 # paper, attention's output layer belongs to the attention, and its LayerNorm is a separate part.
 LAYER_PARTS = {
-    "self_attention": ("attention.self", "attention.output.dense"),
-    "attention_LayerNorm": ("attention.output.LayerNorm",),
-    "cross_attention": ("crossattention.self", "crossattention.output.dense"),
-    "cross_attention_LayerNorm": ("crossattention.output.LayerNorm",),
-    "feed_forward": ("intermediate.dense", "output.dense"),
-    "LayerNorm": ("output.LayerNorm",),
+    "self_attention": "attention.{self,output.dense}",
+    "attention_LayerNorm": "attention.output.LayerNorm",
+    "cross_attention": "crossattention.{self,output.dense}",
+    "cross_attention_LayerNorm": "crossattention.output.LayerNorm",
+    "feed_forward": "{intermediate.dense,output.dense}",
+    "LayerNorm": "output.LayerNorm",
 }
 # Short names of the rows outside the layers, by the end of their path.
 ROW_NAMES = {
@@ -63,7 +63,7 @@ def count(
     for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    root = noted(read(model), shapes or {})
+    root = read_with(model, shapes)
     shown = fold(root) if (by != "parameter" if folded is None else folded) else root
     sums = totals(root, dtype)
     rows = _Rows(sums.layer_params, dtype)
@@ -119,8 +119,8 @@ class _Rows:
             bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
             share=each * copies / self.layer_params if self.layer_params else 0.0,
             tied_to=", ".join(dict.fromkeys(tied)) or None,
-            inputs=in_out(nodes[0])[0] if nodes else (),
-            outputs=in_out(nodes[-1])[1] if nodes else (),
+            inputs=nodes[0].note[0] if nodes else (),
+            outputs=nodes[-1].note[1] if nodes else (),
             parts=parts,
         )
 
@@ -144,45 +144,34 @@ class _Rows:
         """Yield the named parts of a transformer layer, then its other parameters."""
         claimed: set[str] = set()
         is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
-        for name, places in LAYER_PARTS.items() if is_transformer else ():
+        for name, part in LAYER_PARTS.items() if is_transformer else ():
+            places = _places(part)
             nodes = [node for node in map(block.descend, places) if node is not None]
             if len(nodes) == len(places):
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{_with_common_start(places)}", kind, held, copies, nodes=nodes)
-        for node, within in _with_copies(block):
+                yield self.row(name, f"{block.path}.{part}", kind, held, copies, nodes=nodes)
+        for node, _, within, _ in block.rows():
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
+                name = node.path[len(block.path) + 1 :] or "(own)"
                 times = within // block.copies
-                yield self.row(_below(block, node), node.path, node.type, left * times, copies, nodes=[node])
+                yield self.row(name, node.path, node.type, left * times, copies, nodes=[node])
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every module that holds parameters itself."""
-        for node, copies in _with_copies(root):
-            if any(held.is_parameter and held.counts for held in node.held):
+        for node, _, copies, _ in root.rows():
+            if _holds_own(node):
                 yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
 
     def by_parameter(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every path of every parameter, also for one that a layer below counts."""
-        for node, copies in _with_copies(root):
-            for held in (item for item in node.held if item.is_parameter):
-                share = held.numel * copies / self.layer_params if self.layer_params else 0.0
-                yield CountRow(
-                    name=held.path,
-                    path=held.path,
-                    type="Parameter",
-                    shapes=(held.shape,),
-                    copies=copies,
-                    each_params=held.numel,
-                    params=held.numel * copies,
-                    distinct_params=held.distinct_numel * copies,
-                    trainable_params=held.numel * copies if held.trainable else 0,
-                    bytes=held_bytes(held, self.dtype) * copies,
-                    share=share,
-                    in_layer_sum=held.counts,
-                    tied_to=held.tied_to,
-                )
+        for node, _, copies, _ in root.rows():
+            for held in node.held:
+                if held.is_parameter:
+                    row = self.row(held.path, held.path, "Parameter", [replace(held, counts=True)], copies)
+                    yield replace(row, in_layer_sum=held.counts)
 
 
 def _groups(root: Node) -> Iterator[tuple[Node, int]]:
@@ -216,16 +205,6 @@ def _holds_own(node: Node) -> bool:
     return any(held.is_parameter and held.counts for held in node.held)
 
 
-def _with_copies(node: Node, copies: int = 1) -> Iterator[tuple[Node, int]]:
-    yield node, copies * node.copies
-    for child in node.children:
-        yield from _with_copies(child, copies * node.copies)
-
-
-def _below(block: Node, node: Node) -> str:
-    return node.path[len(block.path) + 1 :] or "(own)"
-
-
 def _row_name(node: Node) -> str:
     path = node.path
     parent = path.rpartition(".")[0]
@@ -236,10 +215,7 @@ def _row_name(node: Node) -> str:
     return path or "(own)"
 
 
-def _with_common_start(places: tuple[str, ...]) -> str:
-    """Return one text for several paths, such as `attention.{self,output.dense}`."""
-    if len(places) == 1:
-        return places[0]
-    first = places[0].split(".")[0]
-    common = f"{first}." if all(place.startswith(f"{first}.") for place in places) else ""
-    return common + "{" + ",".join(place[len(common) :] for place in places) + "}"
+def _places(part: str) -> list[str]:
+    """Return the paths that one text names, such as `attention.{self,output.dense}`."""
+    start, _, ends = part.partition("{")
+    return [start + end for end in ends.rstrip("}").split(",")]

@@ -36,9 +36,7 @@ def fake_copy(module: nn.Module) -> Any:
 
     The caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        memo[id(tensor)] = _fake(tensor)
+    memo = {id(tensor): _fake(tensor) for tensor in (*module.parameters(), *module.buffers())}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node
+from bertscope.analyses.modules.module_tree import Node, noted, read
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.trace import trace
@@ -34,15 +33,10 @@ def source_shapes(source: ModelSource, batch: int, seq: int) -> dict[str, InOut]
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
     """Return the same for given inputs."""
     args, kwargs = arguments(inputs)
-    recorded = trace(model, lambda: model(*args, **kwargs))
+    recorded, _ = trace(model, lambda: model(*args, **kwargs))
     return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
 
 
-def noted(node: Node, found: Mapping[str, InOut]) -> Node:
-    """Return the tree with each module's shapes as its note, so that modules with equal shapes fold."""
-    return replace(node, note=found.get(node.path), children=tuple(noted(child, found) for child in node.children))
-
-
-def in_out(node: Node) -> InOut:
-    """Return the shapes noted on a node; empty if there are none."""
-    return node.note if isinstance(node.note, tuple) else ((), ())
+def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
+    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
+    return noted(read(model), lambda node: (found or {}).get(node.path, ((), ())))

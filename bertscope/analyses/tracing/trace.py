@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
-from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, numel, tensors
+from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.torch_access import TorchDispatchMode, nn, operator_packet
+
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -33,12 +35,12 @@ class Trace:
     outputs: dict[str, tuple[TensorShape, ...]] = field(default_factory=dict)
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Run `run`, which calls `model`, and record its operators and shapes."""
+def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
+    """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
     recorder = _Recorder()
     with recorder.tracker.track(model), recorder:
-        run()
-    return recorder.trace
+        result = run()
+    return recorder.trace, result
 
 
 class _Recorder(TorchDispatchMode):
@@ -57,18 +59,11 @@ class _Recorder(TorchDispatchMode):
         calls = self.trace.calls[path, phase, str(operator_packet(operator))]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
-        calls.elements += sum(numel(tensor) for tensor in tensors(out)[:1])
+        calls.elements += sum(tensor.numel() for tensor in tensors(out)[:1])
         moved = bytes_moved(operator, args, kwargs, out)
         calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved)
         return out
 
 
 def _keep(shapes: dict[str, tuple[TensorShape, ...]], path: str, tree: Any) -> None:
-    shapes.setdefault(path, _shapes(tree))
-
-
-def _shapes(tree: Any) -> tuple[TensorShape, ...]:
-    return tuple(
-        TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for tensor in tensors(tree)
-    )
+    shapes.setdefault(path, tuple(map(shape_of, tensors(tree))))

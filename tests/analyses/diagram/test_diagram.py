@@ -205,7 +205,8 @@ def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, 
     given = {"past_key_values": ((past, past),)} if cache else {}
     given |= {"head_mask": torch.ones(12, device="meta")} if head_mask else {}
     with torch.no_grad():
-        calls = trace(model, lambda: model(**inputs, **given)).calls
+        recorded, _ = trace(model, lambda: model(**inputs, **given))
+        calls = recorded.calls
     known = {name for names in WITNESSES.values() for name in names}
     dispatched = Counter()
     for (path, _, operator), call in calls.items():
