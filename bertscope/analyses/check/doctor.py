@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,29 +60,24 @@ def doctor() -> DoctorReport:
     )
 
 
-def _packages() -> list[PackageRow]:
-    needed = [_row(name, "", purpose, f"pip install {name}") for name, purpose in NEEDED.items()]
-    extras = [
-        _row(name, extra, purpose, f"pip install 'bertscope[{extra}]'")
-        for extra, (names, purpose) in EXTRAS.items()
-        for name in names
-    ]
-    return needed + extras
+def _packages() -> Iterator[PackageRow]:
+    for name, purpose in NEEDED.items():
+        yield _row(name, "", purpose, f"pip install {name}")
+    for extra, (names, purpose) in EXTRAS.items():
+        for name in names:
+            yield _row(name, extra, purpose, f"pip install 'bertscope[{extra}]'")
 
 
 def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:
-    version = _version(name)
-    return PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
-
-
-def _version(name: str) -> str | None:
-    """Return the installed version, without importing the package."""
+    """Return the row of a package, which is not imported."""
+    version: str | None
     try:
-        return metadata.version(name) or "unknown"
+        version = metadata.version(name) or "unknown"
     except metadata.PackageNotFoundError:
-        return None
+        version = None
     except Exception:  # unreadable metadata must not stop the report
-        return "unknown"
+        version = "unknown"
+    return PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
 
 
 _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a busy machine
@@ -90,8 +86,8 @@ _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a bu
 def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
     """Return the version of torch (None if it does not load), the devices, and the problems."""
     answer, problem = _ask()
-    cpu = DeviceRow(name="cpu", description=_processor(), threads=answer.get("threads") or os.cpu_count(),
-                    memory_bytes=_memory_bytes())  # fmt: skip
+    threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
+    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())
     cards = tuple(DeviceRow(threads=None, **card) for card in answer.get("cards", ()))
     problems = (*([problem] if problem else ()), *answer.get("problems", ()))
     return answer.get("version"), (cpu, *cards), problems
@@ -121,24 +117,18 @@ def tell() -> None:
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     answer: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
-        answer["cards"] = [_card(number) for number in range(torch.cuda.device_count())]
+        found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        answer["cards"] = [
+            {
+                "name": f"cuda:{number}",
+                "description": f"{card.name}, compute capability {card.major}.{card.minor}",
+                "memory_bytes": card.total_memory,
+            }
+            for number, card in enumerate(found)
+        ]
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
     sys.stdout.write(json.dumps(answer) + "\n")
-
-
-def _card(number: int) -> dict[str, Any]:
-    from bertscope.torch_access import torch
-
-    found = torch.cuda.get_device_properties(number)
-    description = f"{found.name}, compute capability {found.major}.{found.minor}"
-    return {"name": f"cuda:{number}", "description": description, "memory_bytes": found.total_memory}
-
-
-def _processor() -> str:
-    import platform
-
-    return platform.machine() or "unknown"
 
 
 def _memory_bytes() -> int | None:
@@ -148,8 +138,7 @@ def _memory_bytes() -> int | None:
     except (AttributeError, OSError, ValueError):  # not available on this system
         return None
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            limit = file.read().strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
     except OSError:
         return whole
     return min(whole, int(limit)) if limit.isdecimal() else whole

@@ -17,13 +17,12 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
     """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
-    made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
-    return CheckpointReport(
-        stored=sums(checkpoint),
-        by=by,
-        rows=tuple(made[by](checkpoint.tensors)),
-        bertscope_version=__version__,
-    )
+    if by == "parameter":
+        rows = [_row(tensor.name, [tensor]) for tensor in checkpoint.tensors]
+    else:
+        ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
+        rows = _by_layer(ordered) if by == "layer" else _by_module(ordered)
+    return CheckpointReport(stored=sums(checkpoint), by=by, rows=tuple(rows), bertscope_version=__version__)
 
 
 def sums(checkpoint: Checkpoint) -> Stored:
@@ -68,20 +67,13 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
     )
 
 
-def _by_parameter(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
-    for tensor in tensors:
-        yield _row(tensor.name, [tensor])
+def _by_layer(tensors: list[StoredTensor]) -> list[StoredRow]:
+    keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in tensors)
+    return [_row(name, items) for name, _, items in runs(keyed)]
 
 
-def _by_layer(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
-    keyed = sorted(tensors, key=lambda item: in_order(item.name))
-    for name, _, items in runs((item.name, (item.shape, item.dtype, item.shares), item) for item in keyed):
-        yield _row(name, items)
-
-
-def _by_module(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
+def _by_module(tensors: list[StoredTensor]) -> list[StoredRow]:
     modules: dict[str, list[StoredTensor]] = {}
-    for tensor in sorted(tensors, key=lambda item: in_order(item.name)):
+    for tensor in tensors:
         modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    for name, items in modules.items():
-        yield _row(name or "(own)", items)
+    return [_row(name or "(own)", items) for name, items in modules.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from bertscope.analyses.modules.class_names import type_name
@@ -43,10 +44,8 @@ class Flow:
     def add(self, node: DiagramNode) -> str:
         """Add a node and return its id: its own or one from its name, with a number where that is taken."""
         base = "".join(letter if letter.isalnum() else "_" for letter in node.id or node.name).strip("_")
-        ident, number = base, 1
-        while ident in self.nodes:
-            number += 1
-            ident = f"{base}_{number}"
+        idents = (f"{base}_{number}" if number > 1 else base for number in count(1))
+        ident = next(ident for ident in idents if ident not in self.nodes)
         self.nodes[ident] = replace(node, id=ident)
         return ident
 
@@ -88,7 +87,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         out = function(*args, **(kwargs or {}))
         if self.is_recording and self.box is None and tensors(out):
             given = tensors((args, kwargs))
-            if not any(tensor is given_one for tensor in tensors(out) for given_one in given):
+            if {id(tensor) for tensor in given}.isdisjoint(map(id, tensors(out))):
                 self._record(function, args, kwargs or {}, given, out)
         return out
 
@@ -96,19 +95,18 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
         first = self._flowing(given[0]) if len(given) == 1 else None
-        if first is not None and (short in _SAME_CONTENT or _shares_storage(given[0], out)):
+        storages = {storage_key(tensor) for tensor in (*given, *tensors(out))}
+        if first is not None and (short in _SAME_CONTENT or len(storages) == 1):
             view = _index_text(args[1]) if short == "__getitem__" else short
             for tensor in tensors(out):
                 self._saw(Flowing(tensor, first.source, (*first.views, view)))
             return
-        node = DiagramNode(id=short, role="function", name=_public_name(name), group=self.groups[-1])
+        shown, words = _public_name(name), [value for value in args if isinstance(value, str)]
         if short in _SIGNS:
             scalars = [f"{value:g}" for value in (*args, *kwargs.values()) if type(value) in (int, float)]
             is_reversed = bool(scalars) and short.startswith(("r", "__r"))
-            words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
-            node = replace(node, name=words[0], detail=" ".join(words[1:]))
-        else:
-            node = replace(node, detail=" ".join(value for value in args if isinstance(value, str)))
+            shown, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
+        node = DiagramNode(id=short, role="function", name=shown, detail=" ".join(words), group=self.groups[-1])
         self._connect(self.flow.add(node), given, out)
 
     # ---- modules ----
@@ -155,8 +153,7 @@ class _Recorder(torch.overrides.TorchFunctionMode):
 
     def _end(self, out: Any) -> None:
         self.is_recording = False
-        fields = dict(out.items()) if hasattr(out, "items") else {"output": out}
-        named = list(_named(fields))
+        named = list(_named(dict(out.items()) if hasattr(out, "items") else {"output": out}))
         for name, tensor in named:
             shown = name if len(named) > 1 else name.partition("[")[0]
             node = DiagramNode(id="", role="output", name=shown, shape=shape_of(tensor))
@@ -199,10 +196,6 @@ def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from _named(value, f"{name}[{place}]")
 
 
-def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
-    return all(storage_key(result) == storage_key(tensor) for result in tensors(out))
-
-
 def _index_text(index: Any) -> str:
     """Return an index as Python writes it: `[:, None]`."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -211,7 +204,7 @@ def _index_text(index: Any) -> str:
 
 def _slice_text(part: slice) -> str:
     ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
-    return ":".join(ends) + (f":{part.step}" if part.step is not None else "")
+    return ":".join(ends if part.step is None else [*ends, str(part.step)])
 
 
 def _public_name(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +62,13 @@ def forward_diagram(
     scope = short.get_submodule(at)
     given = _completed(given or Given(), short, scope, at)
     inputs = _inputs(short, given)
-    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=_opens(depth))
+
+    def opens(module: nn.Module, level: int) -> bool:
+        """Return True for a module with parts that is drawn with them inside."""
+        has_parts = any(True for _ in module.children())
+        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
+
+    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=opens)
     if not flow.nodes:
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
@@ -72,14 +78,6 @@ def forward_diagram(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
         direction=direction or ("LR" if isinstance(scope, BertSelfAttention) else "TB"),
     )  # fmt: skip
-
-
-def _opens(depth: int | None) -> Callable[[nn.Module, int], bool]:
-    def opens(module: nn.Module, level: int) -> bool:
-        has_parts = any(True for _ in module.children())
-        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
-
-    return opens
 
 
 # ---- the model that is run: one layer of each kind ----
@@ -133,19 +131,19 @@ def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path:
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
     takes = inspect.signature(model.forward).parameters
     room = max(0, config.max_position_embeddings - given.seq)
-    if given.cache is None:
-        whole = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
-        given = replace(given, cache=whole)
-    if given.head_mask is None:
-        given = replace(given, head_mask=is_attention and config.attn_implementation == "eager")
-    if given.cache and "past_key_values" not in takes:
+    cache, head_mask = given.cache, given.head_mask
+    if cache is None:
+        cache = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
+    if head_mask is None:
+        head_mask = is_attention and config.attn_implementation == "eager"
+    if cache and "past_key_values" not in takes:
         raise SelectionError(f"{type(model).__name__} takes no cache; leave it out or choose BertModel")
-    if given.cache is not None and not 0 <= given.cache <= room:
+    if not 0 <= cache <= room:
         raise SelectionError(
             f"cache must be at least 0 and, with seq {given.seq}, at most {room}, since max_position_embeddings is "
-            f"{config.max_position_embeddings}; got {given.cache}"
+            f"{config.max_position_embeddings}; got {cache}"
         )
-    return given
+    return replace(given, cache=cache, head_mask=head_mask)
 
 
 def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
@@ -160,22 +158,20 @@ def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
     if given.head_mask:
         inputs["head_mask"] = torch.empty(config.num_hidden_layers, config.num_attention_heads, device="meta")
     if cache:
+        states = inputs.get("encoder_hidden_states")
+        lengths = {"attention": cache} | ({} if states is None else {"crossattention": states.shape[1]})
         inputs["past_key_values"] = tuple(
-            tuple(_cached(layer, given, inputs, cache)) for layer in model.base_model.encoder.layer
+            tuple(_cached(layer, given.batch, lengths)) for layer in model.base_model.encoder.layer
         )
     return inputs
 
 
-def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> list[torch.Tensor]:
-    """Return key and value of a layer, and of its cross-attention if it has one."""
-    blocks = [(layer.attention.self, cache)]
-    if "encoder_hidden_states" in inputs:
-        blocks.append((layer.crossattention.self, inputs["encoder_hidden_states"].shape[1]))
-    return [
-        torch.empty(given.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
-        for block, length in blocks
-        for _ in ("key", "value")
-    ]
+def _cached(layer: nn.Module, batch: int, lengths: dict[str, int]) -> Iterator[torch.Tensor]:
+    """Yield key and value of each attention of a layer, with the length of its cache."""
+    for name, length in lengths.items():
+        block: Any = layer.get_submodule(name).self
+        for _ in ("key", "value"):
+            yield torch.empty(batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
 
 
 # ---- the report ----
@@ -189,33 +185,27 @@ class _Report:
 
     def report(self, **about: Any) -> GraphReport:
         """Return the graph without unused inputs."""
-        edges = tuple(replace(edge, views=tuple(map(self._view, edge.views))) for edge in self.flow.edges)
+        edges = tuple(replace(edge, views=tuple(map(self._numbered, edge.views))) for edge in self.flow.edges)
         used = {end for edge in edges for end in (edge.source, edge.target)}
         nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
         groups = tuple(self._group(path, module) for path, module in self.flow.opened.items())
         return GraphReport(path=_shown(self.scope, self.runs), nodes=nodes, edges=edges, groups=groups, **about)
 
     def _node(self, node: DiagramNode) -> DiagramNode:
-        group = _shown(node.group, self.runs)
+        group, path = _shown(node.group, self.runs), _shown(node.path, self.runs)
         if node.role != "module":
-            return replace(node, name=self._indexed(node.name), group=group)
-        return replace(
-            node,
-            name=self._below(_shown(node.path, self.runs), group),
-            path=_shown(node.path, self.runs),
-            copies=self._copies_of(node.path),
-            group=group,
-        )
+            return replace(node, name=self._numbered(node.name), group=group)
+        return replace(node, name=self._below(path, group), path=path, copies=self._copies_of(node.path), group=group)
 
     def _group(self, path: str, module: nn.Module) -> DiagramGroup:
-        parent = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
-        shown = _shown(path, self.runs)
+        around = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
+        shown, parent = _shown(path, self.runs), _shown(around, self.runs)
         return DiagramGroup(
             path=shown,
-            name=self._below(shown, _shown(parent, self.runs)),
+            name=self._below(shown, parent),
             type=type_name(type(module), "bertscope"),
             copies=self._copies_of(path),
-            parent=_shown(parent, self.runs),
+            parent=parent,
         )
 
     def _below(self, path: str, group: str) -> str:
@@ -228,11 +218,6 @@ class _Report:
         is_layer = path.rpartition(".")[0].endswith("encoder.layer") and path != self.scope
         return len(self.runs[layers.first]) if is_layer and layers else 1
 
-    def _indexed(self, name: str) -> str:
-        """Return `past_key_values[0-11][0]` for an input of equal layers."""
-        return re.sub(r"^(past_key_values)\[(\d+)\]", lambda found: f"{found[1]}[{self.runs[int(found[2])]}]", name)
-
-    def _view(self, view: str) -> str:
-        """Return `[0-11]` for the row of `head_mask` of equal layers."""
-        found = re.fullmatch(r"\[(\d+)\]", view)
-        return f"[{self.runs[int(found[1])]}]" if found else view
+    def _numbered(self, text: str) -> str:
+        """Return `past_key_values[0-11][0]` for an input of equal layers, `[0-11]` for their row of `head_mask`."""
+        return re.sub(r"^(past_key_values|)\[(\d+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)

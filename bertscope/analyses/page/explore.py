@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
@@ -46,13 +46,11 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
     run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)
-    report = with_work(
-        report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
-    )
+    batch, seq = run_config.batch, run_config.seq
+    report = with_work(report, run.at(batch, seq), shapes(model.eval(), batch, seq))
     yield report
-    yield with_memory(
-        report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER))[0]
-    )
+    step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
+    yield with_memory(report, MemoryTraces(source).trace(step)[0])
 
 
 def of_parameters(
@@ -75,14 +73,7 @@ def of_parameters(
 
 
 def _tensor(held: Held) -> HeldTensor:
-    return HeldTensor(
-        path=held.path,
-        shape=held.shape,
-        numel=held.numel,
-        is_parameter=held.is_parameter,
-        trainable=held.trainable,
-        tied_to=held.tied_to,
-    )
+    return HeldTensor(**{field.name: getattr(held, field.name) for field in fields(HeldTensor)})
 
 
 def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InOut]) -> ExploreReport:
@@ -139,4 +130,4 @@ def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
 
 def _at_and_above(path: str) -> Iterator[str]:
     names = path.split(".") if path else []
-    yield from (".".join(names[:length]) for length in range(len(names) + 1))
+    return (".".join(names[:length]) for length in range(len(names) + 1))
