@@ -45,7 +45,14 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
             if source.path is not None and source.path.suffix == ".json":
                 remedy = "expected counts belong in a preset file (.yaml); write one with this configuration"
             raise SourceError(f"{source.path} expects nothing: {remedy}")
-        _check_runs(source)
+        runs = [item for item in source.expected if item.key.startswith("memory.")]
+        layers = source.config.num_hidden_layers
+        if len(runs) * layers > MAX_RUN_LAYERS:
+            raise SourceError(
+                f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
+                "put some in another file",
+                where=f"{source.path}:{runs[0].line}",
+            )
         witness = Witness(source)
         witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
@@ -53,18 +60,6 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
         return
     for expectation in source.expected:
         yield witness.finding(expectation)
-
-
-def _check_runs(source: BertSource) -> None:
-    """Raise SourceError if the memory runs of one file would take too long."""
-    runs = [item for item in source.expected if item.key.startswith("memory.")]
-    layers = source.config.num_hidden_layers
-    if len(runs) * layers > MAX_RUN_LAYERS:
-        raise SourceError(
-            f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
-            "put some in another file",
-            where=f"{source.path}:{runs[0].line}",
-        )
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:

@@ -41,22 +41,24 @@ EXTRAS = {
 
 def doctor() -> DoctorReport:
     """Return the environment of bertscope; any error is an entry of `problems`."""
-    torch_version, found, problems = devices()
+    answer, problem = _ask()
+    threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
+    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())
+    cards = [DeviceRow(threads=None, **card) for card in answer.get("cards", ())]
     folder, presets = preset_dir(), preset_paths()
-    if not presets:
-        problems = (*problems, f"no preset in {folder}; install bertscope anew")
+    missing = "" if presets else f"no preset in {folder}; install bertscope anew"
     return DoctorReport(
         bertscope_version=bertscope.__version__,
         bertscope_path=str(Path(bertscope.__file__).resolve().parent),
         python_version=platform.python_version(),
         python_path=sys.executable or "",
         platform=platform.platform(),
-        torch_version=torch_version,
+        torch_version=answer.get("version"),
         preset_path=str(folder),
         presets=len(presets),
         packages=tuple(_packages()),
-        devices=found,
-        problems=problems,
+        devices=(cpu, *cards),
+        problems=tuple(filter(None, (problem, *answer.get("problems", ()), missing))),
     )
 
 
@@ -83,17 +85,8 @@ def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:
 _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a busy machine
 
 
-def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
-    """Return the version of torch (None if it does not load), the devices, and the problems."""
-    answer, problem = _ask()
-    threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
-    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())
-    cards = tuple(DeviceRow(threads=None, **card) for card in answer.get("cards", ()))
-    problems = (*([problem] if problem else ()), *answer.get("problems", ()))
-    return answer.get("version"), (cpu, *cards), problems
-
-
 def _ask() -> tuple[dict[str, Any], str]:
+    """Return what a child process tells of torch and its devices, nothing if torch does not load, and the problem."""
     try:
         command = child_command("bertscope.analyses.check.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program

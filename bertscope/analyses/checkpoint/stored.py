@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from bertscope import __version__
@@ -17,11 +18,17 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
     """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
+    ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
     if by == "parameter":
         rows = [_row(tensor.name, [tensor]) for tensor in checkpoint.tensors]
+    elif by == "layer":
+        keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in ordered)
+        rows = [_row(name, items) for name, _, items in runs(keyed)]
     else:
-        ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
-        rows = _by_layer(ordered) if by == "layer" else _by_module(ordered)
+        modules: dict[str, list[StoredTensor]] = defaultdict(list)
+        for tensor in ordered:
+            modules[tensor.name.rpartition(".")[0] or "(own)"].append(tensor)
+        rows = [_row(name, items) for name, items in modules.items()]
     return CheckpointReport(stored=sums(checkpoint), by=by, rows=tuple(rows), bertscope_version=__version__)
 
 
@@ -65,15 +72,3 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
         bytes=sum(item.bytes for item in tensors),
         shares=first.shares if len(tensors) == 1 else None,
     )
-
-
-def _by_layer(tensors: list[StoredTensor]) -> list[StoredRow]:
-    keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in tensors)
-    return [_row(name, items) for name, _, items in runs(keyed)]
-
-
-def _by_module(tensors: list[StoredTensor]) -> list[StoredRow]:
-    modules: dict[str, list[StoredTensor]] = {}
-    for tensor in tensors:
-        modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    return [_row(name or "(own)", items) for name, items in modules.items()]

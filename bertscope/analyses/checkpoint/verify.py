@@ -19,6 +19,7 @@ from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
+_OLD_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _WRONG = ("missing", "unexpected", "shape", "dtype")
 _ORDER = (*_WRONG, "duplicate", "shared", "tied", "renamed", "buffer")
 
@@ -85,43 +86,33 @@ class _Model:
                 yield from self._compared(name, tensor)
             else:
                 yield self._surplus(name, tensor)
-        yield from self._absent()
+        absent = [name for name in self.state if name not in self.found]
+        for name in absent:
+            other = next((twin for twin in self.ties[name] if twin in self.found), None)
+            yield self._row("tied", name, None, f"it is {other}") if other else self._row("missing", name, None)
         yield from self._stored_ties()
 
     def _compared(self, name: str, tensor: StoredTensor) -> Iterator[VerifyRow]:
         expected = self.state[name]
         if tuple(expected.shape) != tensor.shape:
             yield self._row("shape", name, tensor)
-        if reason := self._dtype_problem(expected, tensor):
-            yield self._row("dtype", name, tensor, reason)
-        if name != tensor.name:
-            yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
-
-    def _dtype_problem(self, expected: torch.Tensor, tensor: StoredTensor) -> str:
         is_floating = tensor.dtype.startswith(("float", "bfloat"))
         if is_floating != expected.is_floating_point():
-            return f"{shape_of(expected).dtype} in the model"
-        if is_floating and self.dtype is not None and tensor.dtype != self.dtype:
-            return f"{self.dtype} was asked for"
-        return ""
+            yield self._row("dtype", name, tensor, f"{shape_of(expected).dtype} in the model")
+        elif is_floating and self.dtype not in (None, tensor.dtype):
+            yield self._row("dtype", name, tensor, f"{self.dtype} was asked for")
+        if name != tensor.name:
+            yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
 
     def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
         """Return the finding on a tensor of the file that matches no remaining tensor of the model."""
         if name in self.found:
             note = f"{self.found[name].name} is stored as well, for {name}"
             return self._row("unexpected", tensor.name, tensor, note)
-        is_known = name in self.buffers or tensor.name.endswith(
-            ("embeddings.position_ids", "embeddings.token_type_ids")
-        )
-        if is_known or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
+        is_buffer = name in self.buffers or tensor.name.endswith(_OLD_BUFFERS)
+        if is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
             return self._row("buffer", tensor.name, tensor, "a buffer that older versions stored; computed")
         return self._row("unexpected", tensor.name, tensor)
-
-    def _absent(self) -> Iterator[VerifyRow]:
-        for name in self.state:
-            if name not in self.found:
-                other = next((twin for twin in self.ties[name] if twin in self.found), None)
-                yield self._row("tied", name, None, f"it is {other}") if other else self._row("missing", name, None)
 
     def _stored_ties(self) -> Iterator[VerifyRow]:
         """Yield the tensors that are tied in the model or share storage in the file, but not both."""
@@ -138,18 +129,11 @@ class _Model:
         """Return a finding on a tensor of the model, of the file, or of both."""
         expected = shape_of(self.state[name]) if status != "unexpected" and name in self.state else None
         return VerifyRow(
-            status=status,
-            name=name,
-            stored_name=tensor.name if tensor else None,
-            copies=1,
-            shape=expected.shape if expected else None,
-            stored_shape=tensor.shape if tensor else None,
-            dtype=expected.dtype if expected else None,
-            stored_dtype=tensor.dtype if tensor else None,
-            params=tensor.params if tensor else self.state[name].numel(),
-            is_wrong=status in _WRONG,
-            note=note,
-        )
+            status=status, name=name, stored_name=tensor.name if tensor else None, copies=1,
+            shape=expected.shape if expected else None, stored_shape=tensor.shape if tensor else None,
+            dtype=expected.dtype if expected else None, stored_dtype=tensor.dtype if tensor else None,
+            params=tensor.params if tensor else self.state[name].numel(), is_wrong=status in _WRONG, note=note,
+        )  # fmt: skip
 
 
 def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:

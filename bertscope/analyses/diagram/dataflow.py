@@ -81,8 +81,6 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         self.groups: list[str] = [""]
         self.held = {id(held): name for name, held in (*scope.named_parameters(), *scope.named_buffers())}
 
-    # ---- functions ----
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         if self.is_recording and self.box is None and tensors(out):
@@ -108,8 +106,6 @@ class _Recorder(torch.overrides.TorchFunctionMode):
             shown, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
         node = DiagramNode(id=short, role="function", name=shown, detail=" ".join(words), group=self.groups[-1])
         self._connect(self.flow.add(node), given, out)
-
-    # ---- modules ----
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin the recording at the scope, a group at a module to open, a box at any other."""
@@ -158,8 +154,6 @@ class _Recorder(torch.overrides.TorchFunctionMode):
             shown = name if len(named) > 1 else name.partition("[")[0]
             node = DiagramNode(id="", role="output", name=shown, shape=shape_of(tensor))
             self._connect(self.flow.add(node), [tensor], None)
-
-    # ---- tensors ----
 
     def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
         """Add edges from the origins of the given tensors, and record the results as made by the node."""

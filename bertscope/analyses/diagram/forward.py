@@ -6,28 +6,31 @@ drawn once.
 
 from __future__ import annotations
 
-import copy
 import inspect
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertscope.analyses.diagram.attention_names import name_attention
 from bertscope.analyses.diagram.dataflow import Flow, dataflow
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import equal_layers
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.fake_tensors import fake_copy
 from bertscope.analyses.tracing.inputs import example_inputs
+from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
-from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport
+from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.torch_access import nn, torch
 
 # Boxes unless the diagram is of one of them.
 _CLOSED = (BertEmbeddings, BertLayer, BertSelfAttention, BertPooler)
+_SOFTMAX = "torch.nn.functional.softmax"
+_FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,6 @@ def forward_diagram(
     inputs = _inputs(short, given)
 
     def opens(module: nn.Module, level: int) -> bool:
-        """Return True for a module with parts that is drawn with them inside."""
         has_parts = any(True for _ in module.children())
         return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
 
@@ -73,20 +75,16 @@ def forward_diagram(
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
-            name_attention(flow, module, group)
+            _name_attention(flow, module, group)
     return _Report(flow, runs, at).report(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
         direction=direction or ("LR" if isinstance(scope, BertSelfAttention) else "TB"),
     )  # fmt: skip
 
 
-# ---- the model that is run: one layer of each kind ----
-
-
 def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[LayerRange]]:
     """Return a copy on meta without layers equal to the one before, and the layer range of each remaining layer."""
-    tensors = (*model.parameters(), *model.buffers())
-    short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
+    short = fake_copy(model, "meta").eval()
     encoder = short.base_model.encoder
     runs = [run for node in equal_layers(fold(read(encoder)), "layer") if (run := LayerRange.parse(node.name))]
     firsts = [run.first for run in runs]
@@ -96,17 +94,10 @@ def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedMod
     return short, runs
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
-    return tensor.to("meta")
-
-
 def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> str:
     """Return the path in the short model: `encoder.layer.0` for `encoder.layer.7` and `encoder.layer.0-11`."""
 
     def placed(layers: LayerRange) -> object:
-        """Return the number of the range that contains the first of the layers."""
         return next((place for place, run in enumerate(runs) if layers.first in run), layers)
 
     at = with_layers(path, placed)
@@ -120,9 +111,6 @@ def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> s
 def _shown(path: str, runs: list[LayerRange]) -> str:
     """Return a path of the short model with the layer range that its layer represents."""
     return with_layers(path, lambda layers: runs[layers.first])
-
-
-# ---- what it is given ----
 
 
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
@@ -174,7 +162,65 @@ def _cached(layer: nn.Module, batch: int, lengths: dict[str, int]) -> Iterator[t
             yield torch.empty(batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
 
 
-# ---- the report ----
+def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None:
+    """Insert nodes with the names of transformers' `modeling_bert.py`: `query_layer`, `attention_scores` ...
+
+    A tensor is named by the operator that uses it: the first operand of the first product is the query. A graph
+    without these products raises an error. Each node is between the operator that makes a tensor and those that use it.
+    """
+    inside = [node for node in flow.nodes.values() if node.group == group and node.role == "function"]
+    found = {name: [node.id for node in inside if node.name == name] for name in (_FUSED, "torch.matmul", _SOFTMAX)}
+    if found[_FUSED]:
+        (product,) = found[_FUSED]
+        for edge, name in zip(flow.into(product), ("query_layer", "key_layer", "value_layer"), strict=False):
+            _name(flow, edge.source, edge.views, name, group)
+    else:
+        scores, product = found["torch.matmul"]
+        (softmax,) = found[_SOFTMAX]
+        query, key = flow.into(scores)
+        if key.views[-1] != "transpose":
+            raise ValueError("the scores are not query @ key.transpose(-1, -2)")
+        value = flow.into(product)[1]
+        _name(flow, query.source, query.views, "query_layer", group)
+        _name(flow, key.source, key.views[:-1], "key_layer", group)
+        _name(flow, value.source, value.views, "value_layer", group)
+        _name_on_the_way(flow, scores, softmax, "attention_scores", group)
+        (dropout,) = flow.out_of(softmax)
+        _name_on_the_way(flow, dropout.target, product, "attention_probs", group)
+        _name_scale(flow, attention, group)
+    _name(flow, product, (), "context_layer", group)
+
+
+def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str) -> str:
+    """Insert a node after `source` and `views`, and before every user of that tensor; return its id."""
+    (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
+    ident = flow.add(DiagramNode(id="", role="tensor", name=name, shape=shape, group=group))
+    size = len(views)
+    takers = [place for place, edge in enumerate(flow.edges) if (edge.source, edge.views[:size]) == (source, views)]
+    for place in takers:
+        flow.edges[place] = replace(flow.edges[place], source=ident, views=flow.edges[place].views[size:])
+    flow.edges.insert(takers[0], DiagramEdge(source=source, target=ident, shape=shape, views=views))
+    return ident
+
+
+def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) -> None:
+    """Give the same name to the results of `start` and of each node after it, up to `end`."""
+    at = start
+    while at != end:
+        (taker,) = flow.out_of(_name(flow, at, (), name, group))
+        at = taker.target
+
+
+def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
+    """Insert a node for the divisor of the scores, written as in transformers."""
+    scale = f"{math.sqrt(attention.attention_head_size):g}"
+    (divide,) = [
+        node for node in flow.nodes.values() if node.group == group and (node.name, node.detail) == ("/", scale)
+    ]
+    flow.nodes[divide.id] = replace(divide, detail="")
+    name = "math.sqrt(self.attention_head_size)"
+    scalar = DiagramNode(id="sqrt_head_size", role="scalar", name=name, detail=f"= {scale}", group=group)
+    flow.edges.append(DiagramEdge(source=flow.add(scalar), target=divide.id))
 
 
 class _Report:

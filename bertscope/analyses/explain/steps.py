@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, sentence
+from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
@@ -111,7 +111,7 @@ class _Walk:
             params=self.formula(params),
             flops=self.formula(flops),
             copies=self.layers if group == "layer" else 1,
-            sentence=sentence(key, self.language),
+            sentence=SENTENCES[key][LANGUAGES.index(self.language)],
         )
 
     def steps(self) -> Iterator[Step]:

@@ -23,16 +23,7 @@ MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 
-def flops(
-    module: nn.Module,
-    inputs: Any,
-    *,
-    mode: str = "inference",
-    name: str | None = None,
-    checkpointing: str = NONE,
-    batch: int | None = None,
-    seq: int | None = None,
-) -> FlopsReport:
+def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str | None = None) -> FlopsReport:
     """Count the work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
 
     The module runs on meta tensors, which compute and allocate nothing; a module that cannot run on meta runs on its
@@ -42,7 +33,7 @@ def flops(
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     recorded, loss = _recorded(module, inputs, mode == "training")
-    return flops_report(module, recorded, name, mode=mode, checkpointing=checkpointing, batch=batch, seq=seq, loss=loss)
+    return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 
 def _recorded(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
@@ -57,9 +48,9 @@ def _recorded(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, st
     try:
         return _step(module, call, training)
     except (RuntimeError, NotImplementedError):
-        if all(tensor.is_meta for tensor in state.values()) and not any(p.is_meta for p in module.parameters()):
-            return run_as_it_is(module, inputs, training)
-        raise
+        if any(parameter.is_meta for parameter in module.parameters()):
+            raise
+        return run_as_it_is(module, inputs, training)
 
 
 def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
@@ -70,7 +61,6 @@ def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace,
 
 def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tuple[Trace, str]:
     def step() -> str:
-        """Run forward and, in training, backward; return the name of the loss."""
         with torch.set_grad_enabled(training):
             output = forward()
         if not training:

@@ -54,7 +54,6 @@ def repeated(root: Node, path: str, layers: int) -> Repeated | None:
     (layer,) = found
 
     def change(node: Node) -> Node:
-        """Return the node, with `layers` layers at `path` if that is at or below it."""
         if node.path != path:
             return replace(node, children=tuple(map(change, node.children)))
         name = f"0-{layers - 1}"

@@ -18,7 +18,7 @@ from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Held, fold, read
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.shapes import InOut, shapes
+from bertscope.analyses.tracing.trace import InOut, shapes
 from bertscope.model import BertPreTrainedModel
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
@@ -85,7 +85,6 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
     }
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
         inputs, outputs = found.get(paths[0], ((), ()))
@@ -108,7 +107,6 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
             sums[path] += found.kept_bytes
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         own = [found for path in paths for found in kept.get(path, ())]
         return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))

@@ -41,7 +41,6 @@ def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress
 
 def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
     def say(text: str) -> None:
-        """Report the progress on this model."""
         progress(f"{source.name}: {text}")
 
     say("parameters")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bertscope.analyses.modules.module_tree import Held, Node, fold
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
-from bertscope.analyses.tracing.shapes import InOut, read_with
+from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.errors import SelectionError
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow
@@ -15,7 +16,11 @@ from bertscope.torch_access import nn
 from bertscope.units import PRECISIONS
 
 BY = ("group", "layer", "module", "parameter")
-SORTS = ("model", "params", "path")
+SORTS: dict[str, Callable[[CountRow], Any]] = {
+    "model": lambda row: 0,
+    "params": lambda row: -row.params,
+    "path": lambda row: row.path,
+}
 
 # The parts of one transformer layer, and the modules of each. They differ from the modules of the code: as in the
 # paper, attention's output layer belongs to the attention, and its LayerNorm is a separate part.
@@ -72,16 +77,10 @@ def count(
         subject=subject(model, name, dtype),
         by=by,
         totals=sums,
-        rows=_sorted(tuple(made[by](shown)), sort),
+        rows=tuple(sorted(made[by](shown), key=SORTS[sort])),
         ties=ties(root),
         unknown=unknown(root),
     )
-
-
-def _sorted(rows: tuple[CountRow, ...], sort: str) -> tuple[CountRow, ...]:
-    if sort == "params":
-        return tuple(sorted(rows, key=lambda row: -row.params))
-    return tuple(sorted(rows, key=lambda row: row.path)) if sort == "path" else rows
 
 
 class _Rows:
@@ -92,14 +91,7 @@ class _Rows:
         self.dtype = dtype
 
     def row(
-        self,
-        name: str,
-        path: str,
-        kind: str,
-        held: Iterable[Held],
-        copies: int = 1,
-        parts: tuple[CountRow, ...] = (),
-        nodes: Sequence[Node] = (),
+        self, name: str, path: str, kind: str, held: Iterable[Held], copies: int = 1, nodes: Sequence[Node] = ()
     ) -> CountRow:
         """Return one row from the tensors of one copy."""
         params = [item for item in held if item.is_parameter]
@@ -121,24 +113,20 @@ class _Rows:
             tied_to=", ".join(dict.fromkeys(tied)) or None,
             inputs=nodes[0].note[0] if nodes else (),
             outputs=nodes[-1].note[1] if nodes else (),
-            parts=parts,
         )
 
     def by_group(self, root: Node) -> Iterator[CountRow]:
         """Yield the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
         for node, copies in _groups(root):
             if node.params:
-                yield self.row(node.name, node.path, node.type, node.params, copies, nodes=[node])
-        if any(held.is_parameter for held in root.held):
-            yield self.row("(own)", "", root.type, root.held)
+                yield self.row(node.name, node.path, node.type, node.params, copies, [node])
 
     def by_layer(self, root: Node) -> Iterator[CountRow]:
         """Yield the rows of the layers; a layer range is one row with parts."""
-        for node, copies, kind in _layer_nodes(root):
+        for node, copies, is_block in _layer_nodes(root):
             if node.params:
-                parts = tuple(self._parts(node, copies)) if kind == "block" else ()
-                held = node.held if kind == "own" else node.params
-                yield self.row(_row_name(node), node.path, node.type, held, copies, parts, [node])
+                row = self.row(_row_name(node), node.path, node.type, node.params, copies, [node])
+                yield replace(row, parts=tuple(self._parts(node, copies))) if is_block else row
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
         """Yield the named parts of a transformer layer, then its other parameters."""
@@ -151,19 +139,19 @@ class _Rows:
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{part}", kind, held, copies, nodes=nodes)
+                yield self.row(name, f"{block.path}.{part}", kind, held, copies, nodes)
         for node, _, within, _ in block.rows():
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
                 name = node.path[len(block.path) + 1 :] or "(own)"
                 times = within // block.copies
-                yield self.row(name, node.path, node.type, left * times, copies, nodes=[node])
+                yield self.row(name, node.path, node.type, left * times, copies, [node])
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every module that holds parameters itself."""
         for node, _, copies, _ in root.rows():
             if _holds_own(node):
-                yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
+                yield self.row(node.name, node.path, node.type, node.held, copies, [node])
 
     def by_parameter(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every path of every parameter, also for one that a layer below counts."""
@@ -179,26 +167,25 @@ def _groups(root: Node) -> Iterator[tuple[Node, int]]:
         names = {grandchild.name for grandchild in child.children}
         if {"embeddings", "encoder"} <= names:
             yield from ((grandchild, child.copies * grandchild.copies) for grandchild in child.children)
-            if any(held.is_parameter for held in child.held):
-                yield replace(child, children=()), child.copies
+            yield replace(child, children=()), child.copies
         else:
             yield child, child.copies
+    yield replace(root, name="(own)", children=(), note=((), ())), 1
 
 
-def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, str]]:
-    """Yield the nodes of rows, with copies and kind: blocks, whole subtrees, and containers with tensors."""
+def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, bool]]:
+    """Yield the nodes of rows with their copies, containers without their parts; True for a block of a stack."""
     for child in node.children:
         times = copies * child.copies
-        if node.is_list and child.children:
-            yield child, times, "block"
-        elif not child.children or _row_name(child) in WHOLE:
-            yield child, times, "whole"
+        is_block = node.is_list and bool(child.children)
+        if is_block or not child.children or _row_name(child) in WHOLE:
+            yield child, times, is_block
         else:
             if _holds_own(child):
-                yield child, times, "own"
+                yield replace(child, children=()), times, False
             yield from _layer_nodes(child, times)
     if not node.path and _holds_own(node):
-        yield node, 1, "own"
+        yield replace(node, children=()), 1, False
 
 
 def _holds_own(node: Node) -> bool:

@@ -78,7 +78,8 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name in _PER_INPUT:
         return "elementwise", 0, numel(args[0])
     if name in _PER_ELEMENT:
-        return "elementwise", 0, _PER_ELEMENT[name] * numel(_first(out))
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        return "elementwise", 0, _PER_ELEMENT[name] * numel(first)
     return "unknown", 0, 0
 
 
@@ -110,7 +111,3 @@ def shape_of(tensor: torch.Tensor) -> TensorShape:
 def numel(value: Any) -> int:
     """Return the number of elements of a tensor, 0 for any other value."""
     return value.numel() if isinstance(value, torch.Tensor) else 0
-
-
-def _first(out: Any) -> Any:
-    return out[0] if isinstance(out, (tuple, list)) and out else out

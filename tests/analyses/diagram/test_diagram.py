@@ -14,8 +14,7 @@ import bertscope
 from bertscope.analyses.diagram.dataflow import dataflow
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.shapes import shapes
-from bertscope.analyses.tracing.trace import trace
+from bertscope.analyses.tracing.trace import shapes, trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from tests.conftest import GOLDEN
