@@ -63,7 +63,7 @@ def count(
 
     `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
-    as returned by `analyses.shapes`, adds the shapes of inputs and outputs.
+    as returned by `tracing.trace.shapes`, adds the shapes of inputs and outputs.
     """
     for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:

@@ -22,7 +22,7 @@ def tree(
 ) -> TreeReport:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root has depth 0, so the totals are the same for every `depth`. `analyses.shapes` returns `shapes`.
+    The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`.
     """
     root = read_with(model, shapes)
     sums = totals(root, None)

@@ -14,9 +14,9 @@ from bertscope.run_config import MAX_SIZE
 from bertscope.torch_access import nn, torch
 
 _TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 CHOICES = 2  # BertForMultipleChoice: continuations of one question
 Inputs = dict[str, torch.Tensor]
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False) -> Any:
