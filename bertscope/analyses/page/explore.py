@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import accumulate
 
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
@@ -103,7 +104,7 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
     sums: Counter[str] = Counter()
     for found in kept_rows(trace, {}):
         kept[found.path].append(found)
-        for path in _at_and_above(found.path):
+        for path in {"", *accumulate(found.path.split("."), "{}.{}".format)}:  # the module and all around it
             sums[path] += found.kept_bytes
 
     def filled(row: ExploreRow) -> ExploreRow:
@@ -124,8 +125,3 @@ def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
             row, path=path, tensors=before.tensors + row.tensors, kept_bytes=before.kept_bytes + row.kept_bytes
         )
     return tuple(sorted(found.values(), key=lambda row: -row.kept_bytes))
-
-
-def _at_and_above(path: str) -> Iterator[str]:
-    names = path.split(".") if path else []
-    return (".".join(names[:length]) for length in range(len(names) + 1))
