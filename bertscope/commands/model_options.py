@@ -129,6 +129,6 @@ def traced_shapes(source: ModelSource, wanted: bool, batch: int, seq: int) -> di
     """Return the shapes of a forward pass on meta, if wanted."""
     if not wanted:
         return None
-    from bertscope.analyses.tracing.shapes import source_shapes
+    from bertscope.analyses.tracing.trace import source_shapes
 
     return source_shapes(source, batch, seq)

@@ -12,7 +12,7 @@ import bertscope
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.page.explore import explore
-from bertscope.analyses.tracing.shapes import source_shapes
+from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.run_config import RunConfig
 from bertscope.sources.other_models import FactorySource, GivenModule

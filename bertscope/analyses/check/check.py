@@ -13,7 +13,6 @@ from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.reports.params import CountReport
-from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectation_files import files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
@@ -42,8 +41,18 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
     try:
         source = load_expected(name, architecture=architecture)
         if not source.expected:
-            raise SourceError(f"{source.path} expects nothing: {_remedy(source)}")
-        _check_runs(source)
+            remedy = f"'bertscope check --write {source.path}' records today's counts"
+            if source.path is not None and source.path.suffix == ".json":
+                remedy = "expected counts belong in a preset file (.yaml); write one with this configuration"
+            raise SourceError(f"{source.path} expects nothing: {remedy}")
+        runs = [item for item in source.expected if item.key.startswith("memory.")]
+        layers = source.config.num_hidden_layers
+        if len(runs) * layers > MAX_RUN_LAYERS:
+            raise SourceError(
+                f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
+                "put some in another file",
+                where=f"{source.path}:{runs[0].line}",
+            )
         witness = Witness(source)
         witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
@@ -51,24 +60,6 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
         return
     for expectation in source.expected:
         yield witness.finding(expectation)
-
-
-def _check_runs(source: BertSource) -> None:
-    """Raise SourceError if the memory runs of one file would take too long."""
-    runs = [item for item in source.expected if item.key.startswith("memory.")]
-    layers = source.config.num_hidden_layers
-    if len(runs) * layers > MAX_RUN_LAYERS:
-        raise SourceError(
-            f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
-            "put some in another file",
-            where=f"{source.path}:{runs[0].line}",
-        )
-
-
-def _remedy(source: BertSource) -> str:
-    if source.path is not None and source.path.suffix == ".json":
-        return "expected counts belong in a preset file (.yaml); write one with this configuration"
-    return f"'bertscope check --write {source.path}' records today's counts"
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
@@ -90,14 +81,14 @@ class Witness:
     @cached_property
     def counted(self) -> CountReport:
         """Return the parameters by layer."""
-        return count(self._model())
+        return count(self.source.build())
 
     @cached_property
     def counts(self) -> dict[str, int]:
         """Return the counts under the keys of `expected`; `layers` count one copy of a folded layer."""
         totals = self.counted.totals
         found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
-        found |= {f"groups.{row.name}": row.params for row in count(self._model(), by="group").rows}
+        found |= {f"groups.{row.name}": row.params for row in count(self.source.build(), by="group").rows}
         for row in self.counted.rows:
             found[f"layers.{row.name}"] = row.each_params
             found |= {f"layers.{row.name}.{part.name}": part.each_params for part in row.parts}
@@ -108,27 +99,22 @@ class Witness:
         """Return the first path of each tied tensor by its other paths."""
         return {tie.path: tie.is_path for tie in self.counted.ties}
 
-    def _model(self) -> torch.nn.Module:
-        return self.source.build()
-
     def got(self, expectation: Expectation) -> int | str | None:
         """Return the value of the model for that key; None if it has no such row or tie."""
         kind, _, name = expectation.key.partition(".")
         if kind == TIES_KEY:
             return self.ties.get(name) if name else len(self.ties)
-        if expectation.run is None:
+        run = expectation.run
+        if run is None:
             return self.counts.get(expectation.key)
-        return self._measured(expectation.key, expectation.run)
-
-    def _measured(self, key: str, run: RunConfig) -> int:
-        if key.startswith("memory."):
+        if kind == "memory":
             from bertscope.analyses.memory.estimate import estimate_memory
 
             return estimate_memory(self.source, run).peak.peak_bytes
         from bertscope.analyses.flops.sweep import FlopsRun
 
-        variants = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
-        return variants.at(run.batch, run.seq).rows[0].total.matmul_flops
+        variant = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
+        return variant.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
         """Return the result of one expectation."""
@@ -179,14 +165,10 @@ def _shown(path: Path | None) -> str:
 def expected_block(source: BertSource) -> str:
     """Return the counts, and the ties if any, as the `expected:` block of a file."""
     witness = Witness(source)
-    found = witness.counts
-    lines = ["expected:"]
-    lines += [f"  {key}: {value}" for key, value in found.items() if "." not in key]
+    lines = ["expected:", *(f"  {key}: {value}" for key, value in witness.counts.items() if "." not in key)]
     for table in ("groups", "layers"):
-        lines.append(f"  {table}:")
-        lines += [
-            f"    {key.partition('.')[2]}: {value}" for key, value in found.items() if key.startswith(table + ".")
-        ]
+        rows = {key.partition(".")[2]: value for key, value in witness.counts.items() if key.startswith(f"{table}.")}
+        lines += [f"  {table}:", *(f"    {row}: {value}" for row, value in rows.items())]
     if witness.ties:
         lines += ["  ties:", *(f"    {path}: {is_path}" for path, is_path in witness.ties.items())]
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,64 +41,52 @@ EXTRAS = {
 
 def doctor() -> DoctorReport:
     """Return the environment of bertscope; any error is an entry of `problems`."""
-    torch_version, found, problems = devices()
+    answer, problem = _ask()
+    threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
+    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())
+    cards = [DeviceRow(threads=None, **card) for card in answer.get("cards", ())]
     folder, presets = preset_dir(), preset_paths()
-    if not presets:
-        problems = (*problems, f"no preset in {folder}; install bertscope anew")
+    missing = "" if presets else f"no preset in {folder}; install bertscope anew"
     return DoctorReport(
         bertscope_version=bertscope.__version__,
         bertscope_path=str(Path(bertscope.__file__).resolve().parent),
         python_version=platform.python_version(),
         python_path=sys.executable or "",
         platform=platform.platform(),
-        torch_version=torch_version,
+        torch_version=answer.get("version"),
         preset_path=str(folder),
         presets=len(presets),
         packages=tuple(_packages()),
-        devices=found,
-        problems=problems,
+        devices=(cpu, *cards),
+        problems=tuple(filter(None, (problem, *answer.get("problems", ()), missing))),
     )
 
 
-def _packages() -> list[PackageRow]:
-    needed = [_row(name, "", purpose, f"pip install {name}") for name, purpose in NEEDED.items()]
-    extras = [
-        _row(name, extra, purpose, f"pip install 'bertscope[{extra}]'")
-        for extra, (names, purpose) in EXTRAS.items()
-        for name in names
-    ]
-    return needed + extras
+def _packages() -> Iterator[PackageRow]:
+    for name, purpose in NEEDED.items():
+        yield _row(name, "", purpose, f"pip install {name}")
+    for extra, (names, purpose) in EXTRAS.items():
+        for name in names:
+            yield _row(name, extra, purpose, f"pip install 'bertscope[{extra}]'")
 
 
 def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:
-    version = _version(name)
-    return PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
-
-
-def _version(name: str) -> str | None:
-    """Return the installed version, without importing the package."""
+    """Return the row of a package, which is not imported."""
+    version: str | None
     try:
-        return metadata.version(name) or "unknown"
+        version = metadata.version(name) or "unknown"
     except metadata.PackageNotFoundError:
-        return None
+        version = None
     except Exception:  # unreadable metadata must not stop the report
-        return "unknown"
+        version = "unknown"
+    return PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
 
 
 _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a busy machine
 
 
-def devices() -> tuple[str | None, tuple[DeviceRow, ...], tuple[str, ...]]:
-    """Return the version of torch (None if it does not load), the devices, and the problems."""
-    answer, problem = _ask()
-    cpu = DeviceRow(name="cpu", description=_processor(), threads=answer.get("threads") or os.cpu_count(),
-                    memory_bytes=_memory_bytes())  # fmt: skip
-    cards = tuple(DeviceRow(threads=None, **card) for card in answer.get("cards", ()))
-    problems = (*([problem] if problem else ()), *answer.get("problems", ()))
-    return answer.get("version"), (cpu, *cards), problems
-
-
 def _ask() -> tuple[dict[str, Any], str]:
+    """Return what a child process tells of torch and its devices, nothing if torch does not load, and the problem."""
     try:
         command = child_command("bertscope.analyses.check.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program
@@ -121,24 +110,18 @@ def tell() -> None:
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     answer: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
-        answer["cards"] = [_card(number) for number in range(torch.cuda.device_count())]
+        found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        answer["cards"] = [
+            {
+                "name": f"cuda:{number}",
+                "description": f"{card.name}, compute capability {card.major}.{card.minor}",
+                "memory_bytes": card.total_memory,
+            }
+            for number, card in enumerate(found)
+        ]
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
     sys.stdout.write(json.dumps(answer) + "\n")
-
-
-def _card(number: int) -> dict[str, Any]:
-    from bertscope.torch_access import torch
-
-    found = torch.cuda.get_device_properties(number)
-    description = f"{found.name}, compute capability {found.major}.{found.minor}"
-    return {"name": f"cuda:{number}", "description": description, "memory_bytes": found.total_memory}
-
-
-def _processor() -> str:
-    import platform
-
-    return platform.machine() or "unknown"
 
 
 def _memory_bytes() -> int | None:
@@ -148,8 +131,7 @@ def _memory_bytes() -> int | None:
     except (AttributeError, OSError, ValueError):  # not available on this system
         return None
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            limit = file.read().strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
     except OSError:
         return whole
     return min(whole, int(limit)) if limit.isdecimal() else whole

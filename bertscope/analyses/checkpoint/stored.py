@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from bertscope import __version__
@@ -17,13 +18,18 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
     """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
-    made = {"layer": _by_layer, "module": _by_module, "parameter": _by_parameter}
-    return CheckpointReport(
-        stored=sums(checkpoint),
-        by=by,
-        rows=tuple(made[by](checkpoint.tensors)),
-        bertscope_version=__version__,
-    )
+    ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
+    if by == "parameter":
+        rows = [_row(tensor.name, [tensor]) for tensor in checkpoint.tensors]
+    elif by == "layer":
+        keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in ordered)
+        rows = [_row(name, items) for name, _, items in runs(keyed)]
+    else:
+        modules: dict[str, list[StoredTensor]] = defaultdict(list)
+        for tensor in ordered:
+            modules[tensor.name.rpartition(".")[0] or "(own)"].append(tensor)
+        rows = [_row(name, items) for name, items in modules.items()]
+    return CheckpointReport(stored=sums(checkpoint), by=by, rows=tuple(rows), bertscope_version=__version__)
 
 
 def sums(checkpoint: Checkpoint) -> Stored:
@@ -66,22 +72,3 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
         bytes=sum(item.bytes for item in tensors),
         shares=first.shares if len(tensors) == 1 else None,
     )
-
-
-def _by_parameter(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
-    for tensor in tensors:
-        yield _row(tensor.name, [tensor])
-
-
-def _by_layer(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
-    keyed = sorted(tensors, key=lambda item: in_order(item.name))
-    for name, _, items in runs((item.name, (item.shape, item.dtype, item.shares), item) for item in keyed):
-        yield _row(name, items)
-
-
-def _by_module(tensors: tuple[StoredTensor, ...]) -> Iterator[StoredRow]:
-    modules: dict[str, list[StoredTensor]] = {}
-    for tensor in sorted(tensors, key=lambda item: in_order(item.name)):
-        modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    for name, items in modules.items():
-        yield _row(name or "(own)", items)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from bertscope.analyses.checkpoint.stored import sums
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError, SourceError
 from bertscope.model.state_dict import modern_name, own_name
@@ -19,7 +19,9 @@ from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
-_ORDER = ("missing", "unexpected", "shape", "dtype", "duplicate", "shared", "tied", "renamed", "buffer")
+_OLD_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+_WRONG = ("missing", "unexpected", "shape", "dtype")
+_ORDER = (*_WRONG, "duplicate", "shared", "tied", "renamed", "buffer")
 
 
 def verify(
@@ -58,22 +60,17 @@ def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
             yield str(other.architecture)
 
 
-@dataclass
 class _Model:
     """The tensors of the model, and those found in the checkpoint."""
 
-    model: nn.Module
-    dtype: str | None
-    found: dict[str, StoredTensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.state: Mapping[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
+    def __init__(self, model: nn.Module, dtype: str | None) -> None:
+        self.dtype = dtype
+        self.found: dict[str, StoredTensor] = {}
+        self.state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
         self.ties = _ties(self.state)
-        self.buffers = dict(self.model.named_buffers(remove_duplicate=False))
-        self.prefix = str(getattr(self.model, "base_model_prefix", "bert"))
-        self.passed_over = [
-            re.compile(pattern) for pattern in getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        ]
+        self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self.prefix = str(getattr(model, "base_model_prefix", "bert"))
+        self.passed_over = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
     def rows(self, checkpoint: Checkpoint) -> Iterator[VerifyRow]:
         """Yield the findings, tensor by tensor."""
@@ -89,51 +86,33 @@ class _Model:
                 yield from self._compared(name, tensor)
             else:
                 yield self._surplus(name, tensor)
-        yield from self._absent()
+        absent = [name for name in self.state if name not in self.found]
+        for name in absent:
+            other = next((twin for twin in self.ties[name] if twin in self.found), None)
+            yield self._row("tied", name, None, f"it is {other}") if other else self._row("missing", name, None)
         yield from self._stored_ties()
 
     def _compared(self, name: str, tensor: StoredTensor) -> Iterator[VerifyRow]:
         expected = self.state[name]
         if tuple(expected.shape) != tensor.shape:
-            yield self._row("shape", name, tensor, True)
-        if reason := self._dtype_problem(expected, tensor):
-            yield self._row("dtype", name, tensor, True, reason)
-        if name != tensor.name:
-            yield self._row("renamed", name, tensor, False, _how(tensor.name, name, self.prefix))
-
-    def _dtype_problem(self, expected: torch.Tensor, tensor: StoredTensor) -> str:
-        own = str(expected.dtype).removeprefix("torch.")
+            yield self._row("shape", name, tensor)
         is_floating = tensor.dtype.startswith(("float", "bfloat"))
         if is_floating != expected.is_floating_point():
-            return f"{own} in the model"
-        if is_floating and self.dtype is not None and tensor.dtype != self.dtype:
-            return f"{self.dtype} was asked for"
-        return ""
+            yield self._row("dtype", name, tensor, f"{shape_of(expected).dtype} in the model")
+        elif is_floating and self.dtype not in (None, tensor.dtype):
+            yield self._row("dtype", name, tensor, f"{self.dtype} was asked for")
+        if name != tensor.name:
+            yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
 
     def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
         """Return the finding on a tensor of the file that matches no remaining tensor of the model."""
         if name in self.found:
-            return self._row(
-                "unexpected", tensor.name, tensor, True, f"{self.found[name].name} is stored as well, for {name}"
-            )
-        if self._is_buffer(name, tensor.name):
-            return self._row("buffer", tensor.name, tensor, False, "a buffer that older versions stored; computed")
-        return self._row("unexpected", tensor.name, tensor, True)
-
-    def _is_buffer(self, name: str, stored: str) -> bool:
-        known = name in self.buffers or stored.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
-        return known or any(pattern.search(stored) for pattern in self.passed_over)
-
-    def _absent(self) -> Iterator[VerifyRow]:
-        for name, expected in self.state.items():
-            if name not in self.found:
-                other = next((twin for twin in self.ties[name] if twin in self.found), None)
-                status, note = ("tied", f"it is {other}") if other else ("missing", "")
-                yield VerifyRow(
-                    status=status, name=name, stored_name=None, copies=1, shape=tuple(expected.shape),
-                    stored_shape=None, dtype=str(expected.dtype).removeprefix("torch."), stored_dtype=None,
-                    params=expected.numel(), is_wrong=other is None, note=note,
-                )  # fmt: skip
+            note = f"{self.found[name].name} is stored as well, for {name}"
+            return self._row("unexpected", tensor.name, tensor, note)
+        is_buffer = name in self.buffers or tensor.name.endswith(_OLD_BUFFERS)
+        if is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
+            return self._row("buffer", tensor.name, tensor, "a buffer that older versions stored; computed")
+        return self._row("unexpected", tensor.name, tensor)
 
     def _stored_ties(self) -> Iterator[VerifyRow]:
         """Yield the tensors that are tied in the model or share storage in the file, but not both."""
@@ -142,19 +121,18 @@ class _Model:
             first = next(twin for twin in self.ties[name] if twin in self.found)
             owner = own_names.get(tensor.shares or "")
             if owner is not None and owner not in self.ties[name]:
-                yield self._row("shared", name, tensor, False, f"one storage with {owner}, two tensors of the model")
+                yield self._row("shared", name, tensor, f"one storage with {owner}, two tensors of the model")
             elif name != first and owner is None:
-                yield self._row(
-                    "duplicate", name, tensor, False, f"tied to {first}, and stored apart; values not compared"
-                )
+                yield self._row("duplicate", name, tensor, f"tied to {first}, and stored apart; values not compared")
 
-    def _row(self, status: str, name: str, tensor: StoredTensor, is_wrong: bool, note: str = "") -> VerifyRow:
-        expected = self.state.get(name) if status != "unexpected" else None
+    def _row(self, status: str, name: str, tensor: StoredTensor | None, note: str = "") -> VerifyRow:
+        """Return a finding on a tensor of the model, of the file, or of both."""
+        expected = shape_of(self.state[name]) if status != "unexpected" and name in self.state else None
         return VerifyRow(
-            status=status, name=name, stored_name=tensor.name, copies=1,
-            shape=None if expected is None else tuple(expected.shape), stored_shape=tensor.shape,
-            dtype=None if expected is None else str(expected.dtype).removeprefix("torch."), stored_dtype=tensor.dtype,
-            params=tensor.params, is_wrong=is_wrong, note=note,
+            status=status, name=name, stored_name=tensor.name if tensor else None, copies=1,
+            shape=expected.shape if expected else None, stored_shape=tensor.shape if tensor else None,
+            dtype=expected.dtype if expected else None, stored_dtype=tensor.dtype if tensor else None,
+            params=tensor.params if tensor else self.state[name].numel(), is_wrong=status in _WRONG, note=note,
         )  # fmt: skip
 
 
@@ -178,24 +156,15 @@ def _how(stored: str, name: str, prefix: str) -> str:
 def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
-    keyed = [(row.name, _key(row), row) for row in ordered if row.status != "renamed"]
+    others = (row for row in ordered if row.status != "renamed")
+    keyed = ((row.name, replace(row, name="", stored_name="", note=without_numbers(row.note)), row) for row in others)
     for name, _, items in runs(keyed):
         first = items[0]
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
-        yield replace(
-            first, name=name, stored_name=stored_name, copies=len(items), params=sum(item.params for item in items)
-        )
-    yield from _renamed([row for row in ordered if row.status == "renamed"])
-
-
-def _key(row: VerifyRow) -> tuple[Any, ...]:
-    note = without_numbers(row.note)
-    return (row.status, row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.is_wrong, note)
-
-
-def _renamed(rows: list[VerifyRow]) -> Iterator[VerifyRow]:
-    for how in dict.fromkeys(row.note for row in rows):
-        alike = [row for row in rows if row.note == how]
-        yield replace(
-            alike[0], copies=len(alike), params=sum(row.params for row in alike), shape=None, stored_shape=None
-        )
+        params = sum(item.params for item in items)
+        yield replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
+    renamed = [row for row in ordered if row.status == "renamed"]
+    for how in dict.fromkeys(row.note for row in renamed):
+        alike = [row for row in renamed if row.note == how]
+        params = sum(row.params for row in alike)
+        yield replace(alike[0], copies=len(alike), params=params, shape=None, stored_shape=None)

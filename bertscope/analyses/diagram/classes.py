@@ -137,12 +137,12 @@ class _Reader:
     def boxes(self) -> Iterator[ClassBox]:
         """Yield each class with its attributes in the order in which `__init__` stores them."""
         for cls, found in self.classes.items():
-            order = [name for name in _stored(cls) if name in found]
+            order = dict.fromkeys((*(name for name in _stored(cls) if name in found), *found))
             yield ClassBox(
                 name=cls.__name__,
                 address=address(cls),
                 bases=tuple(base.__name__ for base in cls.__bases__ if base in self.classes),
-                attributes=tuple(found[name] for name in (*order, *(name for name in found if name not in order))),
+                attributes=tuple(found[name] for name in order),
             )
 
 
@@ -154,8 +154,7 @@ def _held(module: nn.Module) -> dict[str, Any]:
 
 def _stored(cls: type) -> list[str]:
     """Return the attributes that the class's own `__init__` stores, in the order of its code."""
-    init = vars(cls).get("__init__")
-    code = getattr(init, "__code__", None)
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
     steps: Iterable[Any] = dis.get_instructions(code) if code else ()
     return list(dict.fromkeys(step.argval for step in steps if step.opname == "STORE_ATTR"))
 
@@ -169,8 +168,7 @@ def _fields(config_class: type) -> Iterator[ClassAttribute]:
         kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
         if annotation is parameter.empty:
             kind = type(default).__name__ if default is not None else "Any"
-        is_plain = isinstance(default, (int, float, str, tuple, list, dict, type(None)))
-        shown = repr(default) if is_plain and default is not parameter.empty else None
+        shown = repr(default) if isinstance(default, (int, float, str, tuple, list, dict, type(None))) else None
         yield ClassAttribute(name=parameter.name, type=kind, default=shown)
 
 

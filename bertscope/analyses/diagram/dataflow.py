@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from bertscope.analyses.modules.class_names import type_name
-from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.reports.base import TensorShape
+from bertscope.analyses.tracing.module_tracker import hooks
+from bertscope.analyses.tracing.operator_costs import shape_of, tensors
 from bertscope.reports.diagram import DiagramEdge, DiagramNode
 from bertscope.reports.layer_ranges import number_of
 from bertscope.torch_access import nn, storage_key, torch
@@ -44,10 +44,8 @@ class Flow:
     def add(self, node: DiagramNode) -> str:
         """Add a node and return its id: its own or one from its name, with a number where that is taken."""
         base = "".join(letter if letter.isalnum() else "_" for letter in node.id or node.name).strip("_")
-        ident, number = base, 1
-        while ident in self.nodes:
-            number += 1
-            ident = f"{base}_{number}"
+        idents = (f"{base}_{number}" if number > 1 else base for number in count(1))
+        ident = next(ident for ident in idents if ident not in self.nodes)
         self.nodes[ident] = replace(node, id=ident)
         return ident
 
@@ -67,7 +65,7 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
     a submodule is opened.
     """
     recorder = _Recorder(scope, opens)
-    with recorder.hooked(path), recorder, torch.no_grad():
+    with hooks(scope, path, recorder.enter, recorder.leave), recorder, torch.no_grad():
         run()
     return recorder.flow
 
@@ -83,13 +81,11 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         self.groups: list[str] = [""]
         self.held = {id(held): name for name, held in (*scope.named_parameters(), *scope.named_buffers())}
 
-    # ---- functions ----
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         if self.is_recording and self.box is None and tensors(out):
             given = tensors((args, kwargs))
-            if not any(tensor is given_one for tensor in tensors(out) for given_one in given):
+            if {id(tensor) for tensor in given}.isdisjoint(map(id, tensors(out))):
                 self._record(function, args, kwargs or {}, given, out)
         return out
 
@@ -97,70 +93,51 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
         first = self._flowing(given[0]) if len(given) == 1 else None
-        if first is not None and (short in _SAME_CONTENT or _shares_storage(given[0], out)):
+        storages = {storage_key(tensor) for tensor in (*given, *tensors(out))}
+        if first is not None and (short in _SAME_CONTENT or len(storages) == 1):
             view = _index_text(args[1]) if short == "__getitem__" else short
             for tensor in tensors(out):
                 self._saw(Flowing(tensor, first.source, (*first.views, view)))
             return
-        node = DiagramNode(id=short, role="function", name=_public_name(name), group=self.groups[-1])
+        shown, words = _public_name(name), [value for value in args if isinstance(value, str)]
         if short in _SIGNS:
             scalars = [f"{value:g}" for value in (*args, *kwargs.values()) if type(value) in (int, float)]
             is_reversed = bool(scalars) and short.startswith(("r", "__r"))
-            words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
-            node = replace(node, name=words[0], detail=" ".join(words[1:]))
-        else:
-            node = replace(node, detail=" ".join(value for value in args if isinstance(value, str)))
+            shown, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
+        node = DiagramNode(id=short, role="function", name=shown, detail=" ".join(words), group=self.groups[-1])
         self._connect(self.flow.add(node), given, out)
 
-    # ---- modules ----
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin the recording at the scope, a group at a module to open, a box at any other."""
+        if module is self.scope and not self.flow.nodes:
+            self._begin(args, kwargs)
+        elif self.is_recording and self.box is None:
+            if self.opens(module, len(self.groups)):
+                self.groups.append(path)
+                self.flow.opened[path] = module
+            else:
+                self.box = path
 
-    @contextmanager
-    def hooked(self, path: str) -> Iterator[None]:
-        """Register hooks on the scope and every module below it."""
-        with ExitStack() as stack:
-            for name, module in self.scope.named_modules():
-                at = ".".join(part for part in (path, name) if part)
-                enter = module.register_forward_pre_hook(self._enter(at), with_kwargs=True)
-                leave = module.register_forward_hook(self._leave(at), with_kwargs=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
-            yield
-
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if module is self.scope and not self.flow.nodes:
-                self._begin(args, kwargs)
-            elif self.is_recording and self.box is None:
-                if self.opens(module, len(self.groups)):
-                    self.groups.append(path)
-                    self.flow.opened[path] = module
-                else:
-                    self.box = path
-
-        return hook
-
-    def _leave(self, path: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
-            if not self.is_recording:
-                return None
-            if module is self.scope:
-                self._end(out)
-            elif self.groups[-1] == path:
-                self.groups.pop()
-            elif self.box == path:
-                given = tensors((args, kwargs))
-                if any(out is tensor for tensor in given):
-                    out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
-                self.box = None
-                kind = type_name(type(module), "bertscope")
-                name = path.rsplit(".", 1)[-1]
-                ident = f"layer_{name}" if number_of(name) is not None else name
-                node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
-                self._connect(self.flow.add(node), given, out)
-                return out
+    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        """End the recording, a group or a box; return the result of a box."""
+        if not self.is_recording:
             return None
-
-        return hook
+        if module is self.scope:
+            self._end(out)
+        elif self.groups[-1] == path:
+            self.groups.pop()
+        elif self.box == path:
+            given = tensors((args, kwargs))
+            if any(out is tensor for tensor in given):
+                out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
+            self.box = None
+            kind = type_name(type(module), "bertscope")
+            name = path.rsplit(".", 1)[-1]
+            ident = f"layer_{name}" if number_of(name) is not None else name
+            node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
+            self._connect(self.flow.add(node), given, out)
+            return out
+        return None
 
     def _begin(self, args: Any, kwargs: Any) -> None:
         self.is_recording = True
@@ -172,14 +149,11 @@ class _Recorder(torch.overrides.TorchFunctionMode):
 
     def _end(self, out: Any) -> None:
         self.is_recording = False
-        fields = dict(out.items()) if hasattr(out, "items") else {"output": out}
-        named = list(_named(fields))
+        named = list(_named(dict(out.items()) if hasattr(out, "items") else {"output": out}))
         for name, tensor in named:
             shown = name if len(named) > 1 else name.partition("[")[0]
             node = DiagramNode(id="", role="output", name=shown, shape=shape_of(tensor))
             self._connect(self.flow.add(node), [tensor], None)
-
-    # ---- tensors ----
 
     def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
         """Add edges from the origins of the given tensors, and record the results as made by the node."""
@@ -204,11 +178,6 @@ class _Recorder(torch.overrides.TorchFunctionMode):
         self.flow.seen.append(flowing)
 
 
-def shape_of(tensor: torch.Tensor) -> TensorShape:
-    """Return shape and dtype as plain data."""
-    return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-
-
 def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in nested arguments with a name such as `past_key_value[0]`."""
     if isinstance(given, torch.Tensor):
@@ -221,10 +190,6 @@ def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from _named(value, f"{name}[{place}]")
 
 
-def _shares_storage(tensor: torch.Tensor, out: Any) -> bool:
-    return all(storage_key(result) == storage_key(tensor) for result in tensors(out))
-
-
 def _index_text(index: Any) -> str:
     """Return an index as Python writes it: `[:, None]`."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -233,7 +198,7 @@ def _index_text(index: Any) -> str:
 
 def _slice_text(part: slice) -> str:
     ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
-    return ":".join(ends) + (f":{part.step}" if part.step is not None else "")
+    return ":".join(ends if part.step is None else [*ends, str(part.step)])
 
 
 def _public_name(name: str) -> str:

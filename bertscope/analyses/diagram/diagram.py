@@ -36,17 +36,14 @@ def diagram(
         return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
-    if kind == "class":
-        around = around or (_class_at(model, path) if path else None)
-        return class_diagram(model, name=name, around=around, package=implementation)
-    raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-
-
-def _class_at(model: BertPreTrainedModel, path: str) -> str:
-    modules = dict(model.named_modules())
-    if path not in modules:
-        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
-    return type(modules[path]).__name__
+    if kind != "class":
+        raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    if path and not around:
+        modules = dict(model.named_modules())
+        if path not in modules:
+            raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
+        around = type(modules[path]).__name__
+    return class_diagram(model, name=name, around=around, package=implementation)
 
 
 def tree_diagram(
@@ -56,7 +53,8 @@ def tree_diagram(
     """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""
     report = tree(model, name=name)
     root = _row_at(report.rows, path)
-    below = [row for row in report.rows if row is root or _is_below(row.path, root.path)]
+    start = f"{root.path}." if root.path else ""
+    below = [row for row in report.rows if row is root or row.path.startswith(start)]
     rows = [row for row in below if depth is None or row.depth - root.depth <= depth]
     ids = {row.path: f"m{number}" for number, row in enumerate(rows)}
     return GraphReport(
@@ -80,7 +78,9 @@ def tree_diagram(
             for row in rows
         ),
         edges=tuple(
-            DiagramEdge(source=ids[_parent(row.path)], target=ids[row.path]) for row in rows if row is not root
+            DiagramEdge(source=ids[row.path.rpartition(".")[0]], target=ids[row.path])
+            for row in rows
+            if row is not root
         ),
     )
 
@@ -90,14 +90,5 @@ def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
     for row in rows:
         if row.path == path or covers(row.path, path):
             return row
-    raise SelectionError(
-        f"no module {path!r} in this model; {suggestion(path, [row.path for row in rows if row.path])}"
-    )
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path.startswith(f"{root}.") if root else True
-
-
-def _parent(path: str) -> str:
-    return path.rpartition(".")[0]
+    known = [row.path for row in rows if row.path]
+    raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")

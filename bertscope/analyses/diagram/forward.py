@@ -6,28 +6,31 @@ drawn once.
 
 from __future__ import annotations
 
-import copy
 import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertscope.analyses.diagram.attention_names import name_attention
 from bertscope.analyses.diagram.dataflow import Flow, dataflow
 from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import equal_layers
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.fake_tensors import fake_copy
 from bertscope.analyses.tracing.inputs import example_inputs
+from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
-from bertscope.reports.diagram import DiagramGroup, DiagramNode, GraphReport
+from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.torch_access import nn, torch
 
 # Boxes unless the diagram is of one of them.
 _CLOSED = (BertEmbeddings, BertLayer, BertSelfAttention, BertPooler)
+_SOFTMAX = "torch.nn.functional.softmax"
+_FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,33 +65,26 @@ def forward_diagram(
     scope = short.get_submodule(at)
     given = _completed(given or Given(), short, scope, at)
     inputs = _inputs(short, given)
-    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=_opens(depth))
+
+    def opens(module: nn.Module, level: int) -> bool:
+        has_parts = any(True for _ in module.children())
+        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
+
+    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=opens)
     if not flow.nodes:
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
-            name_attention(flow, module, group)
+            _name_attention(flow, module, group)
     return _Report(flow, runs, at).report(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
         direction=direction or ("LR" if isinstance(scope, BertSelfAttention) else "TB"),
     )  # fmt: skip
 
 
-def _opens(depth: int | None) -> Callable[[nn.Module, int], bool]:
-    def opens(module: nn.Module, level: int) -> bool:
-        has_parts = any(True for _ in module.children())
-        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
-
-    return opens
-
-
-# ---- the model that is run: one layer of each kind ----
-
-
 def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[LayerRange]]:
     """Return a copy on meta without layers equal to the one before, and the layer range of each remaining layer."""
-    tensors = (*model.parameters(), *model.buffers())
-    short = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors}).eval()
+    short = fake_copy(model, "meta").eval()
     encoder = short.base_model.encoder
     runs = [run for node in equal_layers(fold(read(encoder)), "layer") if (run := LayerRange.parse(node.name))]
     firsts = [run.first for run in runs]
@@ -98,17 +94,10 @@ def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedMod
     return short, runs
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
-    return tensor.to("meta")
-
-
 def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> str:
     """Return the path in the short model: `encoder.layer.0` for `encoder.layer.7` and `encoder.layer.0-11`."""
 
     def placed(layers: LayerRange) -> object:
-        """Return the number of the range that contains the first of the layers."""
         return next((place for place, run in enumerate(runs) if layers.first in run), layers)
 
     at = with_layers(path, placed)
@@ -124,28 +113,25 @@ def _shown(path: str, runs: list[LayerRange]) -> str:
     return with_layers(path, lambda layers: runs[layers.first])
 
 
-# ---- what it is given ----
-
-
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
     """Return the inputs with defaults for the cache and head mask."""
     config = model.config
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
     takes = inspect.signature(model.forward).parameters
     room = max(0, config.max_position_embeddings - given.seq)
-    if given.cache is None:
-        whole = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
-        given = replace(given, cache=whole)
-    if given.head_mask is None:
-        given = replace(given, head_mask=is_attention and config.attn_implementation == "eager")
-    if given.cache and "past_key_values" not in takes:
+    cache, head_mask = given.cache, given.head_mask
+    if cache is None:
+        cache = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
+    if head_mask is None:
+        head_mask = is_attention and config.attn_implementation == "eager"
+    if cache and "past_key_values" not in takes:
         raise SelectionError(f"{type(model).__name__} takes no cache; leave it out or choose BertModel")
-    if given.cache is not None and not 0 <= given.cache <= room:
+    if not 0 <= cache <= room:
         raise SelectionError(
             f"cache must be at least 0 and, with seq {given.seq}, at most {room}, since max_position_embeddings is "
-            f"{config.max_position_embeddings}; got {given.cache}"
+            f"{config.max_position_embeddings}; got {cache}"
         )
-    return given
+    return replace(given, cache=cache, head_mask=head_mask)
 
 
 def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
@@ -160,25 +146,81 @@ def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
     if given.head_mask:
         inputs["head_mask"] = torch.empty(config.num_hidden_layers, config.num_attention_heads, device="meta")
     if cache:
+        states = inputs.get("encoder_hidden_states")
+        lengths = {"attention": cache} | ({} if states is None else {"crossattention": states.shape[1]})
         inputs["past_key_values"] = tuple(
-            tuple(_cached(layer, given, inputs, cache)) for layer in model.base_model.encoder.layer
+            tuple(_cached(layer, given.batch, lengths)) for layer in model.base_model.encoder.layer
         )
     return inputs
 
 
-def _cached(layer: Any, given: Given, inputs: dict[str, Any], cache: int) -> list[torch.Tensor]:
-    """Return key and value of a layer, and of its cross-attention if it has one."""
-    blocks = [(layer.attention.self, cache)]
-    if "encoder_hidden_states" in inputs:
-        blocks.append((layer.crossattention.self, inputs["encoder_hidden_states"].shape[1]))
-    return [
-        torch.empty(given.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
-        for block, length in blocks
-        for _ in ("key", "value")
+def _cached(layer: nn.Module, batch: int, lengths: dict[str, int]) -> Iterator[torch.Tensor]:
+    """Yield key and value of each attention of a layer, with the length of its cache."""
+    for name, length in lengths.items():
+        block: Any = layer.get_submodule(name).self
+        for _ in ("key", "value"):
+            yield torch.empty(batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
+
+
+def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None:
+    """Insert nodes with the names of transformers' `modeling_bert.py`: `query_layer`, `attention_scores` ...
+
+    A tensor is named by the operator that uses it: the first operand of the first product is the query. A graph
+    without these products raises an error. Each node is between the operator that makes a tensor and those that use it.
+    """
+    inside = [node for node in flow.nodes.values() if node.group == group and node.role == "function"]
+    found = {name: [node.id for node in inside if node.name == name] for name in (_FUSED, "torch.matmul", _SOFTMAX)}
+    if found[_FUSED]:
+        (product,) = found[_FUSED]
+        for edge, name in zip(flow.into(product), ("query_layer", "key_layer", "value_layer"), strict=False):
+            _name(flow, edge.source, edge.views, name, group)
+    else:
+        scores, product = found["torch.matmul"]
+        (softmax,) = found[_SOFTMAX]
+        query, key = flow.into(scores)
+        if key.views[-1] != "transpose":
+            raise ValueError("the scores are not query @ key.transpose(-1, -2)")
+        value = flow.into(product)[1]
+        _name(flow, query.source, query.views, "query_layer", group)
+        _name(flow, key.source, key.views[:-1], "key_layer", group)
+        _name(flow, value.source, value.views, "value_layer", group)
+        _name_on_the_way(flow, scores, softmax, "attention_scores", group)
+        (dropout,) = flow.out_of(softmax)
+        _name_on_the_way(flow, dropout.target, product, "attention_probs", group)
+        _name_scale(flow, attention, group)
+    _name(flow, product, (), "context_layer", group)
+
+
+def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str) -> str:
+    """Insert a node after `source` and `views`, and before every user of that tensor; return its id."""
+    (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
+    ident = flow.add(DiagramNode(id="", role="tensor", name=name, shape=shape, group=group))
+    size = len(views)
+    takers = [place for place, edge in enumerate(flow.edges) if (edge.source, edge.views[:size]) == (source, views)]
+    for place in takers:
+        flow.edges[place] = replace(flow.edges[place], source=ident, views=flow.edges[place].views[size:])
+    flow.edges.insert(takers[0], DiagramEdge(source=source, target=ident, shape=shape, views=views))
+    return ident
+
+
+def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) -> None:
+    """Give the same name to the results of `start` and of each node after it, up to `end`."""
+    at = start
+    while at != end:
+        (taker,) = flow.out_of(_name(flow, at, (), name, group))
+        at = taker.target
+
+
+def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
+    """Insert a node for the divisor of the scores, written as in transformers."""
+    scale = f"{math.sqrt(attention.attention_head_size):g}"
+    (divide,) = [
+        node for node in flow.nodes.values() if node.group == group and (node.name, node.detail) == ("/", scale)
     ]
-
-
-# ---- the report ----
+    flow.nodes[divide.id] = replace(divide, detail="")
+    name = "math.sqrt(self.attention_head_size)"
+    scalar = DiagramNode(id="sqrt_head_size", role="scalar", name=name, detail=f"= {scale}", group=group)
+    flow.edges.append(DiagramEdge(source=flow.add(scalar), target=divide.id))
 
 
 class _Report:
@@ -189,33 +231,27 @@ class _Report:
 
     def report(self, **about: Any) -> GraphReport:
         """Return the graph without unused inputs."""
-        edges = tuple(replace(edge, views=tuple(map(self._view, edge.views))) for edge in self.flow.edges)
+        edges = tuple(replace(edge, views=tuple(map(self._numbered, edge.views))) for edge in self.flow.edges)
         used = {end for edge in edges for end in (edge.source, edge.target)}
         nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
         groups = tuple(self._group(path, module) for path, module in self.flow.opened.items())
         return GraphReport(path=_shown(self.scope, self.runs), nodes=nodes, edges=edges, groups=groups, **about)
 
     def _node(self, node: DiagramNode) -> DiagramNode:
-        group = _shown(node.group, self.runs)
+        group, path = _shown(node.group, self.runs), _shown(node.path, self.runs)
         if node.role != "module":
-            return replace(node, name=self._indexed(node.name), group=group)
-        return replace(
-            node,
-            name=self._below(_shown(node.path, self.runs), group),
-            path=_shown(node.path, self.runs),
-            copies=self._copies_of(node.path),
-            group=group,
-        )
+            return replace(node, name=self._numbered(node.name), group=group)
+        return replace(node, name=self._below(path, group), path=path, copies=self._copies_of(node.path), group=group)
 
     def _group(self, path: str, module: nn.Module) -> DiagramGroup:
-        parent = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
-        shown = _shown(path, self.runs)
+        around = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
+        shown, parent = _shown(path, self.runs), _shown(around, self.runs)
         return DiagramGroup(
             path=shown,
-            name=self._below(shown, _shown(parent, self.runs)),
+            name=self._below(shown, parent),
             type=type_name(type(module), "bertscope"),
             copies=self._copies_of(path),
-            parent=_shown(parent, self.runs),
+            parent=parent,
         )
 
     def _below(self, path: str, group: str) -> str:
@@ -228,11 +264,6 @@ class _Report:
         is_layer = path.rpartition(".")[0].endswith("encoder.layer") and path != self.scope
         return len(self.runs[layers.first]) if is_layer and layers else 1
 
-    def _indexed(self, name: str) -> str:
-        """Return `past_key_values[0-11][0]` for an input of equal layers."""
-        return re.sub(r"^(past_key_values)\[(\d+)\]", lambda found: f"{found[1]}[{self.runs[int(found[2])]}]", name)
-
-    def _view(self, view: str) -> str:
-        """Return `[0-11]` for the row of `head_mask` of equal layers."""
-        found = re.fullmatch(r"\[(\d+)\]", view)
-        return f"[{self.runs[int(found[1])]}]" if found else view
+    def _numbered(self, text: str) -> str:
+        """Return `past_key_values[0-11][0]` for an input of equal layers, `[0-11]` for their row of `head_mask`."""
+        return re.sub(r"^(past_key_values|)\[(\d+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, sentence
+from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
@@ -92,7 +92,8 @@ class _Walk:
         if symbols is None:
             return None
         numbers = re.sub(r"[a-z_]+", lambda name: str(self.values[name[0]]), symbols)
-        return Formula(symbols=_times(symbols), numbers=_times(numbers), value=_value(numbers))
+        shown, shown_numbers = (text.replace(" * ", " x ") for text in (symbols, numbers))
+        return Formula(symbols=shown, numbers=shown_numbers, value=_value(numbers))
 
     def step(
         self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
@@ -100,7 +101,6 @@ class _Walk:
     ) -> Step:  # fmt: skip
         """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
-        in_layer = group == "layer"
         return Step(
             group=group,
             name=keras,
@@ -110,8 +110,8 @@ class _Walk:
             output=output,
             params=self.formula(params),
             flops=self.formula(flops),
-            copies=self.layers if in_layer else 1,
-            sentence=sentence(key, self.language),
+            copies=self.layers if group == "layer" else 1,
+            sentence=SENTENCES[key][LANGUAGES.index(self.language)],
         )
 
     def steps(self) -> Iterator[Step]:
@@ -122,74 +122,62 @@ class _Walk:
         architecture = self.source.architecture
         pooled: Dims = (self.batch, "hidden_size")
         if getattr(CLASSES[architecture], "add_pooling_layer", self.source.add_pooling_layer):
-            names = ("Pooler-Dense", "pooler.dense", "bert/pooler/dense")
             flops = f"2 * {self.batch} * hidden_size * hidden_size"
+            names = _names("Pooler-Dense", "pooler.dense")
             yield self.step("pooler", "pooler", names, (self.hidden,), pooled, SQUARE, flops)
         yield from self.head(architecture, pooled)
 
     def embeddings(self) -> Iterator[Step]:
         """Yield the steps from the ids to the normalised sum of the three vectors."""
-        hf, tf, group = "embeddings", "bert/embeddings", "embeddings"
-        yield self.step("input_token", group, ("Input-Token", "", "input_ids"), (), self.tokens)
-        yield self.step("input_segment", group, ("Input-Segment", "", "token_type_ids"), (), self.tokens)
-        names = ("Embedding-Token", f"{hf}.word_embeddings", f"{tf}/word_embeddings")
-        yield self.step("embedding_token", group, names, (self.tokens,), self.hidden, "vocab_size * hidden_size")
-        names = ("Embedding-Segment", f"{hf}.token_type_embeddings", f"{tf}/token_type_embeddings")
-        yield self.step("embedding_segment", group, names, (self.tokens,), self.hidden, "type_vocab_size * hidden_size")
-        names = ("Embedding-Token-Segment", hf, tf)
-        yield self.step("embedding_add", group, names, (self.hidden, self.hidden), self.hidden)
-        names = ("Embedding-Position", f"{hf}.position_embeddings", f"{tf}/position_embeddings")
+        tokens, hidden = self.tokens, self.hidden
         is_absolute = self.config.position_embedding_type == "absolute"
-        key = "embedding_position" if is_absolute else "embedding_position_unused"
-        yield self.step(key, group, names, (self.hidden,), self.hidden, "max_position_embeddings * hidden_size")
-        names = ("Embedding-Norm", f"{hf}.LayerNorm", f"{tf}/LayerNorm")
-        yield self.step("norm", group, names, (self.hidden,), self.hidden, NORM)
-        yield self.step(
-            "dropout", group, ("Embedding-Dropout", f"{hf}.dropout", f"{tf}/dropout"), (self.hidden,), self.hidden
-        )
+        position = "embedding_position" if is_absolute else "embedding_position_unused"
+        yield self.step("input_token", "embeddings", ("Input-Token", "", "input_ids"), (), tokens)
+        yield self.step("input_segment", "embeddings", ("Input-Segment", "", "token_type_ids"), (), tokens)
+        for key, name, part, inputs, params in (
+            ("embedding_token", "Token", ".word_embeddings", (tokens,), "vocab_size * hidden_size"),
+            ("embedding_segment", "Segment", ".token_type_embeddings", (tokens,), "type_vocab_size * hidden_size"),
+            ("embedding_add", "Token-Segment", "", (hidden, hidden), None),
+            (position, "Position", ".position_embeddings", (hidden,), "max_position_embeddings * hidden_size"),
+            ("norm", "Norm", ".LayerNorm", (hidden,), NORM),
+            ("dropout", "Dropout", ".dropout", (hidden,), None),
+        ):
+            yield self.step(key, "embeddings", _names(f"Embedding-{name}", f"embeddings{part}"), inputs, hidden, params)
 
     def layer(self) -> Iterator[Step]:
         """Yield the steps of one layer, which represents all."""
         pairs = {"absolute": 0, "relative_key": 1, "relative_key_query": 2}[self.config.position_embedding_type]
         distances = " + (2 * max_position_embeddings - 1) * head_size" if pairs else ""
-        products = self._attention_flops(2 + pairs)
-        yield from self._block(
-            "attention", "attention", "MultiHeadSelfAttention", f"4 * ({SQUARE}){distances}", products
-        )
+        dense = ".{self,output.dense}"
+        params, flops = f"4 * ({SQUARE})", self._attention_flops(2 + pairs)
+        yield from self._block("attention", ".attention", dense, "MultiHeadSelfAttention", params + distances, flops)
         if self.config.add_cross_attention:
             runs = self.source.architecture in ("BertModel", "BertForMaskedLM", "BertLMHeadModel")
-            flops = self._attention_flops(2) if runs else None
+            crossed = self._attention_flops(2) if runs else None
             yield from self._block(
-                "cross_attention", "crossattention", "MultiHeadCrossAttention", f"4 * ({SQUARE})", flops
+                "cross_attention", ".crossattention", dense, "MultiHeadCrossAttention", params, crossed
             )
         params = (
             "(hidden_size * intermediate_size + intermediate_size) + (intermediate_size * hidden_size + hidden_size)"
         )
         flops = f"{self.batch} * seq * 2 * 2 * hidden_size * intermediate_size"
-        yield from self._block("feed_forward", "", "FeedForward", params, flops)
+        yield from self._block("feed_forward", "", ".{intermediate,output}.dense", "FeedForward", params, flops)
 
     def _attention_flops(self, products: int) -> str:
         """Return the FLOPs of four dense layers and of `products` attention products over `seq` positions."""
         return f"{self.batch} * seq * (4 * 2 * hidden_size * hidden_size + {products} * 2 * seq * hidden_size)"
 
-    def _block(self, key: str, module: str, keras: str, params: str, flops: str | None) -> Iterator[Step]:
+    def _block(self, key: str, module: str, dense: str, keras: str, params: str, flops: str | None) -> Iterator[Step]:
         """Yield an attention or a feed-forward with its dropout, addition and LayerNorm."""
-        hf, tf = f"encoder.layer.{self.range}", f"bert/encoder/layer_{self.range}"
-        name = f"Transformer-{self.range}-{keras}"
-        output = f"{hf}.{module}.output" if module else f"{hf}.output"
-        tf_output = f"{tf}/{module}/output" if module else f"{tf}/output"
-        path = f"{hf}.{module}.{{self,output.dense}}" if module else f"{hf}.{{intermediate,output}}.dense"
-        tf_name = (
-            f"{tf}/{module}/{{self/query,self/key,self/value,output/dense}}"
-            if module
-            else f"{tf}/{{intermediate,output}}/dense"
-        )
-        yield self.step(key, "layer", (name, path, tf_name), (self.hidden,), self.hidden, params, flops)
-        names = (f"{name}-Dropout", f"{output}.dropout", f"{tf_output}/dropout")
-        yield self.step("dropout", "layer", names, (self.hidden,), self.hidden)
-        yield self.step("add", "layer", (f"{name}-Add", output, tf_output), (self.hidden, self.hidden), self.hidden)
-        names = (f"{name}-Norm", f"{output}.LayerNorm", f"{tf_output}/LayerNorm")
-        yield self.step("norm", "layer", names, (self.hidden,), self.hidden, NORM)
+        name, path = f"Transformer-{self.range}-{keras}", f"encoder.layer.{self.range}{module}"
+        hidden = self.hidden
+        yield self.step(key, "layer", _names(name, path + dense), (hidden,), hidden, params, flops)
+        for following, end, part, inputs, own in (
+            ("dropout", "Dropout", ".dropout", (hidden,), None),
+            ("add", "Add", "", (hidden, hidden), None),
+            ("norm", "Norm", ".LayerNorm", (hidden,), NORM),
+        ):
+            yield self.step(following, "layer", _names(f"{name}-{end}", f"{path}.output{part}"), inputs, hidden, own)
 
     def head(self, architecture: str, pooled: Dims) -> Iterator[Step]:
         """Yield the steps of the head."""
@@ -214,8 +202,10 @@ class _Walk:
             yield self.step("classifier", "head", names, (given,), out, f"hidden_size * {labels} + {labels}", flops)
 
 
-def _times(formula: str) -> str:
-    return formula.replace(" * ", " x ")
+def _names(keras: str, path: str) -> tuple[str, str, str]:
+    """Return the names of a step of the body; that of TensorFlow follows from the path of Hugging Face."""
+    tf_name = path.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
+    return keras, path, f"bert/{tf_name}"
 
 
 def _value(numbers: str) -> int:

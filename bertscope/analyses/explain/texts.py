@@ -130,8 +130,3 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ),
     ),
 }
-
-
-def sentence(key: str, language: str) -> str:
-    """Return the sentence of a step in that language."""
-    return SENTENCES[key][LANGUAGES.index(language)]

@@ -18,7 +18,8 @@ def conventions(
     report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
 ) -> Iterator[Convention]:
     """Yield every convention that applies to this model and mode; closed forms need a BertConfig."""
-    total, training = report.rows[0].total, report.mode == "training"
+    total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
+    passes = 3 if training else 1  # forward, and backward as twice the forward
     yield Convention(
         name="torch",
         value=total.matmul_flops,
@@ -33,10 +34,9 @@ def conventions(
         how="matrix products alone, a multiply-add is 1",
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )
-    forward = report.rows[0].forward
     yield Convention(
         name="calflops",
-        value=(3 if training else 1) * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
+        value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
         unit="FLOPs",
         how="a multiply-add is 2, LayerNorm 5 and softmax 1 an element, GELU and additions not seen"
         + ("; backward is 2 x forward, whatever is frozen" if training else ""),
@@ -67,7 +67,7 @@ def conventions(
         )
     yield Convention(
         name="palm",
-        value=batch * seq * palm_per_token(config, distinct_params, seq, training=training),
+        value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
         how=("6 N + 12 L H Q T" if training else "2 N + 4 L H Q T, a third of a training step's,")
         + f" a token, with N = {distinct_params:,} parameters, embeddings included",
@@ -78,12 +78,6 @@ def conventions(
 def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
     """Return the weighted elements of the operators of forward."""
     return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
-
-
-def palm_per_token(config: BertConfig, params: int, seq: int, *, training: bool) -> int:
-    """Return 6N + 12LHQT for a training step, and a third of it for inference."""
-    forward = 2 * params + 4 * config.num_hidden_layers * config.hidden_size * seq
-    return 3 * forward if training else forward
 
 
 def electra_forward(config: BertConfig, seq: int, *, training: bool) -> float:

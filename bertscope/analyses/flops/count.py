@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node, fold, read
+from bertscope.analyses.modules.module_tree import Node, fold, noted, read, tensors_of
 from bertscope.analyses.modules.repeat import Repeated
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import on_meta
@@ -22,16 +23,7 @@ MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 
-def flops(
-    module: nn.Module,
-    inputs: Any,
-    *,
-    mode: str = "inference",
-    name: str | None = None,
-    checkpointing: str = NONE,
-    batch: int | None = None,
-    seq: int | None = None,
-) -> FlopsReport:
+def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str | None = None) -> FlopsReport:
     """Count the work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
 
     The module runs on meta tensors, which compute and allocate nothing; a module that cannot run on meta runs on its
@@ -40,48 +32,55 @@ def flops(
     """
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    losses: list[str] = []
-    recorded = _recorded(module, inputs, mode == "training", losses)
-    return flops_report(module, recorded, mode, name=name, checkpointing=checkpointing, batch=batch, seq=seq,
-                  loss=losses[-1] if losses else "")  # fmt: skip
+    recorded, loss = _recorded(module, inputs, mode == "training")
+    return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 
-def _recorded(module: nn.Module, inputs: Any, training: bool, losses: list[str]) -> Trace:
-    args, kwargs = arguments(inputs)
-    meta_args, meta_kwargs = on_meta((args, kwargs))
+def _recorded(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+    """Run the module on meta, or on its own tensors, and return the same as `run_as_it_is`."""
+    args, kwargs = on_meta(arguments(inputs))
     state = _meta_state(module)
 
     def call() -> Any:
         """Run the module on meta; with `tie_weights`, `functional_call` would not restore a module with two paths."""
-        return torch.func.functional_call(module, state, meta_args, meta_kwargs, tie_weights=False)
+        return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     try:
-        return trace(module, lambda: _step(call, training, losses))
+        return _step(module, call, training)
     except (RuntimeError, NotImplementedError):
-        if all(tensor.is_meta for tensor in state.values()) and not any(p.is_meta for p in module.parameters()):
-            return trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
-        raise
+        if any(parameter.is_meta for parameter in module.parameters()):
+            raise
+        return run_as_it_is(module, inputs, training)
 
 
-def _step(forward: Callable[[], Any], training: bool, losses: list[str]) -> None:
-    with torch.set_grad_enabled(training):
-        output = forward()
-    if training:
-        loss, what = loss_of(output)
-        losses.append(what)
+def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+    """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
+    args, kwargs = arguments(inputs)
+    return _step(module, lambda: module(*args, **kwargs), training)
+
+
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tuple[Trace, str]:
+    def step() -> str:
+        with torch.set_grad_enabled(training):
+            output = forward()
+        if not training:
+            return ""
+        loss, name = loss_of(output)
         loss.backward()
+        return name
+
+    return trace(module, step)
 
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return a meta tensor for every tensor, by the first path of its module; shared tensors stay shared."""
-    held = [
-        (f"{path}.{name}".lstrip("."), tensor)
+    held = {
+        f"{path}.{name}".lstrip("."): tensor
         for path, inner in module.named_modules()
-        for name, tensor in (*inner._parameters.items(), *inner._buffers.items())
-        if tensor is not None
-    ]
-    alike = {id(tensor): _meta_like(tensor) for _, tensor in held}
-    return {path: alike[id(tensor)] for path, tensor in held}
+        for name, tensor, _ in tensors_of(inner)
+    }
+    alike = {id(tensor): _meta_like(tensor) for tensor in held.values()}
+    return {path: alike[id(tensor)] for path, tensor in held.items()}
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,110 +88,68 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flops_report(
-    module: nn.Module,
-    recorded: Trace,
-    mode: str,
-    *,
-    name: str | None,
-    checkpointing: str,
-    batch: int | None,
-    seq: int | None,
-    loss: str,
-    tree: Repeated | None = None,
+    module: nn.Module, recorded: Trace, name: str | None, tree: Repeated | None = None, **about: Any
 ) -> FlopsReport:
-    """Return the report on a recorded run; `tree` counts more layers than ran."""
+    """Return the report on a recorded run; `tree` counts more layers than ran, `about` has the other fields."""
     tree = tree or Repeated(work_tree(module, recorded))
-    whole = sum(work.matmul_flops for work in _subtree(tree.root))
     return FlopsReport(
         subject=subject(module, name),
-        mode=mode,
-        checkpointing=checkpointing,
-        batch=batch,
-        seq=seq,
-        rows=tuple(_rows(tree.root, whole or 1)),
+        rows=tuple(_rows(tree.root)),
         operators=_operators(recorded, tree),
-        loss=loss,
         traced_layers=tree.ran if tree.path else None,
+        **about,
     )
 
 
 def work_tree(module: nn.Module, recorded: Trace) -> Node:
-    """Return the module tree with the work of each module as its note, so that modules with equal work fold."""
-    return fold(_noted(read(module), _own_work(recorded)))
-
-
-def _own_work(recorded: Trace) -> dict[str, dict[str, Work]]:
-    """Return the work of each module itself, by path and phase."""
-    own: dict[str, dict[str, Work]] = {}
+    """Return the module tree with the work of each module itself, by phase, as its note."""
+    own: dict[str, list[Work]] = defaultdict(lambda: [Work()] * len(PHASES))
     for (path, phase, _), calls in recorded.calls.items():
-        phases = own.setdefault(path, {})
-        phases[phase] = phases.get(phase, Work()) + calls.work
-    return own
+        own[path][PHASES.index(phase)] += calls.work
+    return fold(noted(read(module), lambda node: own[node.path]))
 
 
-def _noted(node: Node, own: dict[str, dict[str, Work]]) -> Node:
-    phases = own.get(node.path, {}) if node.same_as is None else {}
-    return replace(
-        node,
-        note=tuple(phases.get(phase, Work()) for phase in PHASES),
-        children=tuple(_noted(child, own) for child in node.children),
-    )
+def _subtree(node: Node) -> list[Work]:
+    """Return the work in each phase at and below one copy of the node."""
+    works: list[Work] = node.note
+    for child in node.children:
+        works = [own + below * child.copies for own, below in zip(works, _subtree(child), strict=True)]
+    return works
 
 
-def _subtree(node: Node) -> tuple[Work, Work, Work]:
-    """Return the forward, backward and recomputation work at and below one copy of the node."""
-    own: Sequence[Work] = node.note if isinstance(node.note, tuple) else (Work(),) * 3
-    below = [_subtree(child) for child in node.children]
-    sums = [
-        sum((works[phase] * child.copies for child, works in zip(node.children, below, strict=True)), own[phase])
-        for phase in range(3)
-    ]
-    return sums[0], sums[1], sums[2]
-
-
-def _rows(node: Node, whole: int, depth: int = 0, copies: int = 1, is_last: bool = True) -> Iterator[FlopsRow]:
-    copies *= node.copies
-    forward, backward, recompute = (work * copies for work in _subtree(node))
-    total = forward + backward + recompute
-    yield FlopsRow(
-        name=node.name,
-        path=node.path,
-        type=node.type,
-        depth=depth,
-        copies=copies,
-        is_last=is_last,
-        forward=forward,
-        backward=backward,
-        recompute=recompute,
-        total=total,
-        macs=total.macs,
-        intensity=total.intensity,
-        share=total.matmul_flops / whole,
-    )
-    for place, child in enumerate(node.children, start=1):
-        yield from _rows(child, whole, depth + 1, copies, place == len(node.children))
+def _rows(root: Node) -> Iterator[FlopsRow]:
+    whole = sum(work.matmul_flops for work in _subtree(root)) or 1
+    for node, depth, copies, is_last in root.rows():
+        forward, backward, recompute = (work * copies for work in _subtree(node))
+        total = forward + backward + recompute
+        yield FlopsRow(
+            name=node.name,
+            path=node.path,
+            type=node.type,
+            depth=depth,
+            copies=copies,
+            is_last=is_last,
+            forward=forward,
+            backward=backward,
+            recompute=recompute,
+            total=total,
+            macs=total.macs,
+            intensity=total.intensity,
+            share=total.matmul_flops / whole,
+        )
 
 
 def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
     found: dict[tuple[str, str], OperatorRow] = {}
     for (path, phase, operator), calls in recorded.calls.items():
-        times = tree.times(path)
         empty = OperatorRow(operator=operator, phase=phase, calls=0, role=calls.role, elements=0, work=Work())
         row = found.get((operator, phase), empty)
         found[operator, phase] = replace(
             row,
-            calls=row.calls + calls.calls * times[0] // times[1],
-            elements=row.elements + calls.elements * times[0] // times[1],
-            work=row.work + calls.work * times[0] // times[1],
+            calls=row.calls + tree.scaled(path, calls.calls),
+            elements=row.elements + tree.scaled(path, calls.elements),
+            work=row.work + tree.scaled(path, calls.work),
         )
     return tuple(
         sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
     )
-
-
-def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
-    """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
-    args, kwargs = arguments(inputs)
-    losses: list[str] = []
-    recorded = trace(module, lambda: _step(lambda: module(*args, **kwargs), training, losses))
-    return recorded, losses[-1] if losses else ""

@@ -71,8 +71,8 @@ class FlopsRun:
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = flops_report(model, recorded, self.mode, name=self.source.name, checkpointing=self.checkpointing,
-                      batch=batch, seq=seq, loss=loss, tree=tree)  # fmt: skip
+        made = flops_report(model, recorded, self.source.name, tree, mode=self.mode, checkpointing=self.checkpointing,
+                            batch=batch, seq=seq, loss=loss)  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
 
@@ -92,12 +92,12 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
 
 def distinct_params(run: FlopsRun) -> int:
     """Return the unique parameters of the whole model, from a model with few layers."""
-    root = None
+    tree = None
     if run.is_repetitive:
         few = fold(read(run.model(run.source.with_layers(RAN))))
-        root = repeated(few, run.source.layer_path, run.source.layers)
-    held = root.root.params if root else read(run.model(run.source)).params
-    return sum(tensor.distinct_numel for tensor in held)
+        tree = repeated(few, run.source.layer_path, run.source.layers)
+    root = tree.root if tree else read(run.model(run.source))
+    return sum(held.distinct_numel for held in root.params)
 
 
 def sweep_point(found: FlopsReport) -> SweepPoint:

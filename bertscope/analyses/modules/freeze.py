@@ -17,7 +17,8 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
     """
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
-        chosen = [parameter for path, parameter in named if _matches(path, pattern)]
+        forms = (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*")
+        chosen = [parameter for path, parameter in named if any(fnmatchcase(path, form) for form in forms)]
         if not chosen:
             tops = sorted({path.split(".")[0] for path, _ in named})
             raise SelectionError(
@@ -26,7 +27,3 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
             )
         for parameter in chosen:
             parameter.requires_grad_(False)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return any(fnmatchcase(path, form) for form in (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"))

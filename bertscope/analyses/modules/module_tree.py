@@ -9,15 +9,14 @@ Counting rules, the same for every module:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written
 from bertscope.torch_access import nn, torch
-
-_UNKNOWN = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +42,6 @@ class Held:
         """Return the elements that it adds to the sum of unique tensors."""
         return 0 if self.tied_to else self.numel
 
-    def likeness(self, base: str) -> tuple[object, ...]:
-        """Return the name and all fields except the path; a tie to a tensor below `base` is relative to `base`."""
-        return (self.path.rsplit(".", 1)[-1], self.shape, self.itemsize, self.is_parameter, self.trainable,
-                self.counts, _seen_from(base, self.tied_to))  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -61,17 +55,12 @@ class Node:
     copies: int = 1
     is_list: bool = False
     same_as: str | None = None
-    note: object = None  # data of an analysis on the module itself; equal for modules that fold
+    note: Any = None  # data of an analysis on the module itself; equal for modules that fold
 
     @cached_property
-    def likeness(self) -> tuple[object, ...]:
-        """Return a value that is equal for modules that differ only in their path."""
-        return self._likeness(self.path)
-
-    def _likeness(self, base: str) -> tuple[object, ...]:
-        children = tuple((child.name, child.copies, child._likeness(base)) for child in self.children)
-        held = tuple(held.likeness(base) for held in self.held)
-        return (self.type, held, _seen_from(base, self.same_as), self.note, children)
+    def likeness(self) -> Node:
+        """Return a node that is equal for modules that differ only in their path and number of copies."""
+        return replace(moved(self, self.path, ""), name="", copies=1)
 
     def all_held(self) -> Iterator[Held]:
         """Yield every tensor at and below one copy, once for each copy below."""
@@ -87,75 +76,64 @@ class Node:
 
     def descend(self, path: str) -> Node | None:
         """Return the node at `path` below this one, or None."""
-        node: Node | None = self
-        for name in path.split("."):
-            node = next((child for child in node.children if child.name == name), None) if node else None
-        return node
+        wanted = _join(self.path, path)
+        return next((node for node in self.walk() if node.path == wanted), None)
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and all below it, parents first."""
-        yield self
+        return (node for node, *_ in self.rows())
+
+    def rows(self, depth: int = 0, copies: int = 1, is_last: bool = True) -> Iterator[tuple[Node, int, int, bool]]:
+        """Yield the same nodes, each with its depth, its copies in all, and True for the last child of its parent."""
+        copies *= self.copies
+        yield self, depth, copies, is_last
         for child in self.children:
-            yield from child.walk()
+            yield from child.rows(depth + 1, copies, child is self.children[-1])
 
 
 def read(model: nn.Module) -> Node:
     """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it."""
-    return _Reader(model).node(model, "", "")
+    return _node(model, "", "", {}, _homes(model))
 
 
-class _Reader:
-    """A reader of one model, with the first paths of the modules read so far and of all tensors."""
+def _node(module: nn.Module, name: str, path: str, met: dict[int, str], homes: dict[int, str]) -> Node:
+    """Return the node of a module; `met` has the first paths of the modules read so far, `homes` those of tensors."""
+    kind = type(module).__name__
+    first = met.setdefault(id(module), path)
+    if first != path:
+        return Node(name=name, path=path, type=kind, same_as=first)
+    children = tuple(
+        _node(child, child_name, _join(path, child_name), met, homes)
+        for child_name, child in module._modules.items()
+        if child is not None
+    )
+    held, is_list = tuple(_held(module, path, homes)), isinstance(module, nn.ModuleList)
+    return Node(name=name, path=path, type=kind, held=held, children=children, is_list=is_list)
 
-    def __init__(self, model: nn.Module) -> None:
-        self.met: dict[int, str] = {}
-        self.homes = _homes(model)
 
-    def node(self, module: nn.Module, name: str, path: str) -> Node:
-        """Return the node of a module, with all nodes below it."""
-        kind = type(module).__name__
-        if id(module) in self.met:
-            return Node(name=name, path=path, type=kind, same_as=self.met[id(module)])
-        self.met[id(module)] = path
-        children = tuple(
-            self.node(child, child_name, _join(path, child_name))
-            for child_name, child in module._modules.items()
-            if child is not None
+def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]:
+    below = _held_below(module)
+    first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
+    for name, tensor, is_parameter in tensors_of(module):
+        address, home = _join(path, name), homes[id(tensor)]
+        is_first = first_names.setdefault(id(tensor), name) == name
+        unknown = nn.parameter.is_lazy(tensor)
+        yield Held(
+            path=address,
+            shape=None if unknown else tuple(tensor.shape),
+            numel=0 if unknown else tensor.numel(),
+            itemsize=tensor.dtype.itemsize,
+            is_parameter=is_parameter,
+            trainable=is_parameter and tensor.requires_grad,
+            counts=home == address or (is_first and id(tensor) not in below),
+            tied_to=None if home == address else home,
         )
-        held = tuple(self._held(module, path))
-        return Node(
-            name=name, path=path, type=kind, held=held, children=children, is_list=isinstance(module, nn.ModuleList)
-        )
 
-    def _held(self, module: nn.Module, path: str) -> Iterator[Held]:
-        below = _held_below(module)
-        for is_parameter, tensors in ((True, module._parameters), (False, module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                address = _join(path, name)
-                is_home = self.homes[id(tensor)] == address
-                unknown = isinstance(tensor, _UNKNOWN)
-                yield Held(
-                    path=address,
-                    shape=None if unknown else tuple(tensor.shape),
-                    numel=0 if unknown else tensor.numel(),
-                    itemsize=tensor.dtype.itemsize,
-                    is_parameter=is_parameter,
-                    trainable=is_parameter and tensor.requires_grad,
-                    counts=is_home or (id(tensor) not in below and not self._twice_here(module, tensor, name)),
-                    tied_to=None if is_home else self.homes[id(tensor)],
-                )
 
-    @staticmethod
-    def _twice_here(module: nn.Module, tensor: torch.Tensor, name: str) -> bool:
-        """Return True if the same layer also holds the tensor under an earlier name."""
-        for other, held in (*module._parameters.items(), *module._buffers.items()):
-            if other == name:
-                return False
-            if held is tensor:
-                return True
-        return False
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
+    for tensors, is_parameter in ((module._parameters, True), (module._buffers, False)):
+        yield from ((name, tensor, is_parameter) for name, tensor in tensors.items() if tensor is not None)
 
 
 def _homes(model: nn.Module) -> dict[int, str]:
@@ -163,8 +141,8 @@ def _homes(model: nn.Module) -> dict[int, str]:
     homes: dict[int, str] = {}
     for path, module in model.named_modules():
         below = _held_below(module)
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and id(tensor) not in below:
+        for name, tensor, _ in tensors_of(module):
+            if id(tensor) not in below:
                 homes.setdefault(id(tensor), _join(path, name))
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         homes.setdefault(id(tensor), path)  # every module of a cycle holds it
@@ -173,31 +151,30 @@ def _homes(model: nn.Module) -> dict[int, str]:
 
 def _held_below(module: nn.Module) -> frozenset[int]:
     """Return the ids of the tensors held by modules below this one; none if it holds no tensor itself."""
-    if not module._modules or not (module._parameters or module._buffers):
+    if not any(tensors_of(module)):
         return frozenset()
-    below = {inner for child in module._modules.values() if child is not None for inner in child.modules()}
-    return frozenset(
-        id(tensor)
-        for inner in below - {module}  # a child may hold its parent
-        for tensor in (*inner._parameters.values(), *inner._buffers.values())
-        if tensor is not None
-    )
+    below = (inner for inner in module.modules() if inner is not module)  # a child may hold its parent
+    return frozenset(id(tensor) for inner in below for _, tensor, _ in tensors_of(inner))
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def noted(node: Node, note: Callable[[Node], object]) -> Node:
+    """Return the tree with a note on each module, so that only modules with equal notes fold."""
+    return replace(node, note=note(node), children=tuple(noted(child, note) for child in node.children))
+
+
 def fold(node: Node) -> Node:
     """Return the same tree with equal, consecutively numbered neighbours as one node: `0-11`, 12 copies."""
-    folded: list[Node] = []
+    runs: list[list[Node]] = []
     for child in map(fold, node.children):
-        last = folded[-1] if folded else None
-        if last and _continues(last, child):
-            folded[-1] = replace(last, copies=last.copies + 1)
+        if runs and _continues(runs[-1], child):
+            runs[-1].append(child)
         else:
-            folded.append(child)
-    return replace(node, children=tuple(_named(child) for child in folded))
+            runs.append([child])
+    return replace(node, children=tuple(_named(replace(run[0], copies=len(run))) for run in runs))
 
 
 def row_paths(model: nn.Module) -> dict[str, str]:
@@ -205,11 +182,11 @@ def row_paths(model: nn.Module) -> dict[str, str]:
     return {path: row.path for row in fold(read(model)).walk() for path in expand(row.path)}
 
 
-def _continues(last: Node, child: Node) -> bool:
-    number, first = number_of(child.name), number_of(last.name)
+def _continues(run: list[Node], child: Node) -> bool:
+    number, first = number_of(child.name), number_of(run[0].name)
     if number is None or first is None or child.same_as is not None:
         return False
-    return number == first + last.copies and last.likeness == child.likeness
+    return number == first + len(run) and run[0].likeness == child.likeness
 
 
 def _named(node: Node) -> Node:
@@ -218,12 +195,11 @@ def _named(node: Node) -> Node:
     numbers = written(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
     if numbers == node.name:
         return node
-    first = node.path
-    shown = first[: len(first) - len(node.name)] + numbers
-    return replace(_moved(node, first, shown), name=numbers)
+    return replace(moved(node, node.path, node.path.removesuffix(node.name) + numbers), name=numbers)
 
 
-def _moved(node: Node, old: str, new: str) -> Node:
+def moved(node: Node, old: str, new: str) -> Node:
+    """Return a node at or below the path `old` with its paths below `new`."""
     return replace(
         node,
         path=new + node.path[len(old) :],
@@ -232,13 +208,9 @@ def _moved(node: Node, old: str, new: str) -> Node:
             for held in node.held
         ),
         same_as=_renamed(node.same_as, old, new),
-        children=tuple(_moved(child, old, new) for child in node.children),
+        children=tuple(moved(child, old, new) for child in node.children),
     )
 
 
 def _renamed(path: str | None, old: str, new: str) -> str | None:
     return new + path[len(old) :] if path is not None and path.startswith(f"{old}.") else path
-
-
-def _seen_from(base: str, path: str | None) -> str | None:
-    return path[len(base) :] if path is not None and base and path.startswith(f"{base}.") else path

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node
+from bertscope.analyses.modules.module_tree import Node, moved
 from bertscope.run_config import Checkpointing
 from bertscope.sources.model_source import ModelSource
 
@@ -40,9 +41,9 @@ class Repeated:
     ran: int = 1
     layers: int = 1
 
-    def times(self, path: str) -> tuple[int, int]:
-        """Return the numbers of layers that count and that ran, as a factor for the work of the module at `path`."""
-        return (self.layers, self.ran) if self.path and path.startswith(f"{self.path}.") else (1, 1)
+    def scaled(self, path: str, cost: Any) -> Any:
+        """Return what the module at `path` costs, as it ran, for all layers that count."""
+        return cost * self.layers // self.ran if self.path and path.startswith(f"{self.path}.") else cost
 
 
 def repeated(root: Node, path: str, layers: int) -> Repeated | None:
@@ -50,19 +51,12 @@ def repeated(root: Node, path: str, layers: int) -> Repeated | None:
     found = equal_layers(root, path)
     if len(found) != 1:
         return None
+    (layer,) = found
 
     def change(node: Node) -> Node:
-        """Return the node, with `layers` layers at `path` if that is at or below it."""
         if node.path != path:
             return replace(node, children=tuple(map(change, node.children)))
-        return replace(node, children=(_renumbered(found[0], f"{path}.0-{layers - 1}", layers),))
+        name = f"0-{layers - 1}"
+        return replace(node, children=(replace(moved(layer, layer.path, f"{path}.{name}"), name=name, copies=layers),))
 
-    return Repeated(change(root), path, found[0].copies, layers)
-
-
-def _renumbered(layer: Node, new: str, layers: int) -> Node:
-    def moved(node: Node) -> Node:
-        """Return the node under its new path."""
-        return replace(node, path=new + node.path[len(layer.path) :], children=tuple(map(moved, node.children)))
-
-    return replace(moved(layer), name=new.rpartition(".")[2], copies=layers)
+    return Repeated(change(root), path, layer.copies, layers)

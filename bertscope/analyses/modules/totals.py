@@ -45,10 +45,11 @@ def totals(root: Node, dtype: str | None) -> Totals:
 def ties(root: Node) -> tuple[Tie, ...]:
     """Return every further path of a tensor or module that has several."""
     found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to]
-    params_at = {node.path: sum(held.layer_numel for held in node.params) for node in root.walk()}
-    for node in root.walk():
+    nodes = {node.path: node for node in root.walk()}
+    for node in nodes.values():
         if node.same_as is not None:
-            found.append(Tie(path=node.path, is_path=node.same_as, params=params_at[node.same_as]))
+            params = sum(held.layer_numel for held in nodes[node.same_as].params)
+            found.append(Tie(path=node.path, is_path=node.same_as, params=params))
     return tuple(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.flops.sweep import FlopsRun
@@ -12,7 +11,6 @@ from bertscope.config import RULES
 from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import in_order, runs
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
-from bertscope.reports.params import CountReport
 from bertscope.sources.model_source import ModelSource
 
 # Fields of a config.json that have no effect on the model.
@@ -25,8 +23,8 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one.
     """
-    one, other = _side(a), _side(b)
-    flops = [FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b)]
+    one, other = _Side(a), _Side(b)
+    flops_a, flops_b = (FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b))
     return DiffReport(
         a=one.report.subject,
         b=other.report.subject,
@@ -36,18 +34,19 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
         totals_b=other.report.totals,
         batch=batch,
         seq=seq,
-        forward_flops_a=flops[0],
-        forward_flops_b=flops[1],
+        forward_flops_a=flops_a,
+        forward_flops_b=flops_b,
     )
 
 
-@dataclass(frozen=True)
 class _Side:
     """One of the two models, its parameters, and the prefix of its paths."""
 
-    source: ModelSource
-    report: CountReport
-    prefix: str
+    def __init__(self, source: ModelSource) -> None:
+        model = source.build()
+        self.source = source
+        self.report = count(model, by="parameter", name=source.name)
+        self.prefix = f"{getattr(model, 'base_model_prefix', 'bert')}."
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in its file, with the values of the built model."""
@@ -58,13 +57,6 @@ class _Side:
         """Return shape and number of elements by path; each tied tensor under its first path only."""
         rows = [row for row in self.report.rows if row.tied_to is None]
         return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
-
-
-def _side(source: ModelSource) -> _Side:
-    model = source.build()
-    return _Side(
-        source, count(model, by="parameter", name=source.name), f"{getattr(model, 'base_model_prefix', 'bert')}."
-    )
 
 
 def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import accumulate
 
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
@@ -18,7 +19,7 @@ from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Held, fold, read
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.shapes import InOut, shapes
+from bertscope.analyses.tracing.trace import InOut, shapes
 from bertscope.model import BertPreTrainedModel
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
@@ -46,13 +47,11 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
     run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)
-    report = with_work(
-        report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
-    )
+    batch, seq = run_config.batch, run_config.seq
+    report = with_work(report, run.at(batch, seq), shapes(model.eval(), batch, seq))
     yield report
-    yield with_memory(
-        report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER))[0]
-    )
+    step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
+    yield with_memory(report, MemoryTraces(source).trace(step)[0])
 
 
 def of_parameters(
@@ -75,14 +74,7 @@ def of_parameters(
 
 
 def _tensor(held: Held) -> HeldTensor:
-    return HeldTensor(
-        path=held.path,
-        shape=held.shape,
-        numel=held.numel,
-        is_parameter=held.is_parameter,
-        trainable=held.trainable,
-        tied_to=held.tied_to,
-    )
+    return HeldTensor(**{field.name: getattr(held, field.name) for field in fields(HeldTensor)})
 
 
 def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InOut]) -> ExploreReport:
@@ -94,7 +86,6 @@ def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InO
     }
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
         inputs, outputs = found.get(paths[0], ((), ()))
@@ -113,11 +104,10 @@ def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
     sums: Counter[str] = Counter()
     for found in kept_rows(trace, {}):
         kept[found.path].append(found)
-        for path in _at_and_above(found.path):
+        for path in {"", *accumulate(found.path.split("."), "{}.{}".format)}:  # the module and all around it
             sums[path] += found.kept_bytes
 
     def filled(row: ExploreRow) -> ExploreRow:
-        """The row with the sums over the modules that it represents."""
         paths = list(expand(row.module.path))
         own = [found for path in paths for found in kept.get(path, ())]
         return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))
@@ -135,8 +125,3 @@ def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
             row, path=path, tensors=before.tensors + row.tensors, kept_bytes=before.kept_bytes + row.kept_bytes
         )
     return tuple(sorted(found.values(), key=lambda row: -row.kept_bytes))
-
-
-def _at_and_above(path: str) -> Iterator[str]:
-    names = path.split(".") if path else []
-    yield from (".".join(names[:length]) for length in range(len(names) + 1))

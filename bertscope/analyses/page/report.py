@@ -12,9 +12,7 @@ from bertscope.analyses.memory.fit import Progress, fit_report
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
-from bertscope.model import BertPreTrainedModel
-from bertscope.reports.diagram import GraphReport
-from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.memory import FitReport
 from bertscope.reports.page import ModelPart, PageReport
 from bertscope.run_config import FULL, NONE, RunConfig
 from bertscope.sources.bert import BertSource
@@ -42,13 +40,19 @@ def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress
 
 
 def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
-    progress(f"{source.name}: parameters")
+    def say(text: str) -> None:
+        progress(f"{source.name}: {text}")
+
+    say("parameters")
     model = source.build()
     tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
     modules = tree(model, name=source.name)
-    progress(f"{source.name}: FLOPs")
+    say("FLOPs")
     lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
     sizes = tuple(dict.fromkeys((run.seq, *lengths)))
+    steps = [RunConfig(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
+    given = Given(batch=run.batch, seq=run.seq)
+    first = f"{source.layer_path}.0"
     return ModelPart(
         batch=run.batch,
         seq=run.seq,
@@ -56,35 +60,18 @@ def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
         tree=modules,
         flops=flops_model(FlopsRun(source=source), (run.batch,), sizes),
         training=flops_model(FlopsRun(source=source, mode="training"), (run.batch,), (run.seq,)),
-        memory=_memory(source, run, progress),
-        fit=_fit(source, run, lengths, progress),
-        forward=forward_diagram(model.eval(), "", name=source.name, given=_given(run)),
-        layer=_layer(model, source, run),
+        memory=estimate_report(source, steps, say),
+        fit=_fit(source, steps, lengths[-1] if lengths else run.seq, run.budget_bytes, say),
+        forward=forward_diagram(model, name=source.name, given=given),
+        layer=forward_diagram(model, first, name=source.name, given=given) if source.layers else None,
     )
 
 
-def _specs(run: PageRun) -> list[RunConfig]:
-    return [RunConfig(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
-
-
-def _memory(source: BertSource, run: PageRun, progress: Progress) -> MemoryReport:
-    return estimate_report(source, _specs(run), lambda text: progress(f"{source.name}: {text}"))
-
-
-def _fit(source: BertSource, run: PageRun, lengths: tuple[int, ...], progress: Progress) -> FitReport | None:
-    if run.budget_bytes is None:
+def _fit(
+    source: BertSource, steps: list[RunConfig], longest: int, budget_bytes: int | None, progress: Progress
+) -> FitReport | None:
+    if budget_bytes is None:
         return None
-    variants = [*_specs(run), *(replace(run_config, autocast=BF16.name) for run_config in _specs(run))]
-    ends = tuple(dict.fromkeys((min(128, lengths[-1] if lengths else run.seq), lengths[-1] if lengths else run.seq)))
-    return fit_report(
-        source, variants, ends, run.budget_bytes, progress=lambda text: progress(f"{source.name}: fit, {text}")
-    )
-
-
-def _given(run: PageRun) -> Given:
-    return Given(batch=run.batch, seq=run.seq)
-
-
-def _layer(model: BertPreTrainedModel, source: BertSource, run: PageRun) -> GraphReport | None:
-    path = f"{source.layer_path}.0"
-    return forward_diagram(model, path, name=source.name, given=_given(run)) if source.layers else None
+    variants = [*steps, *(replace(step, autocast=BF16.name) for step in steps)]
+    lengths = tuple(dict.fromkeys((min(128, longest), longest)))
+    return fit_report(source, variants, lengths, budget_bytes, progress=lambda text: progress(f"fit, {text}"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from bertscope.analyses.modules.module_tree import Held, Node, fold, read
+from bertscope.analyses.modules.module_tree import Held, Node, fold
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
-from bertscope.analyses.tracing.shapes import InOut, in_out, noted
+from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.errors import SelectionError
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow
@@ -15,17 +16,21 @@ from bertscope.torch_access import nn
 from bertscope.units import PRECISIONS
 
 BY = ("group", "layer", "module", "parameter")
-SORTS = ("model", "params", "path")
+SORTS: dict[str, Callable[[CountRow], Any]] = {
+    "model": lambda row: 0,
+    "params": lambda row: -row.params,
+    "path": lambda row: row.path,
+}
 
 # The parts of one transformer layer, and the modules of each. They differ from the modules of the code: as in the
 # paper, attention's output layer belongs to the attention, and its LayerNorm is a separate part.
 LAYER_PARTS = {
-    "self_attention": ("attention.self", "attention.output.dense"),
-    "attention_LayerNorm": ("attention.output.LayerNorm",),
-    "cross_attention": ("crossattention.self", "crossattention.output.dense"),
-    "cross_attention_LayerNorm": ("crossattention.output.LayerNorm",),
-    "feed_forward": ("intermediate.dense", "output.dense"),
-    "LayerNorm": ("output.LayerNorm",),
+    "self_attention": "attention.{self,output.dense}",
+    "attention_LayerNorm": "attention.output.LayerNorm",
+    "cross_attention": "crossattention.{self,output.dense}",
+    "cross_attention_LayerNorm": "crossattention.output.LayerNorm",
+    "feed_forward": "{intermediate.dense,output.dense}",
+    "LayerNorm": "output.LayerNorm",
 }
 # Short names of the rows outside the layers, by the end of their path.
 ROW_NAMES = {
@@ -58,12 +63,12 @@ def count(
 
     `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
-    as returned by `analyses.shapes`, adds the shapes of inputs and outputs.
+    as returned by `tracing.trace.shapes`, adds the shapes of inputs and outputs.
     """
     for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    root = noted(read(model), shapes or {})
+    root = read_with(model, shapes)
     shown = fold(root) if (by != "parameter" if folded is None else folded) else root
     sums = totals(root, dtype)
     rows = _Rows(sums.layer_params, dtype)
@@ -72,16 +77,10 @@ def count(
         subject=subject(model, name, dtype),
         by=by,
         totals=sums,
-        rows=_sorted(tuple(made[by](shown)), sort),
+        rows=tuple(sorted(made[by](shown), key=SORTS[sort])),
         ties=ties(root),
         unknown=unknown(root),
     )
-
-
-def _sorted(rows: tuple[CountRow, ...], sort: str) -> tuple[CountRow, ...]:
-    if sort == "params":
-        return tuple(sorted(rows, key=lambda row: -row.params))
-    return tuple(sorted(rows, key=lambda row: row.path)) if sort == "path" else rows
 
 
 class _Rows:
@@ -92,14 +91,7 @@ class _Rows:
         self.dtype = dtype
 
     def row(
-        self,
-        name: str,
-        path: str,
-        kind: str,
-        held: Iterable[Held],
-        copies: int = 1,
-        parts: tuple[CountRow, ...] = (),
-        nodes: Sequence[Node] = (),
+        self, name: str, path: str, kind: str, held: Iterable[Held], copies: int = 1, nodes: Sequence[Node] = ()
     ) -> CountRow:
         """Return one row from the tensors of one copy."""
         params = [item for item in held if item.is_parameter]
@@ -119,70 +111,55 @@ class _Rows:
             bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
             share=each * copies / self.layer_params if self.layer_params else 0.0,
             tied_to=", ".join(dict.fromkeys(tied)) or None,
-            inputs=in_out(nodes[0])[0] if nodes else (),
-            outputs=in_out(nodes[-1])[1] if nodes else (),
-            parts=parts,
+            inputs=nodes[0].note[0] if nodes else (),
+            outputs=nodes[-1].note[1] if nodes else (),
         )
 
     def by_group(self, root: Node) -> Iterator[CountRow]:
         """Yield the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
         for node, copies in _groups(root):
             if node.params:
-                yield self.row(node.name, node.path, node.type, node.params, copies, nodes=[node])
-        if any(held.is_parameter for held in root.held):
-            yield self.row("(own)", "", root.type, root.held)
+                yield self.row(node.name, node.path, node.type, node.params, copies, [node])
 
     def by_layer(self, root: Node) -> Iterator[CountRow]:
         """Yield the rows of the layers; a layer range is one row with parts."""
-        for node, copies, kind in _layer_nodes(root):
+        for node, copies, is_block in _layer_nodes(root):
             if node.params:
-                parts = tuple(self._parts(node, copies)) if kind == "block" else ()
-                held = node.held if kind == "own" else node.params
-                yield self.row(_row_name(node), node.path, node.type, held, copies, parts, [node])
+                row = self.row(_row_name(node), node.path, node.type, node.params, copies, [node])
+                yield replace(row, parts=tuple(self._parts(node, copies))) if is_block else row
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
         """Yield the named parts of a transformer layer, then its other parameters."""
         claimed: set[str] = set()
         is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
-        for name, places in LAYER_PARTS.items() if is_transformer else ():
+        for name, part in LAYER_PARTS.items() if is_transformer else ():
+            places = _places(part)
             nodes = [node for node in map(block.descend, places) if node is not None]
             if len(nodes) == len(places):
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{_with_common_start(places)}", kind, held, copies, nodes=nodes)
-        for node, within in _with_copies(block):
+                yield self.row(name, f"{block.path}.{part}", kind, held, copies, nodes)
+        for node, _, within, _ in block.rows():
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
+                name = node.path[len(block.path) + 1 :] or "(own)"
                 times = within // block.copies
-                yield self.row(_below(block, node), node.path, node.type, left * times, copies, nodes=[node])
+                yield self.row(name, node.path, node.type, left * times, copies, [node])
 
     def by_module(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every module that holds parameters itself."""
-        for node, copies in _with_copies(root):
-            if any(held.is_parameter and held.counts for held in node.held):
-                yield self.row(node.name, node.path, node.type, node.held, copies, nodes=[node])
+        for node, _, copies, _ in root.rows():
+            if _holds_own(node):
+                yield self.row(node.name, node.path, node.type, node.held, copies, [node])
 
     def by_parameter(self, root: Node) -> Iterator[CountRow]:
         """Yield a row for every path of every parameter, also for one that a layer below counts."""
-        for node, copies in _with_copies(root):
-            for held in (item for item in node.held if item.is_parameter):
-                share = held.numel * copies / self.layer_params if self.layer_params else 0.0
-                yield CountRow(
-                    name=held.path,
-                    path=held.path,
-                    type="Parameter",
-                    shapes=(held.shape,),
-                    copies=copies,
-                    each_params=held.numel,
-                    params=held.numel * copies,
-                    distinct_params=held.distinct_numel * copies,
-                    trainable_params=held.numel * copies if held.trainable else 0,
-                    bytes=held_bytes(held, self.dtype) * copies,
-                    share=share,
-                    in_layer_sum=held.counts,
-                    tied_to=held.tied_to,
-                )
+        for node, _, copies, _ in root.rows():
+            for held in node.held:
+                if held.is_parameter:
+                    row = self.row(held.path, held.path, "Parameter", [replace(held, counts=True)], copies)
+                    yield replace(row, in_layer_sum=held.counts)
 
 
 def _groups(root: Node) -> Iterator[tuple[Node, int]]:
@@ -190,40 +167,29 @@ def _groups(root: Node) -> Iterator[tuple[Node, int]]:
         names = {grandchild.name for grandchild in child.children}
         if {"embeddings", "encoder"} <= names:
             yield from ((grandchild, child.copies * grandchild.copies) for grandchild in child.children)
-            if any(held.is_parameter for held in child.held):
-                yield replace(child, children=()), child.copies
+            yield replace(child, children=()), child.copies
         else:
             yield child, child.copies
+    yield replace(root, name="(own)", children=(), note=((), ())), 1
 
 
-def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, str]]:
-    """Yield the nodes of rows, with copies and kind: blocks, whole subtrees, and containers with tensors."""
+def _layer_nodes(node: Node, copies: int = 1) -> Iterator[tuple[Node, int, bool]]:
+    """Yield the nodes of rows with their copies, containers without their parts; True for a block of a stack."""
     for child in node.children:
         times = copies * child.copies
-        if node.is_list and child.children:
-            yield child, times, "block"
-        elif not child.children or _row_name(child) in WHOLE:
-            yield child, times, "whole"
+        is_block = node.is_list and bool(child.children)
+        if is_block or not child.children or _row_name(child) in WHOLE:
+            yield child, times, is_block
         else:
             if _holds_own(child):
-                yield child, times, "own"
+                yield replace(child, children=()), times, False
             yield from _layer_nodes(child, times)
     if not node.path and _holds_own(node):
-        yield node, 1, "own"
+        yield replace(node, children=()), 1, False
 
 
 def _holds_own(node: Node) -> bool:
     return any(held.is_parameter and held.counts for held in node.held)
-
-
-def _with_copies(node: Node, copies: int = 1) -> Iterator[tuple[Node, int]]:
-    yield node, copies * node.copies
-    for child in node.children:
-        yield from _with_copies(child, copies * node.copies)
-
-
-def _below(block: Node, node: Node) -> str:
-    return node.path[len(block.path) + 1 :] or "(own)"
 
 
 def _row_name(node: Node) -> str:
@@ -236,10 +202,7 @@ def _row_name(node: Node) -> str:
     return path or "(own)"
 
 
-def _with_common_start(places: tuple[str, ...]) -> str:
-    """Return one text for several paths, such as `attention.{self,output.dense}`."""
-    if len(places) == 1:
-        return places[0]
-    first = places[0].split(".")[0]
-    common = f"{first}." if all(place.startswith(f"{first}.") for place in places) else ""
-    return common + "{" + ",".join(place[len(common) :] for place in places) + "}"
+def _places(part: str) -> list[str]:
+    """Return the paths that one text names, such as `attention.{self,output.dense}`."""
+    start, _, ends = part.partition("{")
+    return [start + end for end in ends.rstrip("}").split(",")]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_map, value_errors
+from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_leaves, tree_map, value_errors
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
@@ -31,40 +31,29 @@ def fake_tensors() -> Iterator[None]:
         log.disabled = before
 
 
-def fake_copy(module: nn.Module) -> Any:
-    """Return a copy of the module with a fake CPU tensor for each parameter and buffer; shared tensors stay shared.
+def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
+    """Return a copy of the module with an empty tensor for each parameter and buffer; shared tensors stay shared.
 
-    The caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
+    For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        memo[id(tensor)] = _fake(tensor)
+    memo = {id(tensor): _fake(tensor, device) for tensor in (*module.parameters(), *module.buffers())}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise SelectionError(f"{type(module).__name__} cannot be copied to be estimated: {error}") from None
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, device: str = "cpu") -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
-    like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
 
 
 def fake_like(tree: Any) -> Any:
     """Return the same structure with fake CPU tensors; a tensor that occurs twice becomes one."""
-    made: dict[int, torch.Tensor] = {}
-
-    def fake(leaf: Any) -> Any:
-        """Return the fake tensor of a tensor, and any other leaf unchanged."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) not in made:
-            made[id(leaf)] = _fake(leaf)
-        return made[id(leaf)]
-
-    return tree_map(fake, tree)
+    fakes = {id(leaf): _fake(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+    return tree_map(lambda leaf: fakes.get(id(leaf), leaf), tree)
 
 
 def on_meta(tree: Any) -> Any:

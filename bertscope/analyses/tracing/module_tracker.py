@@ -7,7 +7,8 @@ backward pass are attributed to that module. A module's forward during a backwar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -18,14 +19,24 @@ _LABEL = "bertscope_module"
 Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 
 
-def _nothing(path: str, tree: Any) -> None:
-    """Ignore inputs and outputs."""
+@contextmanager
+def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+    """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
+
+    `enter(path, module, args, kwargs)` runs before each forward, `leave(path, module, args, kwargs, out)` after it.
+    """
+    with ExitStack() as stack:
+        for name, module in scope.named_modules():
+            at = f"{path}.{name}".strip(".")
+            stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
+            stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))
+        yield
 
 
 class ModuleTracker:
     """The stack of running modules; calls `entered` with a module's inputs and `left` with its outputs."""
 
-    def __init__(self, entered: Seen = _nothing, left: Seen = _nothing) -> None:
+    def __init__(self, entered: Seen = lambda *_: None, left: Seen = lambda *_: None) -> None:
         self.stack: list[str] = []
         self.recomputations = 0  # begun so far
         self.entered, self.left = entered, left
@@ -44,36 +55,23 @@ class ModuleTracker:
         """Return the number of the running recomputation; 0 outside."""
         return self.recomputations if self.stack and in_backward() else 0
 
-    @contextmanager
-    def track(self, model: nn.Module) -> Iterator[None]:
-        """Install hooks on every module of `model`, and remove them at the end."""
-        with ExitStack() as stack:
-            for path, module in model.named_modules():
-                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True, prepend=True)
-                leave = module.register_forward_hook(self._leave(path), always_call=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
-            yield
+    def track(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the modules of `model` are tracked."""
+        return hooks(model, "", self._enter, self._leave)
 
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self.stack:  # the operators so far belong to the enclosing module
-                _label(tensors((args, kwargs)), self.stack[-1])
-            elif in_backward():
-                self.recomputations += 1
-            self.stack.append(path)
-            self.entered(path, (args, kwargs))
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.stack:  # the operators so far belong to the enclosing module
+            _label(tensors((args, kwargs)), self.stack[-1])
+        elif in_backward():
+            self.recomputations += 1
+        self.stack.append(path)
+        self.entered(path, (args, kwargs))
 
-        return hook
-
-    def _leave(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            while self.stack and self.stack.pop() != path:
-                pass  # recomputation may stop in the middle of a module
-            self.left(path, out)
-            _label(tensors(out), path)
-
-        return hook
+    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        while self.stack and self.stack.pop() != path:
+            pass  # recomputation may stop in the middle of a module
+        self.left(path, out)
+        _label(tensors(out), path)
 
 
 def _label(outputs: list[torch.Tensor], path: str) -> None:

@@ -10,50 +10,38 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from bertscope.reports.base import TensorShape
 from bertscope.torch_access import is_view, operator_packet, torch, tree_leaves
 
-_ONE = (
-    "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "rsub", "pow", "sqrt", "rsqrt", "exp",
-    "log", "tanh", "sigmoid", "relu", "relu_", "erf", "abs", "clamp", "clamp_min", "maximum", "minimum",
-    "where", "lt", "gt", "le", "ge", "eq", "ne", "logical_not", "logical_and", "bitwise_and", "bitwise_not",
-    "cos", "sin", "reciprocal", "silu", "leaky_relu", "hardtanh", "tril", "triu", "threshold_backward",
-    "tanh_backward", "sigmoid_backward", "addcmul", "mse_loss", "binary_cross_entropy_with_logits",
-    "floor_divide", "remainder", "square", "ceil", "floor", "round", "sign", "scatter_add",
-)  # fmt: skip
-_PER_ELEMENT = {
-    **dict.fromkeys(_ONE, 1),
-    "gelu": 8,
-    "gelu_backward": 16,
-    "mish": 4,
-    "mish_backward": 8,
-    "silu_backward": 4,
-    "_softmax": 5,
-    "_safe_softmax": 5,
-    "_log_softmax": 5,
-    "_softmax_backward_data": 10,
-    "_log_softmax_backward_data": 10,
-    "native_layer_norm": 5,
-    "native_layer_norm_backward": 10,
-    "native_batch_norm": 5,
-    "_native_batch_norm_legit": 5,
-    "_native_batch_norm_legit_no_training": 5,
-    "native_batch_norm_backward": 10,
-    "native_dropout": 2,
-    "native_dropout_backward": 1,
-    "bernoulli_": 1,
-}
+# The names of the operators by their operations for each element of the output.
+_BY_OPERATIONS = {
+    1: (
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "rsub", "pow", "sqrt", "rsqrt", "exp",
+        "log", "tanh", "sigmoid", "relu", "relu_", "erf", "abs", "clamp", "clamp_min", "maximum", "minimum",
+        "where", "lt", "gt", "le", "ge", "eq", "ne", "logical_not", "logical_and", "bitwise_and", "bitwise_not",
+        "cos", "sin", "reciprocal", "silu", "leaky_relu", "hardtanh", "tril", "triu", "threshold_backward",
+        "tanh_backward", "sigmoid_backward", "addcmul", "mse_loss", "binary_cross_entropy_with_logits",
+        "floor_divide", "remainder", "square", "ceil", "floor", "round", "sign", "scatter_add",
+        "native_dropout_backward", "bernoulli_",
+    ),
+    2: ("native_dropout",),
+    4: ("mish", "silu_backward"),
+    5: (
+        "_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm",
+        "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    ),
+    8: ("gelu", "mish_backward"),
+    10: (
+        "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward",
+        "native_batch_norm_backward",
+    ),
+    16: ("gelu_backward",),
+}  # fmt: skip
+_PER_ELEMENT = {name: operations for operations, names in _BY_OPERATIONS.items() for name in names}
 # One operation for each element of the input, not of the output.
 _PER_INPUT = {
-    "sum",
-    "mean",
-    "embedding_dense_backward",
-    "nll_loss_forward",
-    "max",
-    "amax",
-    "cumsum",
-    "norm",
-    "var_mean",
-}
+    "sum", "mean", "embedding_dense_backward", "nll_loss_forward", "max", "amax", "cumsum", "norm", "var_mean",
+}  # fmt: skip
 _MOVEMENT = {
     "arange", "empty", "empty_like", "new_empty", "new_zeros", "new_ones", "zeros", "zeros_like", "ones",
     "ones_like", "full", "full_like", "fill_", "zero_", "clone", "copy_", "_to_copy", "cat", "stack",
@@ -90,7 +78,8 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name in _PER_INPUT:
         return "elementwise", 0, numel(args[0])
     if name in _PER_ELEMENT:
-        return "elementwise", 0, _PER_ELEMENT[name] * numel(_first(out))
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        return "elementwise", 0, _PER_ELEMENT[name] * numel(first)
     return "unknown", 0, 0
 
 
@@ -114,10 +103,11 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
+def shape_of(tensor: torch.Tensor) -> TensorShape:
+    """Return shape and dtype as plain data."""
+    return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
 def numel(value: Any) -> int:
     """Return the number of elements of a tensor, 0 for any other value."""
     return value.numel() if isinstance(value, torch.Tensor) else 0
-
-
-def _first(out: Any) -> Any:
-    return out[0] if isinstance(out, (tuple, list)) and out else out

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from bertscope.analyses.modules.module_tree import Node, noted, read
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
+from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
-from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, numel, tensors
+from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import TorchDispatchMode, nn, operator_packet
+
+_Result = TypeVar("_Result")
+Shapes = tuple[TensorShape, ...]
+InOut = tuple[Shapes, Shapes]
 
 
 @dataclass
@@ -29,16 +37,16 @@ class Trace:
     """The calls by (path, phase, operator), and the shapes of each module's inputs and outputs by path."""
 
     calls: dict[tuple[str, str, str], Calls] = field(default_factory=lambda: defaultdict(Calls))
-    inputs: dict[str, tuple[TensorShape, ...]] = field(default_factory=dict)
-    outputs: dict[str, tuple[TensorShape, ...]] = field(default_factory=dict)
+    inputs: dict[str, Shapes] = field(default_factory=dict)
+    outputs: dict[str, Shapes] = field(default_factory=dict)
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Run `run`, which calls `model`, and record its operators and shapes."""
+def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
+    """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
     recorder = _Recorder()
     with recorder.tracker.track(model), recorder:
-        run()
-    return recorder.trace
+        result = run()
+    return recorder.trace, result
 
 
 class _Recorder(TorchDispatchMode):
@@ -57,18 +65,37 @@ class _Recorder(TorchDispatchMode):
         calls = self.trace.calls[path, phase, str(operator_packet(operator))]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
-        calls.elements += sum(numel(tensor) for tensor in tensors(out)[:1])
+        calls.elements += sum(tensor.numel() for tensor in tensors(out)[:1])
         moved = bytes_moved(operator, args, kwargs, out)
         calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved)
         return out
 
 
-def _keep(shapes: dict[str, tuple[TensorShape, ...]], path: str, tree: Any) -> None:
-    shapes.setdefault(path, _shapes(tree))
+def _keep(shapes: dict[str, Shapes], path: str, tree: Any) -> None:
+    shapes.setdefault(path, tuple(map(shape_of, tensors(tree))))
 
 
-def _shapes(tree: Any) -> tuple[TensorShape, ...]:
-    return tuple(
-        TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for tensor in tensors(tree)
-    )
+def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
+    """Return the shapes and dtypes of each module's inputs and outputs by path, without computing values.
+
+    A module that does not run is absent. Raises SelectionError for sizes that the model cannot run.
+    """
+    return shapes_of(model, inputs_for(model, batch, seq))
+
+
+def source_shapes(source: ModelSource, batch: int, seq: int) -> dict[str, InOut]:
+    """Return the same for the model of a source."""
+    model = source.build(attention=META_ATTENTION).eval()
+    return run_without_values(source, model, inputs_for(model, batch, seq), shapes_of)
+
+
+def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
+    """Return the same for given inputs."""
+    args, kwargs = arguments(inputs)
+    recorded, _ = trace(model, lambda: model(*args, **kwargs))
+    return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
+
+
+def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
+    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
+    return noted(read(model), lambda node: (found or {}).get(node.path, ((), ())))

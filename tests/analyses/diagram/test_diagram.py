@@ -14,8 +14,7 @@ import bertscope
 from bertscope.analyses.diagram.dataflow import dataflow
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.shapes import shapes
-from bertscope.analyses.tracing.trace import trace
+from bertscope.analyses.tracing.trace import shapes, trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from tests.conftest import GOLDEN
@@ -205,7 +204,8 @@ def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, 
     given = {"past_key_values": ((past, past),)} if cache else {}
     given |= {"head_mask": torch.ones(12, device="meta")} if head_mask else {}
     with torch.no_grad():
-        calls = trace(model, lambda: model(**inputs, **given)).calls
+        recorded, _ = trace(model, lambda: model(**inputs, **given))
+        calls = recorded.calls
     known = {name for names in WITNESSES.values() for name in names}
     dispatched = Counter()
     for (path, _, operator), call in calls.items():

@@ -21,7 +21,7 @@ def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
     assert tree is not None
     assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
     assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
-    assert (tree.times("body.1"), tree.times("head"), tree.times("bodyguard")) == ((10, 3), (1, 1), (1, 1))
+    assert [tree.scaled(path, 6) for path in ("body.1", "head", "bodyguard")] == [20, 6, 6]
 
 
 def test_a_tree_whose_layers_differ_is_not_repeated():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.tracing.shapes import shapes
+from bertscope.analyses.tracing.trace import shapes
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.reports.base import TensorShape

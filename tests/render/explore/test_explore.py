@@ -19,7 +19,7 @@ import pytest
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.page.explore import explore
-from bertscope.analyses.tracing.shapes import shapes
+from bertscope.analyses.tracing.trace import shapes
 from bertscope.config import BertConfig
 from bertscope.model import build
 from bertscope.reports.layer_ranges import expand
