@@ -43,8 +43,7 @@ def github(report: CheckReport) -> str:
 
 
 def _escape(value: str, is_property: bool = False) -> str:
-    value = one_line(value)
-    value = value.replace("%", "%25")
+    value = one_line(value).replace("%", "%25")
     return value.replace(":", "%3A").replace(",", "%2C") if is_property else value
 
 

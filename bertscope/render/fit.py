@@ -57,12 +57,6 @@ def heading(report: FitReport) -> str:
     return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
 
 
-def _cheapest(report: FitReport, seq: int) -> str:
-    """Return the first of the ways that fit at a length; they come in the order of their cost."""
-    fitting = [row for row in report.rows if row.fits and row.seq == seq]
-    return _way(fitting[0]) if fitting else "nothing that was tried"
-
-
 def notes(report: FitReport) -> Iterator[str]:
     """Return the answer in a line, and how the numbers were obtained."""
     if not report.fits:
@@ -72,14 +66,17 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"not even {what} fits: the nearest, {_way(least)}, is {short} too much"
     elif report.asked_batch:
         for seq in dict.fromkeys(row.seq for row in report.rows):
-            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {_cheapest(report, seq)}"
+            # the rows come in the order of their cost
+            fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
+            cheapest = next(fitting, "nothing that was tried")
+            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {cheapest}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
-            and (sdpa_kernel(report.card, BF16.name) == "math")
+            and sdpa_kernel(report.card, BF16.name) == "math"
         ):
             on = f"on {report.card.name}, attention keeps its scores"
             yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"

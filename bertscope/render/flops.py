@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
+from types import SimpleNamespace
 
 from bertscope.render.console import Target
-from bertscope.render.footer import title
+from bertscope.render.footer import lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
-from bertscope.render.tree import Line, lines_of
-from bertscope.reports.flops import FlopsReport, OperatorRow
-from bertscope.reports.layer_ranges import is_run
+from bertscope.render.tree import indented, lines_of, row_name
+from bertscope.reports.flops import FlopsReport
 from bertscope.units import bytes_text, count_text, share_text
 
 _values = partial(values, of="row")
@@ -21,7 +20,7 @@ _WORK = ("matmul_flops", "elementwise_flops", "bytes_moved")
 def _columns(report: FlopsReport) -> list[Column]:
     training = report.mode == "training"
     return [
-        Column("module", _label, _values("depth", "path")),
+        Column("module", lambda line: line.branches + row_name(line.row), _values("depth", "path")),
         Column("type", lambda line: line.row.type, _values("type", "copies"), give_up=6),
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
@@ -50,56 +49,39 @@ def _count(value: int) -> str:
     return count_text(value) if value else "--"
 
 
-def _label(line: Line) -> str:
-    row, before = line.row, line.branches
-    folded = f" ({row.copies} x)" if is_run(row.name) else ""
-    return f"{before}{row.name or row.type}{folded}"
-
-
-def footer(report: FlopsReport) -> list[tuple[str, str]]:
+def _footer(report: FlopsReport) -> list[tuple[str, str]]:
     """Return the totals, the polynomial, and the rules of counting."""
-    total = report.rows[0].total
-    lines = [("at", f"batch {report.batch}, seq {report.seq}, {report.mode}")] if report.batch else []
-    lines += [("forward", f"{count_text(report.rows[0].forward.matmul_flops)} FLOPs")]
+    root, subject, polynomial = report.rows[0], report.subject, report.polynomial
+    lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
+    if report.batch:
+        lines.insert(0, ("at", f"batch {report.batch}, seq {report.seq}, {report.mode}"))
     if report.mode == "training":
-        lines += [
-            ("backward", f"{count_text(report.rows[0].backward.matmul_flops)} FLOPs, from {report.loss}"),
-            (
-                "recomputed",
-                f"{count_text(report.rows[0].recompute.matmul_flops)} FLOPs (checkpointing {report.checkpointing})",
-            ),
-        ]
-    lines += [
-        ("total", f"{count_text(total.matmul_flops)} FLOPs = {count_text(total.macs)} MACs, matrix products alone")
-    ]
-    lines += [
-        ("elementwise", f"{count_text(total.elementwise_flops)} more (GELU 8, LayerNorm 5, softmax 5 an element)")
-    ]
-    if report.polynomial is not None:
-        poly = report.polynomial
-        formula = f"batch * ({poly.constant:,} + {poly.linear:,} * seq + {poly.quadratic:,} * seq^2)"
-        lines += [("FLOPs =", f"{formula}, verified at batch {poly.verified_at[0]}, seq {poly.verified_at[1]}")]
-    lines += [("convention", "a multiply-add is 2 FLOPs; bytes moved: every operator reads and writes its tensors")]
-    lines += [("not counted", ", ".join(report.unknown_operators) or "nothing: every operator seen is known")]
+        recomputed = f"{count_text(root.recompute.matmul_flops)} FLOPs (checkpointing {report.checkpointing})"
+        lines.append(("backward", f"{count_text(root.backward.matmul_flops)} FLOPs, from {report.loss}"))
+        lines.append(("recomputed", recomputed))
+    matmul = f"{count_text(root.total.matmul_flops)} FLOPs = {count_text(root.total.macs)} MACs"
+    elementwise = count_text(root.total.elementwise_flops)
+    lines.append(("total", f"{matmul}, matrix products alone"))
+    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 an element)"))
+    if polynomial is not None:
+        terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
+        batch, seq = polynomial.verified_at
+        lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
     traced = f"; {report.traced_layers} equal layers run, multiplied" if report.traced_layers else ""
-    lines += [
-        (
-            report.subject.obtained,
-            f"from the operators dispatched on meta{traced}; torch {report.subject.torch_version}",
-        )
+    return [
+        *lines,
+        ("convention", "a multiply-add is 2 FLOPs; bytes moved: every operator reads and writes its tensors"),
+        ("not counted", ", ".join(report.unknown_operators) or "nothing: every operator seen is known"),
+        (subject.obtained, f"from the operators dispatched on meta{traced}; torch {subject.torch_version}"),
     ]
-    return lines
 
 
 def table(report: FlopsReport, target: Target) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    return f"{title(report)}\n{body}{sweep_text(report, target)}{_footer_text(footer(report))}"
-
-
-def _footer_text(lines: Sequence[tuple[str, str]]) -> str:
-    return "".join(f"{name:<13}{value}\n" for name, value in lines)
+    sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
+    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report), 13)}"
 
 
 _SWEEP = (
@@ -110,13 +92,6 @@ _SWEEP = (
     Column("recomputed", lambda point: count_text(point.recompute_flops), right=True, give_up=2),
     Column("total FLOPs", lambda point: count_text(point.total_flops), right=True),
 )
-
-
-def sweep_text(report: FlopsReport, target: Target) -> str:
-    """Return the table of the sweep, empty for a single point."""
-    if len(report.sweep) < 2:
-        return ""
-    return table_text(_SWEEP, report.sweep, target)
 
 
 _OPERATORS = (
@@ -132,39 +107,34 @@ _OPERATORS = (
 )  # fmt: skip
 
 
-def operators(report: FlopsReport, target: Target) -> str:
-    """Return every operator seen, and those that were not counted."""
+def _operators_table(report: FlopsReport, target: Target) -> str:
     body = table_text(_OPERATORS, report.operators, target)
-    return f"{title(report)}\n{body}{_footer_text(footer(report))}"
+    return f"{title(report)}\n{body}{lines_text(_footer(report), 13)}"
 
 
-def operators_markdown(report: FlopsReport) -> str:
-    """Return the operators for a pull request or a page."""
-    return f"**{title(report)}**\n\n{markdown_text(_OPERATORS, report.operators)}"
+# The renderer of `--operators`: every operator seen, and those that were not counted.
+operators = SimpleNamespace(
+    table=_operators_table,
+    markdown=lambda report: f"**{title(report)}**\n\n{markdown_text(_OPERATORS, report.operators)}",
+    csv=lambda report: csv_text(_OPERATORS, report.operators),
+)
 
 
 def convention(report: FlopsReport, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
-    lines = [item for item in report.conventions if item.name == name]
-    lines += [item for item in report.conventions if item.name != name]
     text = "".join(
-        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]\n" for item in lines
+        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]\n"
+        for item in sorted(report.conventions, key=lambda item: item.name != name)
     )
     return f"{title(report)}, batch {report.batch}, seq {report.seq}, {report.mode}\n{text}"
 
 
 def markdown(report: FlopsReport) -> str:
     """Return the report for a pull request or a page."""
-    lines = [Line(row, "    " * row.depth) for row in report.rows]
-    notes = "".join(f"- {name}: {value}\n" for name, value in footer(report)).replace("*", "\\*").replace("_", "\\_")
-    return f"**{title(report)}**\n\n{markdown_text(_columns(report), lines)}\n{notes}"
+    body = markdown_text(_columns(report), indented(report.rows))
+    return f"**{title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
 
 
 def csv(report: FlopsReport) -> str:
     """Return one record a module, each phase by itself, for a spreadsheet."""
     return csv_text(_columns(report), lines_of(report.rows))
-
-
-def operator_csv(rows: Sequence[OperatorRow]) -> str:
-    """Return the operators for a spreadsheet."""
-    return csv_text(_OPERATORS, rows)
