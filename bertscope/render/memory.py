@@ -19,7 +19,6 @@ from bertscope.units import bytes_text, count_text, shape_text
 
 PARTS = tuple(field.name for field in fields(Parts))
 SHOWN_ROWS = 10
-_PHASE_NAMES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
             yield line(part_name(part), f"memory.peak.parts.{part}")
     yield line("peak", "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        name = f"  in {_PHASE_NAMES.get(phase.phase, phase.phase)}"
-        yield line(name, "memory.phases", partial(_phase_peak, number))
+        name = "optimizer step" if phase.phase == "optimizer" else phase.phase
+        yield line(f"  in {name}", "memory.phases", partial(_phase_peak, number))
     if report.run.get("mode") != "inference":
         yield line("saved for backward", "memory.kept_bytes")
     if has("memory.device"):

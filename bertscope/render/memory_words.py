@@ -64,8 +64,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
 
 
 def _place(peak: PhasePeak) -> str:
-    where = {"forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer's step"}
-    text = where.get(peak.phase, f"in {peak.phase}")
+    text = "in the optimizer's step" if peak.phase == "optimizer" else f"in {peak.phase}"
     if peak.operator:
         text += f", at {peak.operator}"
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")

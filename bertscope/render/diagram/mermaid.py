@@ -6,21 +6,29 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bertscope.errors import SelectionError
-from bertscope.render.diagram.texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
-from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramGroup, DiagramNode, GraphReport
+from bertscope.render.diagram.texts import (
+    attribute_text,
+    class_label,
+    conditions,
+    edge_lines,
+    group_label,
+    node_lines,
+    title,
+)
+from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
 MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
 _RESERVED = {"end", "class", "classDef", "click", "default", "direction", "flowchart", "graph", "href", "linkStyle",
              "style", "subgraph"}  # fmt: skip
-_ESCAPES = {'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"}
-_SHAPES = {"input": '(["', "output": '(["', "tensor": '("', "scalar": '("', "parameter": '[("'}
-_CLOSING = {'(["': '"])', '("': '")', '[("': '")]', '["': '"]'}
+_ESCAPES = str.maketrans({'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"})
+_VALUE, _BOUNDARY = ('("', '")'), ('(["', '"])')
+_SHAPES = {"input": _BOUNDARY, "output": _BOUNDARY, "tensor": _VALUE, "scalar": _VALUE, "parameter": ('[("', '")]')}
 
 
-def text(report: ClassReport | GraphReport) -> str:
-    """Return the diagram; raises SelectionError for one that Mermaid would refuse."""
+def mermaid(report: ClassReport | GraphReport) -> str:
+    """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
     written = source(report)
     edges = len(report.edges) if isinstance(report, GraphReport) else 0
     remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
@@ -52,8 +60,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
     for link in report.links:
         yield f"  {_link(link)}"
     for box in report.classes:
-        lines = "<br/>".join(_escaped(line) for line in conditions(box))
-        if lines:
+        if lines := _joined(conditions(box)):
             yield f'  note for {box.name} "{lines}"'
 
 
@@ -75,8 +82,8 @@ def _member(written: str) -> str:
 
 
 def _link(link: ClassLink) -> str:
-    arrow, many = ("*--", f'"1" *-- "{link.count}"') if link.is_part else ("-->", '"1" --> "1"')
-    middle = many if link.count != 1 else arrow
+    arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
+    middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
     return f"{link.owner} {middle} {link.part} : {link.attribute}"
 
 
@@ -101,19 +108,14 @@ def _group(path: str, report: GraphReport, level: int) -> Iterator[str]:
             yield f"{indent}{_box(node)}"
     for number, group in enumerate(report.groups):
         if group.parent == path:
-            yield f'{indent}subgraph group_{number}["{_joined(_group_lines(group))}"]'
+            yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
             yield from _group(group.path, report, level + 1)
             yield f"{indent}end"
 
 
-def _group_lines(group: DiagramGroup) -> list[str]:
-    copies = f" ({group.copies} x)" if group.copies > 1 else ""
-    return [f"{group.name}{copies}: {group.type}"]
-
-
 def _box(node: DiagramNode) -> str:
-    opening = _SHAPES.get(node.role, '["')
-    return f"{_id(node.id)}{opening}{_joined(node_lines(node))}{_CLOSING[opening]}"
+    opening, closing = _SHAPES.get(node.role, ('["', '"]'))
+    return f"{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
 
 
 def _id(ident: str) -> str:
@@ -125,7 +127,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _escaped(written: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in visible(written))
+    return visible(written).translate(_ESCAPES)
 
 
 def _in_yaml(written: str) -> str:
