@@ -10,7 +10,6 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -70,8 +69,7 @@ def _object(item: type, definitions: dict[str, Any], *, report: str = "") -> dic
     """Return the schema of a dataclass: an object with all fields; a report also has `schema` and `kind`."""
     hints = typing.get_type_hints(item)
     head = {"schema": {"const": SCHEMA}, "kind": {"const": report}} if report else {}
-    fields = {field.name: _type(hints[field.name], definitions) for field in dataclasses.fields(item)}
-    properties = head | fields
+    properties = head | {field.name: _type(hints[field.name], definitions) for field in dataclasses.fields(item)}
     return {
         "description": _sentence(item),
         "type": "object",
@@ -92,13 +90,9 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_type(argument, definitions) for argument in arguments]}
-    if origin is typing.Literal:
-        return {"enum": list(arguments)}
     if origin is tuple:
         return _array(arguments, definitions)
-    if origin is list:
-        return {"type": "array", "items": _type(arguments[0], definitions)}
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
+    if origin is dict:
         return {"type": "object", "additionalProperties": _type(arguments[1], definitions)}
     raise TypeError(f"no JSON Schema for {hint!r}")
 

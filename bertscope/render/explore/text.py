@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bertscope.reports.layer_ranges import is_run
+from bertscope.render.tree import row_name
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
@@ -37,15 +37,9 @@ MEASURES = (
 )
 
 
-def label(row: ExploreRow) -> str:
-    """Return the name of a module, with its copies if it represents several: `0-11 (12 x)`."""
-    name, copies = row.module.name, row.module.copies
-    return (name or row.module.type) + (f" ({copies} x)" if is_run(name) else "")
-
-
 def name_width(rows: Sequence[ExploreRow]) -> int:
     """Return the width of the tree's branches and names, in characters."""
-    return max(INDENT * (row.module.depth + 1) + len(label(row)) for row in rows)
+    return max(INDENT * (row.module.depth + 1) + len(row_name(row.module)) for row in rows)
 
 
 def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:

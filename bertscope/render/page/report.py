@@ -13,8 +13,7 @@ from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.memory_words import conclusions, footnotes
-from bertscope.render.page.charts import flops_bars, lengths
-from bertscope.render.page.parameter_map import parameter_map, roles
+from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
 from bertscope.render.table import Column
 from bertscope.render.timeline.html import memory_charts
