@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.timeline.panels import variant_name
-from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
 from bertscope.units import bytes_text
 
 _BAR_WIDTH = 48
@@ -60,7 +60,11 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
-            yield _outlook(other.outlook)
+            points = "".join(
+                f", at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
+                for point in other.outlook.points
+            )
+            yield f"from batch {other.outlook.pays_from_batch} on it falls{points} (estimated)"
 
 
 def _place(peak: PhasePeak) -> str:
@@ -86,14 +90,6 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
         if first.timing.flops and other.timing.flops:
             text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
     return text
-
-
-def _outlook(outlook: BreakEven) -> str:
-    points = "".join(
-        f", at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
-        for point in outlook.points
-    )
-    return f"from batch {outlook.pays_from_batch} on it falls{points} (estimated)"
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:

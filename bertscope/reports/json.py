@@ -90,19 +90,14 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_type(argument, definitions) for argument in arguments]}
+    if origin is tuple and arguments[-1:] == (Ellipsis,):
+        return {"type": "array", "items": _type(arguments[0], definitions)}
     if origin is tuple:
-        return _array(arguments, definitions)
+        items = [_type(argument, definitions) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin is dict:
         return {"type": "object", "additionalProperties": _type(arguments[1], definitions)}
     raise TypeError(f"no JSON Schema for {hint!r}")
-
-
-def _array(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tuple: `tuple[int, ...]` is a list of any length, `tuple[int, str]` one of two."""
-    if arguments[-1:] == (Ellipsis,):
-        return {"type": "array", "items": _type(arguments[0], definitions)}
-    items = [_type(argument, definitions) for argument in arguments]
-    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
 def _sentence(item: type) -> str:

@@ -15,7 +15,7 @@ from bertscope.render.diagram.texts import (
     node_lines,
     title,
 )
-from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramNode, GraphReport
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
@@ -42,9 +42,9 @@ def mermaid(report: ClassReport | GraphReport) -> str:
 
 def source(report: ClassReport | GraphReport) -> str:
     """Return the text, at any length."""
-    head = ["---", f'title: "{_in_yaml(title(report))}"', "---"]
+    in_yaml = visible(title(report)).replace("\\", "\\\\").replace('"', '\\"')
     body = _classes(report) if isinstance(report, ClassReport) else _flowchart(report)
-    return "\n".join([*head, *body]) + "\n"
+    return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
 
 
 # ---- classDiagram ----
@@ -58,7 +58,9 @@ def _classes(report: ClassReport) -> Iterator[str]:
         for base in box.bases:
             yield f"  {base} <|-- {box.name}"
     for link in report.links:
-        yield f"  {_link(link)}"
+        arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
+        middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
+        yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
     for box in report.classes:
         if lines := _joined(conditions(box)):
             yield f'  note for {box.name} "{lines}"'
@@ -79,12 +81,6 @@ def _member(written: str) -> str:
     """Return a member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
     written = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", written)
     return written.replace("{", "#123;").replace("}", "#125;")
-
-
-def _link(link: ClassLink) -> str:
-    arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
-    middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
-    return f"{link.owner} {middle} {link.part} : {link.attribute}"
 
 
 # ---- flowchart ----
@@ -128,7 +124,3 @@ def _joined(lines: Iterable[str]) -> str:
 
 def _escaped(written: str) -> str:
     return visible(written).translate(_ESCAPES)
-
-
-def _in_yaml(written: str) -> str:
-    return visible(written).replace("\\", "\\\\").replace('"', '\\"')

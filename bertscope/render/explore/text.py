@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bertscope.render.tree import row_name
-from bertscope.reports.memory import KeptRow
-from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
+from bertscope.reports.page import ExploreReport, ExploreRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
 
 INDENT = 2  # columns for each level of the tree, and for the mark before a name
@@ -131,15 +130,12 @@ def _about(row: ExploreRow) -> Iterator[str]:
 def _tensors(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
     held = [tensor for found in below for tensor in found.tensors]
     for tensor in held[:MORE]:
-        yield f"  {_inside(tensor.path, row.module.path)} {shape_text(tensor.shape)} {_words(tensor)}".rstrip()
+        kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
+        frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
+        tied = f", tied to {tensor.tied_to}" if tensor.tied_to else ""
+        yield f"  {_inside(tensor.path, row.module.path)} {shape_text(tensor.shape)} {kind}{frozen}{tied}".rstrip()
     if len(held) > MORE:
         yield f"  and {len(held) - MORE} more tensors below"
-
-
-def _words(tensor: HeldTensor) -> str:
-    kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
-    frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
-    return f"{kind}{frozen}" + (f", tied to {tensor.tied_to}" if tensor.tied_to else "")
 
 
 def _inside(path: str, above: str) -> str:
@@ -167,12 +163,9 @@ def _kept(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
     yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
     kept = sorted((found for each in below for found in each.kept), key=lambda found: -found.kept_bytes)
     for found in kept[:MORE]:
-        yield f"  {bytes_text(found.kept_bytes)}: {_kept_words(found, row.module.path)}"
+        place = "" if found.path == row.module.path else f" of {_inside(found.path, row.module.path)}"
+        times = f"{found.tensors} x " if found.tensors > 1 else ""
+        words = f"{found.what or found.operator}{place}, {times}{shape_text(found.shape)} {found.dtype}"
+        yield f"  {bytes_text(found.kept_bytes)}: {words}"
     if len(kept) > MORE:
         yield f"  and {len(kept) - MORE} more"
-
-
-def _kept_words(found: KeptRow, above: str) -> str:
-    place = "" if found.path == above else f" of {_inside(found.path, above)}"
-    times = f"{found.tensors} x " if found.tensors > 1 else ""
-    return f"{found.what or found.operator}{place}, {times}{shape_text(found.shape)} {found.dtype}"

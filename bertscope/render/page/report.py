@@ -181,9 +181,9 @@ def _size(budget_bytes: int) -> str:
 
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
-    one = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
+    paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     words = f"--kind forward --batch {model.batch} --seq {model.seq}"
-    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in one]
+    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in paths]
     return {"pictures": [_picture(graph) for graph in graphs], "commands": commands}
 
 
