@@ -7,7 +7,7 @@ from collections import Counter
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
 from bertscope.reports.checkpoint import CheckpointReport, Stored, StoredRow
 from bertscope.units import bytes_text, count_text, shape_text
 
@@ -20,8 +20,8 @@ def _columns(report: CheckpointReport) -> list[Column]:
         Column("dtype", lambda row: row.dtype, values("dtype"), give_up=2),
         Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies"),
                give_up=4),
-        Column("params", lambda row: count_text(row.params), values("params"), right=True),
-        Column("bytes", lambda row: bytes_text(row.bytes), values("bytes"), right=True, give_up=3),
+        number("params", "params"),
+        number("bytes", "bytes", bytes_text, give_up=3),
         Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), give_up=1,
                shown=any(row.shares for row in report.rows)),
     ]  # fmt: skip

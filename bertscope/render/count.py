@@ -8,12 +8,12 @@ from functools import partial
 
 from bertscope.render.console import Target
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
-from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
 from bertscope.render.tree import tensor_columns
 from bertscope.reports.params import CountReport, CountRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
-_values = partial(values, of="row")
+_values, _number = partial(values, of="row"), partial(number, of="row")
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,15 @@ def _table(report: CountReport) -> tuple[list[Column], list[_Line]]:
     rows = [line.row for line in lines]
     columns = [
         Column("path", _label, values("depth") | _values("name", "path")),
-        Column("type", lambda line: _type_text(line.row), _values("type"), give_up=4),
+        Column("type", _type_text, _values("type"), give_up=4),
         Column("shapes", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
         *tensor_columns(rows, give_up=7, csv_order=3),
         Column("each", _each_text, _values("copies", "each_params"), right=True, give_up=1,
                shown=any(row.copies > 1 for row in rows)),
         Column("params", lambda line: count_text(line.row.params), _values("params", "distinct_params"), right=True),
-        Column("share", lambda line: share_text(line.row.share), _values("share"), right=True, give_up=2, csv_order=2),
-        Column("bytes", lambda line: bytes_text(line.row.bytes), _values("bytes"), right=True, give_up=3, csv_order=1),
-        Column("trainable", lambda line: count_text(line.row.trainable_params), _values("trainable_params"), right=True,
-               shown=report.totals.frozen_params > 0),
+        _number("share", "share", share_text, give_up=2, csv_order=2),
+        _number("bytes", "bytes", bytes_text, give_up=3, csv_order=1),
+        _number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
         Column("tied to", lambda line: line.row.tied_to or "", _values("in_layer_sum", "tied_to"), give_up=6,
                csv_order=2, shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
@@ -57,8 +56,8 @@ def _each_text(line: _Line) -> str:
     return count_text(line.row.each_params) if line.row.copies > 1 else ""
 
 
-def _type_text(row: CountRow) -> str:
-    return " + ".join(dict.fromkeys(row.type.split(" + ")))
+def _type_text(line: _Line) -> str:
+    return " + ".join(dict.fromkeys(line.row.type.split(" + ")))
 
 
 def _shapes(line: _Line) -> str:

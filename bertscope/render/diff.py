@@ -48,8 +48,8 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
         ("sum over layers", a.layer_params, b.layer_params),
         (f"forward FLOPs at {report.batch} x {report.seq}", report.forward_flops_a, report.forward_flops_b),
     ]
-    parts = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
-    return [(columns, rows) for columns, rows in parts if rows]
+    tables = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
+    return [(columns, rows) for columns, rows in tables if rows]
 
 
 def table(report: DiffReport, target: Target) -> str:

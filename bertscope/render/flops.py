@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text, title
-from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
 from bertscope.render.tree import indented, lines_of, row_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.units import bytes_text, count_text, share_text
 
-_values = partial(values, of="row")
+_values, _number = partial(values, of="row"), partial(number, of="row")
 _WORK = ("matmul_flops", "elementwise_flops", "bytes_moved")
 
 
@@ -25,18 +25,13 @@ def _columns(report: FlopsReport) -> list[Column]:
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != "none"),
-        Column("matmul FLOPs", lambda line: _count(line.row.total.matmul_flops), _values("total.matmul_flops"),
-               right=True),
-        Column("MACs", lambda line: _count(line.row.macs), _values("macs"), right=True, give_up=5, csv_order=1),
-        Column("share", lambda line: share_text(line.row.share) if line.row.share else "", _values("share"), right=True,
-               give_up=2, csv_order=1),
-        Column("elementwise", lambda line: _count(line.row.total.elementwise_flops), _values("total.elementwise_flops"),
-               right=True, give_up=3),
-        Column("bytes moved", lambda line: bytes_text(line.row.total.bytes_moved), _values("total.bytes_moved"),
-               right=True, give_up=4),
-        Column("FLOPs/byte", lambda line: f"{line.row.intensity:.2f}", _values("intensity"), right=True, give_up=7,
-               csv_order=1),
-    ]  # fmt: skip
+        _number("matmul FLOPs", "total.matmul_flops", _count),
+        _number("MACs", "macs", _count, give_up=5, csv_order=1),
+        _number("share", "share", lambda share: share_text(share) if share else "", give_up=2, csv_order=1),
+        _number("elementwise", "total.elementwise_flops", _count, give_up=3),
+        _number("bytes moved", "total.bytes_moved", bytes_text, give_up=4),
+        _number("FLOPs/byte", "intensity", "{:.2f}".format, give_up=7, csv_order=1),
+    ]
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
@@ -85,26 +80,24 @@ def table(report: FlopsReport, target: Target) -> str:
 
 
 _SWEEP = (
-    Column("batch", lambda point: count_text(point.batch), right=True),
-    Column("seq", lambda point: count_text(point.seq), right=True),
-    Column("forward", lambda point: count_text(point.forward_flops), right=True, give_up=1),
-    Column("backward", lambda point: count_text(point.backward_flops), right=True, give_up=1),
-    Column("recomputed", lambda point: count_text(point.recompute_flops), right=True, give_up=2),
-    Column("total FLOPs", lambda point: count_text(point.total_flops), right=True),
+    number("batch", "batch"),
+    number("seq", "seq"),
+    number("forward", "forward_flops", give_up=1),
+    number("backward", "backward_flops", give_up=1),
+    number("recomputed", "recompute_flops", give_up=2),
+    number("total FLOPs", "total_flops"),
 )
 
 
 _OPERATORS = (
     Column("operator", lambda row: row.operator, values("operator")),
     Column("phase", lambda row: row.phase, values("phase")),
-    Column("calls", lambda row: count_text(row.calls), values("calls"), right=True),
+    number("calls", "calls"),
     Column("counted as", lambda row: row.role, values("role")),
-    Column("matmul FLOPs", lambda row: _count(row.work.matmul_flops), values("matmul_flops", of="work"), right=True),
-    Column("elementwise", lambda row: _count(row.work.elementwise_flops), values("elementwise_flops", of="work"),
-           right=True),
-    Column("bytes moved", lambda row: bytes_text(row.work.bytes_moved), values("bytes_moved", of="work"), right=True,
-           give_up=1),
-)  # fmt: skip
+    number("matmul FLOPs", "matmul_flops", _count, of="work"),
+    number("elementwise", "elementwise_flops", _count, of="work"),
+    number("bytes moved", "bytes_moved", bytes_text, of="work", give_up=1),
+)
 
 
 def _operators_table(report: FlopsReport, target: Target) -> str:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.render.console import Target, draw, natural_width
-from bertscope.units import visible
+from bertscope.units import count_text, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,9 +46,15 @@ def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
     return {name.replace(".", "_"): attrgetter(f"{of}.{name}" if of else name) for name in names}
 
 
-def csv_only(csv: Mapping[str, Callable[[Any], Any]], csv_order: int = 0) -> Column:
+def number(title: str, name: str, text: Callable[[Any], str] = count_text, of: str = "", **options: Any) -> Column:
+    """Return a column of numbers: an attribute of a row, or of its attribute `of`, as text and as a value in CSV."""
+    read = attrgetter(f"{of}.{name}" if of else name)
+    return Column(title, lambda row: text(read(row)), values(name, of=of), right=True, **options)
+
+
+def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
     """Return a column that CSV holds and no table shows."""
-    return Column("", str, csv, csv_order=csv_order, shown=False)
+    return Column("", str, csv, shown=False)
 
 
 def shown(columns: Sequence[Column]) -> list[Column]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_text
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
@@ -24,16 +24,17 @@ def _listing(columns: tuple[Column, ...], note: str) -> SimpleNamespace:
     )
 
 
-def _count(value: int | None) -> str:
-    return "" if value is None else count_text(value)
+def _optional(text: Callable[[int], str]) -> Callable[[int | None], str]:
+    """Return the function that writes None as nothing."""
+    return lambda value: "" if value is None else text(value)
 
 
 presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
         Column("class", lambda row: row.architecture, values("architecture"), give_up=2),
-        Column("unique params", lambda row: _count(row.distinct_params), values("distinct_params"), right=True),
-        Column("sum over layers", lambda row: _count(row.layer_params), values("layer_params"), right=True, give_up=3),
+        number("unique params", "distinct_params", _optional(count_text)),
+        number("sum over layers", "layer_params", _optional(count_text), give_up=3),
         Column("description", lambda row: row.description, values("description"), give_up=1),
         csv_only(values("path")),
     ),
@@ -63,8 +64,8 @@ _PACKAGES = (
 _DEVICES = (
     Column("device", lambda row: row.name),
     Column("is", lambda row: row.description),
-    Column("threads", lambda row: "" if row.threads is None else str(row.threads), right=True),
-    Column("memory", lambda row: "" if row.memory_bytes is None else bytes_text(row.memory_bytes), right=True),
+    number("threads", "threads", _optional(str)),
+    number("memory", "memory_bytes", _optional(bytes_text)),
 )
 
 

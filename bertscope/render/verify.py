@@ -8,7 +8,7 @@ from bertscope.errors import one_line
 from bertscope.render.checkpoint import stored_lines
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import VerifyReport, VerifyRow
 from bertscope.units import count_text, shape_text
@@ -32,7 +32,7 @@ _COLUMNS = (
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), give_up=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), give_up=2),
     csv_only(values("dtype", "stored_dtype")),
-    Column("params", lambda row: count_text(row.params), values("params"), right=True, give_up=3),
+    number("params", "params", give_up=3),
     Column("note", lambda row: one_line(row.note), values("note"), give_up=1),
 )
 

@@ -8,6 +8,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from bertscope.errors import SourceError, one_line, suggestion
@@ -102,10 +103,8 @@ def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any
     if len(others) == 1:
         return typed(others[0], value, where)
     for argument in others:
-        try:
+        with suppress(SourceError):
             return typed(argument, value, where)
-        except SourceError:
-            continue
     raise _unlike(hint, value, where)
 
 

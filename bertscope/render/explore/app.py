@@ -165,19 +165,16 @@ class Explorer(App[None]):
             self._find(self.origin, 0)
 
     def on_input_submitted(self) -> None:
-        """Stay at the match."""
-        self._close_search()
+        """Close the line, and stay at the match."""
+        self.query_one("#search").display = False
+        self.modules.focus()
 
     def action_leave_search(self) -> None:
         """Go back to the start of the search."""
         if self.query_one("#search").display:
-            self._close_search()
+            self.on_input_submitted()
             self.modules.go_to(self.origin)
             self._say(status(self.report))
-
-    def _close_search(self) -> None:
-        self.query_one("#search").display = False
-        self.modules.focus()
 
     def action_next(self, step: int) -> None:
         """Go to the next match, or the one before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from bertscope.render.tree import row_name
 from bertscope.reports.page import ExploreReport, ExploreRow
@@ -101,16 +102,9 @@ def status(report: ExploreReport) -> str:
 def details(report: ExploreReport, place: int) -> str:
     """Return all details of one module."""
     row = report.rows[place]
-    below = list(_at_and_below(report.rows, place))
-    return "\n".join((*_about(row), *_tensors(row, below), *_run(row), *_kept(row, below)))
-
-
-def _at_and_below(rows: Sequence[ExploreRow], place: int) -> Iterator[ExploreRow]:
-    yield rows[place]
-    for row in rows[place + 1 :]:
-        if row.module.depth <= rows[place].module.depth:
-            return
-        yield row
+    below = takewhile(lambda other: other.module.depth > row.module.depth, report.rows[place + 1 :])
+    rows = [row, *below]
+    return "\n".join((*_about(row), *_tensors(row, rows), *_run(row), *_kept(row, rows)))
 
 
 def _about(row: ExploreRow) -> Iterator[str]:
@@ -127,8 +121,8 @@ def _about(row: ExploreRow) -> Iterator[str]:
         yield f"  trainable {count_text(module.trainable_params)}"
 
 
-def _tensors(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
-    held = [tensor for found in below for tensor in found.tensors]
+def _tensors(row: ExploreRow, rows: Sequence[ExploreRow]) -> Iterator[str]:
+    held = [tensor for found in rows for tensor in found.tensors]
     for tensor in held[:MORE]:
         kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
         frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
@@ -156,12 +150,12 @@ def _run(row: ExploreRow) -> Iterator[str]:
             yield f"{name:<11} {count_text(work.matmul_flops)} FLOPs{elementwise}"
 
 
-def _kept(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
+def _kept(row: ExploreRow, rows: Sequence[ExploreRow]) -> Iterator[str]:
     if row.kept_bytes is None:
         yield "kept        being computed"
         return
     yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
-    kept = sorted((found for each in below for found in each.kept), key=lambda found: -found.kept_bytes)
+    kept = sorted((found for each in rows for found in each.kept), key=lambda found: -found.kept_bytes)
     for found in kept[:MORE]:
         place = "" if found.path == row.module.path else f" of {_inside(found.path, row.module.path)}"
         times = f"{found.tensors} x " if found.tensors > 1 else ""

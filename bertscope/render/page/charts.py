@@ -19,6 +19,8 @@ ROLES = {
     "LayerNorm": "#f5ec8f",
     "pooler and heads": "#e0adc9",
 }
+_ROLE_OF_NAME = {"LayerNorm": "LayerNorm", "embeddings": "embeddings", "attention": "attention",
+                 "crossattention": "attention", "intermediate": "feed-forward", "output": "feed-forward"}  # fmt: skip
 MIXED = "#e6eaee"
 _FONT = {"family": "system-ui, sans-serif", "size": 13}
 _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
@@ -27,15 +29,9 @@ _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "fon
 def role(path: str) -> str:
     """Return the role of a module or tensor, by its path; empty for a box with several roles."""
     parts = path.split(".")
-    if "LayerNorm" in parts:
-        return "LayerNorm"
-    if "embeddings" in parts:
-        return "embeddings"
-    if "attention" in parts or "crossattention" in parts:
-        return "attention"
-    if "intermediate" in parts or "output" in parts:
-        return "feed-forward"
-    return "" if "encoder" in parts or parts in ([""], ["bert"]) else "pooler and heads"
+    found = next((role for name, role in _ROLE_OF_NAME.items() if name in parts), "")
+    is_mixed = "encoder" in parts or parts in ([""], ["bert"])
+    return found or ("" if is_mixed else "pooler and heads")
 
 
 def roles(drawn: dict[str, Any]) -> dict[str, str]:

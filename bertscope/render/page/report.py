@@ -15,7 +15,7 @@ from bertscope.render.memory import kept_columns, kept_rows, memory_columns, mem
 from bertscope.render.memory_words import conclusions, footnotes
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
-from bertscope.render.table import Column
+from bertscope.render.table import Column, number
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
@@ -131,10 +131,10 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     columns = [
         Column("module", lambda row: row.path or "(model)"),
         Column("type", lambda row: row.type),
-        Column("copies", lambda row: count_text(row.copies), right=True),
-        Column("FLOPs", lambda row: count_text(row.total.matmul_flops), right=True),
-        Column("elementwise", lambda row: count_text(row.total.elementwise_flops), right=True),
-        Column("bytes moved", lambda row: bytes_text(row.total.bytes_moved), right=True),
+        number("copies", "copies"),
+        number("FLOPs", "total.matmul_flops"),
+        number("elementwise", "total.elementwise_flops"),
+        number("bytes moved", "total.bytes_moved", bytes_text),
     ]
     return {
         "bars": flops_bars(flops),
