@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope.errors import one_line
-from bertscope.reports.diagram import (
-    ClassAttribute,
-    ClassBox,
-    ClassReport,
-    DiagramEdge,
-    DiagramGroup,
-    DiagramNode,
-    GraphReport,
-)
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.units import count_text, tensors_text
 
 
@@ -65,10 +57,11 @@ def class_label(box: ClassBox, package: str) -> str:
     return box.address.removeprefix(package)
 
 
-def attribute_text(attribute: ClassAttribute) -> str:
-    """Return `int vocab_size = 30522`."""
-    default = "" if attribute.default is None else f" = {attribute.default}"
-    return f"{attribute.type} {attribute.name}{default}"
+def attributes(box: ClassBox) -> Iterator[str]:
+    """Yield `int vocab_size = 30522`, for every attribute."""
+    for attribute in box.attributes:
+        default = "" if attribute.default is None else f" = {attribute.default}"
+        yield f"{attribute.type} {attribute.name}{default}"
 
 
 def conditions(box: ClassBox) -> Iterator[str]:
