@@ -7,8 +7,8 @@ from collections import Counter
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
-from bertscope.reports.checkpoint import CheckpointReport, Stored, StoredRow
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
+from bertscope.reports.checkpoint import CheckpointReport, Stored
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3
@@ -16,7 +16,7 @@ _SHOWN_FILES = 3
 
 def _columns(report: CheckpointReport) -> list[Column]:
     return [
-        Column("tensor", _label, values("name")),
+        Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
         Column("dtype", lambda row: row.dtype, values("dtype"), give_up=2),
         Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies"),
                give_up=4),
@@ -25,10 +25,6 @@ def _columns(report: CheckpointReport) -> list[Column]:
         Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), give_up=1,
                shown=any(row.shares for row in report.rows)),
     ]  # fmt: skip
-
-
-def _label(row: StoredRow) -> str:
-    return one_line(row.name) + (f" ({row.copies} x)" if row.copies > 1 else "")
 
 
 def title(report: CheckpointReport) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 
 from bertscope.render.console import Target
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
-from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
 from bertscope.render.tree import tensor_columns
 from bertscope.reports.params import CountReport, CountRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text
@@ -46,10 +46,8 @@ def _table(report: CountReport) -> tuple[list[Column], list[_Line]]:
 
 
 def _label(line: _Line) -> str:
-    if line.depth:
-        return f"  {line.row.name}"
-    copies = f" ({line.row.copies} x)" if line.row.copies > 1 else ""
-    return (line.row.path or line.row.name) + copies
+    row = line.row
+    return f"  {row.name}" if line.depth else (row.path or row.name) + copies_text(row.copies)
 
 
 def _each_text(line: _Line) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_text, markdown_text, values
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.units import count_text
 
@@ -21,10 +21,6 @@ def _dims(dims: Dims) -> str:
 
 def _flow(step: Step) -> str:
     return f"{' and '.join(map(_dims, step.inputs)) or 'ids'} -> {_dims(step.output)}"
-
-
-def _copies(step: Step) -> str:
-    return f" ({step.copies} x)" if step.copies > 1 else ""
 
 
 def _formula(formula: Formula | None) -> str:
@@ -55,7 +51,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     name = getattr(step, first) or step.name
     names = (getattr(step, field) for field in others)
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
-    lines = [f"{name}{_copies(step)}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
+    lines = [f"{name}{copies_text(step.copies)}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
     if step.flops is not None:
         lines.append(f"  FLOPs: {_formula(step.flops)}")
     return "\n".join(lines) + "\n" + _wrapped(step.sentence, target)
@@ -77,7 +73,7 @@ def _sum(item: Sum) -> str:
 
 
 _COLUMNS = (
-    Column("step", lambda step: step.name + _copies(step), {"step": lambda step: step.name}),
+    Column("step", lambda step: step.name + copies_text(step.copies), {"step": lambda step: step.name}),
     Column("hf", lambda step: step.path, {"hf": lambda step: step.path}),
     Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
     Column("in -> out", _flow, {"flow": _flow}),

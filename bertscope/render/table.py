@@ -57,6 +57,11 @@ def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
     return Column("", str, csv, shown=False)
 
 
+def copies_text(copies: int) -> str:
+    """Return ` (12 x)` for a row of several equal layers, else nothing."""
+    return f" ({copies} x)" if copies > 1 else ""
+
+
 def shown(columns: Sequence[Column]) -> list[Column]:
     """Return the columns of a table."""
     return [column for column in columns if column.shown]

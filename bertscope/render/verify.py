@@ -8,7 +8,7 @@ from bertscope.errors import one_line
 from bertscope.render.checkpoint import stored_lines
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import VerifyReport, VerifyRow
 from bertscope.units import count_text, shape_text
@@ -16,7 +16,7 @@ from bertscope.units import count_text, shape_text
 
 def _label(row: VerifyRow) -> str:
     name = f"{row.stored_name} -> {row.name}" if row.status == "renamed" else row.name
-    return one_line(name) + (f" ({row.copies} x)" if row.copies > 1 else "")
+    return one_line(name) + copies_text(row.copies)
 
 
 def _side(shape: Shape, dtype: str | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.render.diagram.mermaid import mermaid, source
 from bertscope.render.diagram.texts import (
-    attribute_text,
+    attributes,
     class_label,
     conditions,
     edge_lines,
@@ -61,7 +61,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
 
 def _record(box: ClassBox, package: str) -> str:
     """Return a box of three parts: the address, the attributes, and the settings that some of them depend on."""
-    parts = ([f"+{attribute_text(item)}" for item in box.attributes], [*conditions(box)])
+    parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
     shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
     return '"{' + "|".join([_in_record(class_label(box, package)), *shown]) + '}"'
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from bertscope.errors import SelectionError
 from bertscope.render.diagram.texts import (
-    attribute_text,
+    attributes,
     class_label,
     conditions,
     edge_lines,
@@ -72,8 +72,8 @@ def _class(box: ClassBox, package: str) -> Iterator[str]:
         yield head
         return
     yield f"{head} {{"
-    for attribute in box.attributes:
-        yield f"    +{_member(attribute_text(attribute))}"
+    for attribute in attributes(box):
+        yield f"    +{_member(attribute)}"
     yield "  }"
 
 

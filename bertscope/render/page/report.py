@@ -163,7 +163,10 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     lengths = ",".join(str(seq) for seq in dict.fromkeys(row.seq for row in fit.rows))
     strategies = ",".join(dict.fromkeys(row.checkpointing for row in fit.rows))
-    asked = f"--budget {_size(fit.budget_bytes)} --seq {lengths} --checkpointing {strategies}"
+    budget = bytes_text(fit.budget_bytes).replace(" ", "").replace(",", "")
+    if parse_bytes(budget) != fit.budget_bytes:  # `16.00GiB` would be rounded
+        budget = str(fit.budget_bytes)
+    asked = f"--budget {budget} --seq {lengths} --checkpointing {strategies}"
     return {
         "heading": fit_words.heading(fit).strip(),
         "columns": fit_words.columns(fit),
@@ -171,12 +174,6 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
         "notes": list(fit_words.notes(fit)),
         "commands": [_command(model, "fit", asked)],
     }
-
-
-def _size(budget_bytes: int) -> str:
-    """Return a budget as the command takes it: `16.00GiB`, or the bytes where that is not all."""
-    text = bytes_text(budget_bytes).replace(" ", "").replace(",", "")
-    return text if parse_bytes(text) == budget_bytes else str(budget_bytes)
 
 
 def _forward(model: ModelPart) -> dict[str, Any]:
