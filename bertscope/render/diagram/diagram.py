@@ -9,15 +9,7 @@ from collections.abc import Iterator
 
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.render.diagram.mermaid import mermaid, source
-from bertscope.render.diagram.texts import (
-    attributes,
-    class_label,
-    conditions,
-    edge_lines,
-    group_label,
-    node_lines,
-    title,
-)
+from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
 from bertscope.render.page.templating import filled, markup
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
@@ -63,7 +55,7 @@ def _record(box: ClassBox, package: str) -> str:
     """Return a box of three parts: the address, the attributes, and the settings that some of them depend on."""
     parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
     shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
-    return '"{' + "|".join([_in_record(class_label(box, package)), *shown]) + '}"'
+    return '"{' + "|".join([_in_record(box.address.removeprefix(package)), *shown]) + '}"'
 
 
 def _in_record(written: str) -> str:
@@ -158,8 +150,10 @@ def _drawn(text: str) -> str:
 
 
 def _drawn_by_program(text: str) -> str:
-    program = _program()
-    if program is None:
+    # An empty or relative entry means the working directory, whose `dot` may be anyone's.
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
+    if program is None or not os.path.isabs(program):
         raise MissingExtraError(
             "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
         )
@@ -172,10 +166,3 @@ def _drawn_by_program(text: str) -> str:
         reason = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
         raise BertscopeError(f"dot cannot draw this diagram: {reason}; --format dot shows its text")
     return done.stdout.decode("utf-8", errors="replace")
-
-
-def _program() -> str | None:
-    """Return the path of `dot`, but not of one in the working directory, which an empty or relative entry means."""
-    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    program = shutil.which("dot", path=os.pathsep.join(entry for entry in entries if os.path.isabs(entry)))
-    return program if program is not None and os.path.isabs(program) else None

@@ -6,16 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bertscope.errors import SelectionError
-from bertscope.render.diagram.texts import (
-    attributes,
-    class_label,
-    conditions,
-    edge_lines,
-    group_label,
-    node_lines,
-    title,
-)
-from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
+from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
+from bertscope.reports.diagram import ClassBox, ClassReport, GraphReport
 from bertscope.units import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
@@ -67,20 +59,16 @@ def _classes(report: ClassReport) -> Iterator[str]:
 
 
 def _class(box: ClassBox, package: str) -> Iterator[str]:
-    head = f'  class {box.name}["{_escaped(class_label(box, package))}"]'
+    head = f'  class {box.name}["{_escaped(box.address.removeprefix(package))}"]'
     if not box.attributes:
         yield head
         return
     yield f"{head} {{"
     for attribute in attributes(box):
-        yield f"    +{_member(attribute)}"
+        # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
+        member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+        yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
     yield "  }"
-
-
-def _member(written: str) -> str:
-    """Return a member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
-    written = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", written)
-    return written.replace("{", "#123;").replace("}", "#125;")
 
 
 # ---- flowchart ----
@@ -101,17 +89,13 @@ def _group(path: str, report: GraphReport, level: int) -> Iterator[str]:
     indent = "  " * level
     for node in report.nodes:
         if node.group == path:
-            yield f"{indent}{_box(node)}"
+            opening, closing = _SHAPES.get(node.role, ('["', '"]'))
+            yield f"{indent}{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
             yield from _group(group.path, report, level + 1)
             yield f"{indent}end"
-
-
-def _box(node: DiagramNode) -> str:
-    opening, closing = _SHAPES.get(node.role, ('["', '"]'))
-    return f"{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
 
 
 def _id(ident: str) -> str:

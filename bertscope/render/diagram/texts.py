@@ -52,11 +52,6 @@ def group_label(group: DiagramGroup) -> str:
     return f"{group.name}{copies}: {group.type}"
 
 
-def class_label(box: ClassBox, package: str) -> str:
-    """Return the address, in short for the model's own package: `.model.BertLayer`."""
-    return box.address.removeprefix(package)
-
-
 def attributes(box: ClassBox) -> Iterator[str]:
     """Yield `int vocab_size = 30522`, for every attribute."""
     for attribute in box.attributes:

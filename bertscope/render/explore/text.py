@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from bertscope.render.tree import row_name
 from bertscope.reports.page import ExploreReport, ExploreRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
 
@@ -35,11 +34,6 @@ MEASURES = (
     Measure("flops", "FLOPs", 9, lambda row: row.work.total.matmul_flops if row.work else None, short_count_text),
     Measure("memory", "kept", 11, lambda row: row.kept_bytes, bytes_text),
 )
-
-
-def name_width(rows: Sequence[ExploreRow]) -> int:
-    """Return the width of the tree's branches and names, in characters."""
-    return max(INDENT * (row.module.depth + 1) + len(row_name(row.module)) for row in rows)
 
 
 def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:

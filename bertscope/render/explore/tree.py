@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
-from bertscope.render.explore.text import INDENT, Measure, children, name_width, shown, sorted_by
+from bertscope.render.explore.text import INDENT, Measure, children, shown, sorted_by
 from bertscope.render.tree import row_name
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.page import ExploreRow
@@ -28,7 +28,8 @@ class ModuleTree(Tree[int]):
     def __init__(self, rows: Sequence[ExploreRow]) -> None:
         self.rows, self.by = rows, "order"
         self.below = children(rows)
-        self.names = name_width(rows)
+        # the width of the branches and names, in characters
+        self.names = max(INDENT * (row.module.depth + 1) + len(row_name(row.module)) for row in rows)
         self.measures: tuple[Measure, ...] = ()
         self.nodes: dict[int, TreeNode[int]] = {}
         # Layers are closed: there are many of them, or one that represents all.
