@@ -92,8 +92,8 @@ def expand(path: str) -> Iterator[str]:
 
 def covers(shown: str, path: str) -> bool:
     """Return True when `path` is one of the paths that `shown` represents."""
-    wanted, given = shown.split("."), path.split(".")
-    return len(wanted) == len(given) and all(map(_name_covers, wanted, given))
+    given, wanted = path.split("."), shown.split(".")
+    return len(given) == len(wanted) and all(map(_name_covers, wanted, given))
 
 
 def _name_covers(shown: str, name: str) -> bool:
@@ -114,8 +114,8 @@ def runs(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, lis
         alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))
     for (before, after, key), members in alike.items():
         ordered = enumerate(sorted(members, key=itemgetter(0)))
-        # numbers in a row grow with their places
-        for _, group in groupby(ordered, key=lambda member: member[1][0] - member[0]):
+        # Consecutive numbers have the same distance from their places in the order.
+        for _, group in groupby(ordered, key=lambda placed: placed[1][0] - placed[0]):
             run = [member for _, member in group]
             path = before if after is None else f"{before}{LayerRange(run[0][0], run[-1][0])}{after}"
             yield path, key, [item for _, item in run]
