@@ -53,6 +53,6 @@ def explain(
 
     report = analyse(source, path, language=lang, batch=batch, seq=seq)
     if naming is not None and fmt == "table":
-        write(renderer.text(report, Target() if output else stdout_target(), naming), output)
+        write(renderer.table(report, Target() if output else stdout_target(), naming), output)
     else:
         show(report, renderer, fmt, output)

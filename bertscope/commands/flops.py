@@ -13,8 +13,6 @@ from bertscope.commands.output import Format, Output, show, write
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import numbers
 from bertscope.errors import SelectionError
-from bertscope.render.console import Target, stdout_target
-from bertscope.reports.flops import FlopsReport
 from bertscope.run_config import NONE, RunConfig
 
 EPILOG = """\b
@@ -69,20 +67,9 @@ def flops(
     report = flops_model(run, batches, seqs)
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
-    target = Target() if output else stdout_target()
     if convention is not None and fmt == "table":
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         write(renderer.convention(report, convention), output)
-    elif operators and fmt != "json":
-        write(_operators(report, fmt, target), output)
     else:
-        show(report, renderer, fmt, output)
-
-
-def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
-    from bertscope.render import flops as renderer
-
-    if fmt == "table":
-        return renderer.operators(report, target)
-    return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)
+        show(report, renderer.operators if operators else renderer, fmt, output)

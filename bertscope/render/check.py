@@ -33,19 +33,17 @@ def _summary(report: CheckReport) -> str:
 
 def github(report: CheckReport) -> str:
     """Return workflow commands that GitHub shows at the file and line of the expectation."""
-    lines = [
-        f"::error title=bertscope check,file={_escape(finding.path, True)},line={finding.line}::"
-        f"{_escape(f'{finding.model}: {finding.message}')}\n"
-        for finding in report.findings
-        if finding.status != "passed"
-    ]
-    return "".join(lines) + _summary(report)
+    text = ""
+    for finding in report.findings:
+        if finding.status != "passed":
+            path = _escaped(finding.path).replace(":", "%3A").replace(",", "%2C")
+            message = _escaped(f"{finding.model}: {finding.message}")
+            text += f"::error title=bertscope check,file={path},line={finding.line}::{message}\n"
+    return text + _summary(report)
 
 
-def _escape(value: str, is_property: bool = False) -> str:
-    value = one_line(value)
-    value = value.replace("%", "%25")
-    return value.replace(":", "%3A").replace(",", "%2C") if is_property else value
+def _escaped(value: str) -> str:
+    return one_line(value).replace("%", "%25")
 
 
 def junit(report: CheckReport) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from bertscope.errors import one_line
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
-from bertscope.reports.checkpoint import CheckpointReport, Stored, StoredRow
+from bertscope.render.footer import lines_markdown, lines_text
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
+from bertscope.reports.checkpoint import CheckpointReport, Stored
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3
@@ -13,19 +16,15 @@ _SHOWN_FILES = 3
 
 def _columns(report: CheckpointReport) -> list[Column]:
     return [
-        Column("tensor", _label, values("name")),
+        Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
         Column("dtype", lambda row: row.dtype, values("dtype"), give_up=2),
         Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies"),
                give_up=4),
-        Column("params", lambda row: count_text(row.params), values("params"), right=True),
-        Column("bytes", lambda row: bytes_text(row.bytes), values("bytes"), right=True, give_up=3),
+        number("params", "params"),
+        number("bytes", "bytes", bytes_text, give_up=3),
         Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), give_up=1,
                shown=any(row.shares for row in report.rows)),
     ]  # fmt: skip
-
-
-def _label(row: StoredRow) -> str:
-    return one_line(row.name) + (f" ({row.copies} x)" if row.copies > 1 else "")
 
 
 def title(report: CheckpointReport) -> str:
@@ -37,45 +36,38 @@ def title(report: CheckpointReport) -> str:
 def stored_lines(stored: Stored) -> list[tuple[str, str]]:
     """Return the sums: parameters, dtypes, and the file's size to the last byte."""
     dtypes = ", ".join(f"{count_text(row.params)} in {row.dtype} ({bytes_text(row.bytes)})" for row in stored.dtypes)
-    shared = stored.stored_params - stored.distinct_params
-    lines = [
-        ("stored", f"{count_text(stored.distinct_params)} elements (every storage once): {dtypes}"),
-        ("under all names", f"{count_text(stored.stored_params)}") if shared else ("", ""),
-        *_size_lines(stored),
-        *(("problem", one_line(problem)) for problem in stored.problems),
-    ]
-    return [line for line in lines if line != ("", "")]
-
-
-def _size_lines(stored: Stored) -> list[tuple[str, str]]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for part in stored.parts:
-        sums[part.what] = sums.get(part.what, 0) + part.bytes
+        sums[part.what] += part.bytes
     parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
-    names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
-    more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
-    return [
-        ("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"),
-        ("files", f"{len(stored.files)}: {names}{more}") if len(stored.files) > 1 else ("", ""),
-    ]
+    lines = [("stored", f"{count_text(stored.distinct_params)} elements (every storage once): {dtypes}")]
+    if stored.stored_params != stored.distinct_params:
+        lines.append(("under all names", count_text(stored.stored_params)))
+    lines.append(("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"))
+    if len(stored.files) > 1:
+        names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
+        more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
+        lines.append(("files", f"{len(stored.files)}: {names}{more}"))
+    return lines + [("problem", one_line(problem)) for problem in stored.problems]
 
 
 def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
-    metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
-    lines = [*stored_lines(report.stored), ("metadata", one_line(metadata, limit=200)) if metadata else ("", "")]
-    return [*(line for line in lines if line != ("", "")), ("read", "from the header alone; nothing was loaded or run")]
+    lines = stored_lines(report.stored)
+    if report.stored.metadata:
+        metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
+        lines.append(("metadata", one_line(metadata, limit=200)))
+    return [*lines, ("read", "from the header alone; nothing was loaded or run")]
 
 
 def table(report: CheckpointReport, target: Target) -> str:
     """Return the report for the terminal."""
-    body = table_text(_columns(report), report.rows, target)
-    return f"{title(report)}\n{body}" + "".join(f"{name:<17}{value}\n" for name, value in _footer(report))
+    return f"{title(report)}\n{table_text(_columns(report), report.rows, target)}{lines_text(_footer(report), 17)}"
 
 
 def markdown(report: CheckpointReport) -> str:
     """Return the report for a pull request or a page."""
-    lines = "".join(f"- {name}: {value}\n" for name, value in _footer(report)).replace("_", "\\_").replace("*", "\\*")
-    return f"**{title(report)}**\n\n{markdown_text(_columns(report), report.rows)}\n{lines}"
+    body = markdown_text(_columns(report), report.rows)
+    return f"**{title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
 
 
 def csv(report: CheckpointReport) -> str:

@@ -63,8 +63,7 @@ def draw(renderable: RenderableType, target: Target) -> str:
 
 def natural_width(renderable: RenderableType) -> int:
     """Return the width at which nothing wraps."""
-    console = _console(Target())
-    return console.measure(renderable).maximum
+    return _console(Target()).measure(renderable).maximum
 
 
 def _console(target: Target) -> Console:

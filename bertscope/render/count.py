@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from bertscope.render.console import Target
-from bertscope.render.footer import footer_markdown, footer_text, title
-from bertscope.render.table import Column, csv_text, markdown_text, table_text, values
+from bertscope.render.footer import footer, lines_markdown, lines_text, title
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
+from bertscope.render.tree import tensor_columns
 from bertscope.reports.params import CountReport, CountRow
-from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
+from bertscope.units import bytes_text, count_text, shape_text, share_text
 
-_values = partial(values, of="row")
+_values, _number = partial(values, of="row"), partial(number, of="row")
 
 
 @dataclass(frozen=True)
@@ -23,44 +24,38 @@ class _Line:
     depth: int
 
 
-def _lines(report: CountReport) -> list[_Line]:
-    return [line for row in report.rows for line in (_Line(row, 0), *(_Line(part, 1) for part in row.parts))]
-
-
-def _columns(report: CountReport, lines: list[_Line]) -> list[Column]:
+def _table(report: CountReport) -> tuple[list[Column], list[_Line]]:
+    """Return the columns, and the rows with their parts below them."""
+    lines = [line for row in report.rows for line in (_Line(row, 0), *(_Line(part, 1) for part in row.parts))]
     rows = [line.row for line in lines]
-    is_traced = any(row.inputs or row.outputs for row in rows)
-    return [
+    columns = [
         Column("path", _label, values("depth") | _values("name", "path")),
-        Column("type", lambda line: _type_text(line.row), _values("type"), give_up=4),
+        Column("type", _type_text, _values("type"), give_up=4),
         Column("shapes", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
-        Column("in", _inputs, {"inputs": _inputs}, give_up=7, csv_order=3, shown=is_traced),
-        Column("out", _outputs, {"outputs": _outputs}, give_up=7, csv_order=3, shown=is_traced),
+        *tensor_columns(rows, give_up=7, csv_order=3),
         Column("each", _each_text, _values("copies", "each_params"), right=True, give_up=1,
                shown=any(row.copies > 1 for row in rows)),
         Column("params", lambda line: count_text(line.row.params), _values("params", "distinct_params"), right=True),
-        Column("share", lambda line: share_text(line.row.share), _values("share"), right=True, give_up=2, csv_order=2),
-        Column("bytes", lambda line: bytes_text(line.row.bytes), _values("bytes"), right=True, give_up=3, csv_order=1),
-        Column("trainable", lambda line: count_text(line.row.trainable_params), _values("trainable_params"), right=True,
-               shown=report.totals.frozen_params > 0),
+        _number("share", "share", share_text, give_up=2, csv_order=2),
+        _number("bytes", "bytes", bytes_text, give_up=3, csv_order=1),
+        _number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
         Column("tied to", lambda line: line.row.tied_to or "", _values("in_layer_sum", "tied_to"), give_up=6,
                csv_order=2, shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
+    return columns, lines
 
 
 def _label(line: _Line) -> str:
-    if line.depth:
-        return f"  {line.row.name}"
-    copies = f" ({line.row.copies} x)" if line.row.copies > 1 else ""
-    return (line.row.path or line.row.name) + copies
+    row = line.row
+    return f"  {row.name}" if line.depth else (row.path or row.name) + copies_text(row.copies)
 
 
 def _each_text(line: _Line) -> str:
     return count_text(line.row.each_params) if line.row.copies > 1 else ""
 
 
-def _type_text(row: CountRow) -> str:
-    return " + ".join(dict.fromkeys(row.type.split(" + ")))
+def _type_text(line: _Line) -> str:
+    return " + ".join(dict.fromkeys(line.row.type.split(" + ")))
 
 
 def _shapes(line: _Line) -> str:
@@ -73,28 +68,17 @@ def _shapes(line: _Line) -> str:
     )
 
 
-def _inputs(line: _Line) -> str:
-    return tensors_text(line.row.inputs)
-
-
-def _outputs(line: _Line) -> str:
-    return tensors_text(line.row.outputs)
-
-
 def table(report: CountReport, target: Target) -> str:
     """Return the title, the rows with their parts, and the totals for the terminal."""
-    lines = _lines(report)
-    body = table_text(_columns(report, lines), lines, target, lambda line: bool(line.row.parts))
-    return f"{title(report)}\n{body}{footer_text(report)}"
+    body = table_text(*_table(report), target, lambda line: line.row.parts)
+    return f"{title(report)}\n{body}{lines_text(footer(report))}"
 
 
 def markdown(report: CountReport) -> str:
     """Return the report for a pull request or a page."""
-    lines = _lines(report)
-    return f"**{title(report)}**\n\n{markdown_text(_columns(report, lines), lines)}\n{footer_markdown(report)}"
+    return f"**{title(report)}**\n\n{markdown_text(*_table(report))}\n{lines_markdown(footer(report))}"
 
 
 def csv(report: CountReport) -> str:
     """Return the rows for a spreadsheet; `depth` 1 marks the parts of the row above."""
-    lines = _lines(report)
-    return csv_text(_columns(report, lines), lines)
+    return csv_text(*_table(report))

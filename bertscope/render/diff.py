@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
 from bertscope.units import count_text, shape_text, signed_text
@@ -16,7 +16,7 @@ _FIELDS = (
     Column("b", lambda change: _value(change.b)),
 )
 _ROWS = (
-    Column("parameter", lambda row: row.path + (f" ({row.copies} x)" if row.copies > 1 else ""), values("path")),
+    Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
     Column("is", lambda row: row.status, values("status")),
     csv_only(values("copies")),
     Column("shape in a", lambda row: _shape(row.shape_a), {"shape_a": lambda row: _shape(row.shape_a)}, give_up=2),
@@ -48,8 +48,8 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
         ("sum over layers", a.layer_params, b.layer_params),
         (f"forward FLOPs at {report.batch} x {report.seq}", report.forward_flops_a, report.forward_flops_b),
     ]
-    parts = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
-    return [(columns, rows) for columns, rows in parts if rows]
+    tables = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
+    return [(columns, rows) for columns, rows in tables if rows]
 
 
 def table(report: DiffReport, target: Target) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_text, markdown_text, values
+from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.units import count_text
 
@@ -36,29 +36,22 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
     return {f"{name}_formula": of("symbols", ""), name: of("value", 0)}
 
 
-def table(report: ExplainReport, target: Target) -> str:
-    """Return the report for the terminal."""
-    return text(report, target, None)
-
-
-def text(report: ExplainReport, target: Target, naming: str | None) -> str:
-    """Return the steps one after another; `naming` puts the names of the other two vocabularies next to it."""
-    blocks = [_step(step, target, naming) for step in report.steps]
+def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
+    """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
+    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
     at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products alone, a multiply-add is 2\n"
     sums = "".join(_sum(item) for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-    return f"{title(report)}\n{at}\n" + "\n".join(blocks) + f"\n{sums}{questions}"
+    return f"{title(report)}\n{at}\n{blocks}\n{sums}{questions}"
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
     first = NAMINGS[naming or "keras"]
     others = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
     name = getattr(step, first) or step.name
-    copies = f" ({step.copies} x)" if step.copies > 1 else ""
-    beside = "".join(
-        f"  =  {getattr(step, field)}" for field in others if getattr(step, field) and getattr(step, field) != name
-    )
-    lines = [f"{name}{copies}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
+    names = (getattr(step, field) for field in others)
+    beside = "".join(f"  =  {other}" for other in names if other and other != name)
+    lines = [f"{name}{copies_text(step.copies)}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
     if step.flops is not None:
         lines.append(f"  FLOPs: {_formula(step.flops)}")
     return "\n".join(lines) + "\n" + _wrapped(step.sentence, target)
@@ -80,11 +73,7 @@ def _sum(item: Sum) -> str:
 
 
 _COLUMNS = (
-    Column(
-        "step",
-        lambda step: step.name + (f" ({step.copies} x)" if step.copies > 1 else ""),
-        {"step": lambda step: step.name},
-    ),
+    Column("step", lambda step: step.name + copies_text(step.copies), {"step": lambda step: step.name}),
     Column("hf", lambda step: step.path, {"hf": lambda step: step.path}),
     Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
     Column("in -> out", _flow, {"flow": _flow}),

@@ -8,7 +8,7 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.units import BF16, FP16, bytes_text, count_text
 
@@ -17,18 +17,17 @@ def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one."""
     searched = report.asked_batch is None
     return [
-        Column("seq", lambda row: count_text(row.seq), values("seq"), right=True),
+        number("seq", "seq"),
         Column("precision", lambda row: row.precision, values("precision")),
         Column("checkpointing", lambda row: row.checkpointing, values("checkpointing")),
         Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "is_tight"),
                right=True),
-        Column("peak", lambda row: bytes_text(row.peak_bytes), values("peak_bytes"), right=True),
+        number("peak", "peak_bytes", bytes_text),
         Column("peak of one more", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
                right=True, give_up=2, shown=searched),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1,
                shown=searched),
-        Column("FLOPs of the step", lambda row: _work_text(row.step_flops), values("step_flops"), right=True,
-               give_up=3),
+        number("FLOPs of the step", "step_flops", _work_text, give_up=3),
         Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
         csv_only({"budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
@@ -57,12 +56,6 @@ def heading(report: FitReport) -> str:
     return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
 
 
-def _cheapest(report: FitReport, seq: int) -> str:
-    """Return the first of the ways that fit at a length; they come in the order of their cost."""
-    fitting = [row for row in report.rows if row.fits and row.seq == seq]
-    return _way(fitting[0]) if fitting else "nothing that was tried"
-
-
 def notes(report: FitReport) -> Iterator[str]:
     """Return the answer in a line, and how the numbers were obtained."""
     if not report.fits:
@@ -72,14 +65,17 @@ def notes(report: FitReport) -> Iterator[str]:
         yield f"not even {what} fits: the nearest, {_way(least)}, is {short} too much"
     elif report.asked_batch:
         for seq in dict.fromkeys(row.seq for row in report.rows):
-            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {_cheapest(report, seq)}"
+            # the rows come in the order of their cost
+            fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
+            cheapest = next(fitting, "nothing that was tried")
+            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {cheapest}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
-            and (sdpa_kernel(report.card, BF16.name) == "math")
+            and sdpa_kernel(report.card, BF16.name) == "math"
         ):
             on = f"on {report.card.name}, attention keeps its scores"
             yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"

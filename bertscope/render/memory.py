@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,12 @@ from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.memory_words import bars, conclusions, footnotes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
-from bertscope.render.timeline.panels import run_text, variant_name
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Parts, Variant
-from bertscope.units import bytes_text, count_text
+from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing
+from bertscope.units import bytes_text, count_text, shape_text
 
 PARTS = tuple(field.name for field in fields(Parts))
 SHOWN_ROWS = 10
-_PHASE_NAMES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 
 
 @dataclass(frozen=True)
@@ -31,104 +31,78 @@ class _Line:
 
 
 def memory_lines(report: MemoryReport) -> Iterator[_Line]:
-    """Return the lines of the table: the parts at the peak, the peaks of the phases, and other measurements."""
+    """Yield the lines of the table: the parts at the peak, the peaks of the phases, and other measurements."""
     variants = report.variants
+
+    def has(path: str) -> bool:
+        return any(_at(variant, path) for variant in variants)
+
+    def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, *, is_strong: bool = False) -> _Line:
+        values = [_at(variant, path) for variant in variants]
+        return _Line(name, tuple("" if value is None else text(value) for value in values), is_strong)
+
     for part in PARTS:
-        if any(memory and getattr(memory.peak.parts, part) for memory in _memories(report)):
-            yield _line(part.replace("_", " "), report, _part(part))
-    yield _line("peak", report, lambda memory: memory.peak.peak_bytes, is_strong=True)
-    for number, phase in enumerate(next((memory.phases for memory in _memories(report) if memory), ())):
-        name = f"  in {_PHASE_NAMES.get(phase.phase, phase.phase)}"
-        yield _line(name, report, _phase_peak(number))
+        if has(f"memory.peak.parts.{part}"):
+            yield line(part_name(part), f"memory.peak.parts.{part}")
+    yield line("peak", "memory.peak.peak_bytes", is_strong=True)
+    for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
+        name = "optimizer step" if phase.phase == "optimizer" else phase.phase
+        yield line(f"  in {name}", "memory.phases", partial(_phase_peak, number))
     if report.run.get("mode") != "inference":
-        yield _line("saved for backward", report, lambda memory: memory.kept_bytes)
-    if any(memory and memory.device for memory in _memories(report)):
-        yield _line(
-            "allocated on the device", report, lambda memory: memory.device.allocated_bytes if memory.device else None
-        )
-        yield _line("reserved by torch", report, lambda memory: memory.device.reserved_bytes if memory.device else None)
-    if any(variant.estimated and variant.measured for variant in variants):
-        yield _Line("estimated peak", tuple(_estimate(variant) for variant in variants))
-        yield _Line("  worst error", tuple(_error(variant) for variant in variants))
-    if any(variant.process for variant in variants):
-        yield _Line("process: one step", tuple(_of(variant.process, _step_text) for variant in variants))
-        yield _Line(
-            "process: all its life", tuple(_of(v.process, lambda p: bytes_text(p.peak_bytes)) for v in variants)
-        )
-    if any(variant.timing for variant in variants):
+        yield line("saved for backward", "memory.kept_bytes")
+    if has("memory.device"):
+        yield line("allocated on the device", "memory.device.allocated_bytes")
+        yield line("reserved by torch", "memory.device.reserved_bytes")
+    if any(variant.error is not None for variant in variants):
+        both = [variant.estimated if variant.measured else None for variant in variants]
+        yield _Line("estimated peak", tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both))
+        yield line("  worst error", "error", lambda error: f"{100 * error:+.4f} %")
+    if has("process"):
+        yield line("process: one step", "process", _step_text)
+        yield line("process: all its life", "process.peak_bytes")
+    if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
-        yield _Line(f"step, median of {steps}", tuple(_of(variant.timing, _seconds) for variant in variants))
-    if any(variant.timing and variant.timing.tokens_per_second for variant in variants):
-        yield _Line("tokens per second", tuple(_of(variant.timing, _tokens) for variant in variants))
-        yield _Line("FLOP/s", tuple(_of(variant.timing, _work) for variant in variants))
+        yield line(f"step, median of {steps}", "timing", _seconds)
+    if has("timing.tokens_per_second"):
+        yield line("tokens per second", "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
+        yield line("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
 
 
-def _memories(report: MemoryReport) -> list[Memory | None]:
-    return [variant.memory for variant in report.variants]
+def _at(item: Any, path: str) -> Any:
+    """Return the attribute at a path such as `memory.peak`, None if one on the way is None."""
+    for name in path.split("."):
+        item = None if item is None else getattr(item, name)
+    return item
 
 
-def _line(name: str, report: MemoryReport, of: Callable[[Memory], int | None], is_strong: bool = False) -> _Line:
-    values = (None if memory is None else of(memory) for memory in _memories(report))
-    return _Line(name, tuple("" if value is None else bytes_text(value) for value in values), is_strong)
+def _phase_peak(number: int, phases: Sequence[PhasePeak]) -> str:
+    return bytes_text(phases[number].peak_bytes)
 
 
-def _part(part: str) -> Callable[[Memory], int]:
-    return lambda memory: int(getattr(memory.peak.parts, part))
-
-
-def _phase_peak(number: int) -> Callable[[Memory], int]:
-    return lambda memory: memory.phases[number].peak_bytes
-
-
-def _cell(number: int) -> Callable[[_Line], str]:
-    return lambda line: line.cells[number]
-
-
-def _kept_cell(number: int) -> Callable[[tuple[KeptRow, tuple[int, ...]]], str]:
-    return lambda row: bytes_text(row[1][number])
-
-
-def _of(value: Any, text: Callable[[Any], str]) -> str:
-    return "" if value is None else text(value)
-
-
-def _estimate(variant: Variant) -> str:
-    if variant.estimated is None or variant.measured is None:
-        return ""
-    return bytes_text(variant.estimated.peak.peak_bytes)
-
-
-def _error(variant: Variant) -> str:
-    return _of(variant.error, lambda error: f"{100 * error:+.4f} %")
-
-
-def _step_text(process: Any) -> str:
+def _step_text(process: ProcessMemory) -> str:
     return f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"
 
 
-def _seconds(timing: Any) -> str:
+def _seconds(timing: Timing) -> str:
     return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
 
 
-def _tokens(timing: Any) -> str:
-    return _of(timing.tokens_per_second, lambda rate: f"{rate:,.0f}")
+def _cell(number: int, line: _Line) -> str:
+    return line.cells[number]
 
 
-def _work(timing: Any) -> str:
-    return _of(timing.flops_per_second, lambda rate: f"{rate / 1e9:,.1f} G")
+def _kept_cell(number: int, row: tuple[KeptRow, tuple[int, ...]]) -> str:
+    return bytes_text(row[1][number])
 
 
 def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     columns = [Column("at the peak of the step", lambda line: line.name)]
     for number, variant in enumerate(report.variants):
-        columns.append(Column(_heading(variant), _cell(number), right=True))
+        obtained = variant.memory.obtained if variant.memory else "nothing measured"
+        heading = f"{variant_name(variant)} ({obtained})"
+        columns.append(Column(heading, partial(_cell, number), right=True))
     return columns
-
-
-def _heading(variant: Variant) -> str:
-    obtained = variant.memory.obtained if variant.memory else "nothing measured"
-    return f"{variant_name(variant)} ({obtained})"
 
 
 _KEPT_NAMES = 4  # the columns that identify a row
@@ -136,25 +110,21 @@ _KEPT_NAMES = 4  # the columns that identify a row
 
 def kept_columns(report: MemoryReport) -> list[Column]:
     """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
-    columns = [
+    return [
         Column("saved for backward, by module", lambda row: row[0].path or "(model)"),
         Column("what", lambda row: row[0].what, give_up=1),
-        Column("each", lambda row: _shape(row[0]), give_up=3),
+        Column("each", lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "", give_up=3),
         Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
-    ]
-    for number, variant in enumerate(report.variants):
-        columns.append(Column(variant_name(variant), _kept_cell(number), right=True))
-    return columns
-
-
-def _shape(row: KeptRow) -> str:
-    return f"[{', '.join(map(str, row.shape))}] {row.dtype}" if row.dtype else ""
+        *(Column(variant_name(variant), partial(_kept_cell, number), right=True)
+          for number, variant in enumerate(report.variants)),
+    ]  # fmt: skip
 
 
 def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
     """Return each kind of tensor that any variant keeps, with its bytes in each."""
+    memories = [variant.memory for variant in report.variants]
     tables = [{(row.path, row.operator, row.shape): row for row in (memory.kept if memory else ())}
-              for memory in _memories(report)]  # fmt: skip
+              for memory in memories]  # fmt: skip
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = []
     for key in keys:
@@ -181,13 +151,12 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOW
 
 def markdown(report: MemoryReport) -> str:
     """Return the report as GitHub tables."""
-    text = f"{title(report)}, {run_text(report.run)}\n\n".replace("_", "\\_")
-    text += markdown_text(memory_columns(report), list(memory_lines(report)))
+    heading = f"{title(report)}, {run_text(report.run)}\n".replace("_", "\\_")
+    tables = [markdown_text(memory_columns(report), list(memory_lines(report)))]
     if rows := kept_rows(report):
-        text += "\n" + markdown_text(kept_columns(report), rows)
-    return (
-        text + "\n" + "".join(f"- {line}\n" for line in (*conclusions(report), *footnotes(report))).replace("_", "\\_")
-    )
+        tables.append(markdown_text(kept_columns(report), rows))
+    notes = "".join(f"- {line}\n" for line in (*conclusions(report), *footnotes(report))).replace("_", "\\_")
+    return "\n".join([heading, *tables, notes])
 
 
 _PHASES = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.timeline.panels import variant_name
-from bertscope.reports.memory import BreakEven, Memory, MemoryReport, PhasePeak, Variant
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
 from bertscope.units import bytes_text
 
 _BAR_WIDTH = 48
@@ -30,8 +30,7 @@ def bars(report: MemoryReport, target: Target) -> str:
         return ""
     highest = max(memory.peak.peak_bytes for _, memory in memories) or 1
     label = max(len(name) for name, _ in memories) + 1
-    available = (target.width or 80) - label - 14
-    width = max(min(_BAR_WIDTH, available), 8)
+    width = max(min(_BAR_WIDTH, (target.width or 80) - label - 14), 8)
     drawn = [_bar(memory, highest, width) for _, memory in memories]
     lines = [
         f"{name:<{label}}{bar:<{width}} {bytes_text(memory.peak.peak_bytes)}"
@@ -61,12 +60,15 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
-            yield _outlook(other.outlook)
+            points = "".join(
+                f", at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
+                for point in other.outlook.points
+            )
+            yield f"from batch {other.outlook.pays_from_batch} on it falls{points} (estimated)"
 
 
 def _place(peak: PhasePeak) -> str:
-    where = {"forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer's step"}
-    text = where.get(peak.phase, f"in {peak.phase}")
+    text = "in the optimizer's step" if peak.phase == "optimizer" else f"in {peak.phase}"
     if peak.operator:
         text += f", at {peak.operator}"
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
@@ -90,40 +92,26 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
     return text
 
 
-def _outlook(outlook: BreakEven) -> str:
-    points = (
-        f"at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
-        for point in outlook.points
-    )
-    return (
-        f"from batch {outlook.pays_from_batch} on it falls" + "".join(f", {point}" for point in points) + " (estimated)"
-    )
-
-
 def footnotes(report: MemoryReport) -> Iterator[str]:
     """Yield notes on how each number was obtained, and how far it may be off."""
-    obtained = {memory.obtained for variant in report.variants for memory in (variant.memory,) if memory}
+    memories = [variant.memory for variant in report.variants if variant.memory]
+    obtained = {memory.obtained for memory in memories}
     if "measured" in obtained:
         yield f"measured: the allocator's own events on {report.machine}; times of bare steps, run apart"
     if "estimated" in obtained:
-        semantics = f"{report.run.get('device')} semantics on fake tensors"
-        yield f"estimated: {semantics}; every operator dispatched, nothing allocated{_accuracy(report)}"
-    layers = {memory.traced_layers for variant in report.variants for memory in (variant.memory,) if memory} - {None}
-    if layers:
-        yield f"{max(layer for layer in layers if layer)} layers ran; the others are extrapolated (verified)"
-    if any(variant.memory and variant.memory.device for variant in report.variants):
-        yield from _device_notes(report)
+        device = report.run.get("device")
+        accuracy = "found within 0.1 % of the allocator's peak in training (docs/accuracy.md)"
+        if device == "cuda":
+            accuracy = "not yet checked against a card"
+        yield f"estimated: {device} semantics on fake tensors; every operator dispatched, nothing allocated; {accuracy}"
+    if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
+        yield f"{max(layers)} layers ran; the others are extrapolated (verified)"
+    if device_terms := next((memory.device for memory in memories if memory.device), None):
+        yield from _device_notes(device_terms)
     yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"
 
 
-def _accuracy(report: MemoryReport) -> str:
-    if report.run.get("device") == "cuda":
-        return "; not yet checked against a card"
-    return "; found within 0.1 % of the allocator's peak in training (docs/accuracy.md)"
-
-
-def _device_notes(report: MemoryReport) -> Iterator[str]:
-    device = next(variant.memory.device for variant in report.variants if variant.memory and variant.memory.device)
+def _device_notes(device: DeviceTerms) -> Iterator[str]:
     low, high = device.context_low_bytes, device.context_high_bytes
     if low == high:
         yield f"context, and whatever else is on the card: {bytes_text(low)}, measured"

@@ -8,17 +8,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.render.console import Target, draw, natural_width
-from bertscope.units import visible
+from bertscope.units import count_text, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+Strong = Callable[[Any], object] | None  # true for the rows in bold
 MANY = 2000  # rows
 _GAP = "   "
+_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
 
 
@@ -44,9 +46,20 @@ def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
     return {name.replace(".", "_"): attrgetter(f"{of}.{name}" if of else name) for name in names}
 
 
-def csv_only(csv: Mapping[str, Callable[[Any], Any]], csv_order: int = 0) -> Column:
+def number(title: str, name: str, text: Callable[[Any], str] = count_text, of: str = "", **options: Any) -> Column:
+    """Return a column of numbers: an attribute of a row, or of its attribute `of`, as text and as a value in CSV."""
+    read = attrgetter(f"{of}.{name}" if of else name)
+    return Column(title, lambda row: text(read(row)), values(name, of=of), right=True, **options)
+
+
+def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
     """Return a column that CSV holds and no table shows."""
-    return Column("", str, csv, csv_order=csv_order, shown=False)
+    return Column("", str, csv, shown=False)
+
+
+def copies_text(copies: int) -> str:
+    """Return ` (12 x)` for a row of several equal layers, else nothing."""
+    return f" ({copies} x)" if copies > 1 else ""
 
 
 def shown(columns: Sequence[Column]) -> list[Column]:
@@ -54,17 +67,10 @@ def shown(columns: Sequence[Column]) -> list[Column]:
     return [column for column in columns if column.shown]
 
 
-def is_plain(row: Any) -> bool:
-    """Return False: no row is emphasized."""
-    return False
-
-
-def table_text(
-    columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool] = is_plain
-) -> str:
+def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Strong = None) -> str:
     """Return the rows as a table; a narrow terminal drops the least important columns, and a line says which."""
     columns = shown(columns)
-    drawing = _Lines(columns, rows, target) if len(rows) > MANY else _Drawing(rows, target, strong)
+    drawing = _Lines(columns, rows, target) if len(rows) > MANY else _RichTable(rows, target, strong)
     kept = list(columns)
     while target.width and drawing.width(kept) > target.width:
         spare = max(kept, key=lambda column: column.give_up)
@@ -79,32 +85,41 @@ def table_text(
 
 
 @dataclass(frozen=True)
-class _Drawing:
-    """A table drawn by rich, which folds long cells."""
+class _RichTable:
+    """A table drawn by rich, which folds a long cell over lines; nothing is cut."""
 
     rows: Sequence[Any]
     target: Target
-    strong: Callable[[Any], bool]
+    strong: Strong
 
     def width(self, columns: Sequence[Column]) -> int:
-        return natural_width(_table(columns, self.rows, self.target, self.strong))
+        return natural_width(self._table(columns))
 
     def text(self, columns: Sequence[Column]) -> str:
-        return draw(_table(columns, self.rows, self.target, self.strong), self.target)
+        return draw(self._table(columns), self.target)
+
+    def _table(self, columns: Sequence[Column]) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD if self.target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
+        for column in columns:
+            justify: Literal["left", "right"] = "right" if column.right else "left"
+            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right)
+        for row in self.rows:
+            style = "bold" if self.strong and self.strong(row) else ""
+            table.add_row(*(Text(visible(column.text(row))) for column in columns), style=style)
+        return table
 
 
 class _Lines:
     """A table of many rows in the same form: rich takes 0.3 ms and 5 KB for each. The terminal wraps its lines."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> None:
-        from rich.cells import cell_len
-
         self.rule = "\u2500" if target.unicode else "-"
         self.cells = {column.title: [column.title, *(visible(column.text(row)) for row in rows)] for column in columns}
-        self.widths = {
-            title: max(len(cell) if cell.isascii() else cell_len(cell) for cell in cells)
-            for title, cells in self.cells.items()
-        }
+        self.widths = {title: max(map(_cell_width, cells)) for title, cells in self.cells.items()}
 
     def width(self, columns: Sequence[Column]) -> int:
         return sum(self.widths[column.title] + len(_GAP) for column in columns)
@@ -116,53 +131,36 @@ class _Lines:
         return "\n" + "\n".join(lines) + "\n\n"
 
     def _padded(self, column: Column) -> Iterator[str]:
-        from rich.cells import cell_len
-
-        width = self.widths[column.title]
         for cell in self.cells[column.title]:
-            blank = " " * (width - (len(cell) if cell.isascii() else cell_len(cell)))
+            blank = " " * (self.widths[column.title] - _cell_width(cell))
             yield blank + cell if column.right else cell + blank
 
 
+def _cell_width(cell: str) -> int:
+    if cell.isascii():
+        return len(cell)
+    from rich.cells import cell_len
+
+    return cell_len(cell)
+
+
 def tables_text(
-    columns: Sequence[Column],
-    names: int,
-    rows: Sequence[Any],
-    target: Target,
-    strong: Callable[[Any], bool] = is_plain,
+    columns: Sequence[Column], names: int, rows: Sequence[Any], target: Target, strong: Strong = None
 ) -> str:
     """Return the rows as `table_text` does, in a narrow terminal as several tables, all with the first `names`."""
     first, others = columns[:names], columns[names:]
     needed = [column for column in first if not column.give_up]
+    drawing = _RichTable(rows, target, strong)
 
     def groups(size: int) -> list[Sequence[Column]]:
-        """Split the other columns into groups of this size."""
         return [others[start : start + size] for start in range(0, len(others), size)]
 
-    def is_too_wide(size: int) -> bool:
-        """Check if tables of this many columns do not fit, even without the columns that can be dropped."""
-        tables = (_table([*needed, *group], rows, target, strong) for group in groups(size))
-        return target.width is not None and max(map(natural_width, tables)) > target.width
+    def fits(size: int) -> bool:
+        widths = (drawing.width([*needed, *group]) for group in groups(size))
+        return target.width is None or max(widths) <= target.width
 
-    size = next((size for size in range(len(others), 1, -1) if not is_too_wide(size)), 1)
+    size = next(filter(fits, range(len(others), 1, -1)), 1)
     return "\n".join(table_text([*first, *group], rows, target, strong) for group in groups(size))
-
-
-def _table(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Callable[[Any], bool]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD if target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
-    for column in columns:
-        # rich folds a long cell over lines; nothing is cut
-        table.add_column(
-            column.title, justify="right" if column.right else "left", overflow="fold", no_wrap=column.right
-        )
-    for row in rows:
-        style = "bold" if strong(row) else ""
-        table.add_row(*(Text(visible(column.text(row))) for column in columns), style=style)
-    return table
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
@@ -178,10 +176,7 @@ def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
 
 def _markdown_cell(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
-    escaped = visible(text.strip())
-    for character in "\\|*_[]<":
-        escaped = escaped.replace(character, "\\" + character)
-    return "&nbsp;" * indent + escaped
+    return "&nbsp;" * indent + visible(text.strip()).translate(_MARKDOWN)
 
 
 def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
+from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.reports.tool import DoctorReport, PackageRow
+from bertscope.render.footer import lines_text
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
 
@@ -21,16 +24,17 @@ def _listing(columns: tuple[Column, ...], note: str) -> SimpleNamespace:
     )
 
 
-def _count(value: int | None) -> str:
-    return "" if value is None else count_text(value)
+def _optional(text: Callable[[int], str]) -> Callable[[int | None], str]:
+    """Return the function that writes None as nothing."""
+    return lambda value: "" if value is None else text(value)
 
 
 presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
         Column("class", lambda row: row.architecture, values("architecture"), give_up=2),
-        Column("unique params", lambda row: _count(row.distinct_params), values("distinct_params"), right=True),
-        Column("sum over layers", lambda row: _count(row.layer_params), values("layer_params"), right=True, give_up=3),
+        number("unique params", "distinct_params", _optional(count_text)),
+        number("sum over layers", "layer_params", _optional(count_text), give_up=3),
         Column("description", lambda row: row.description, values("description"), give_up=1),
         csv_only(values("path")),
     ),
@@ -60,26 +64,26 @@ _PACKAGES = (
 _DEVICES = (
     Column("device", lambda row: row.name),
     Column("is", lambda row: row.description),
-    Column("threads", lambda row: "" if row.threads is None else str(row.threads), right=True),
-    Column("memory", lambda row: "" if row.memory_bytes is None else bytes_text(row.memory_bytes), right=True),
+    number("threads", "threads", _optional(str)),
+    number("memory", "memory_bytes", _optional(bytes_text)),
 )
 
 
 def _head(report: DoctorReport) -> list[tuple[str, str]]:
-    torch = report.torch_version or "does not load"
     lines = [
         ("bertscope", f"{report.bertscope_version}, {report.bertscope_path}"),
         ("python", f"{report.python_version}, {report.python_path}"),
-        ("torch", torch),
+        ("torch", report.torch_version or "does not load"),
         ("platform", report.platform),
         ("presets", f"{report.presets} in {report.preset_path}"),
     ]
     return [(name, one_line(text)) for name, text in lines]
 
 
-def _packages(report: DoctorReport) -> tuple[tuple[Column, ...], tuple[PackageRow, ...]]:
-    """Return the columns, the remedies among them where a package is missing, and the rows."""
-    return (_PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]), report.packages
+def _tables(report: DoctorReport) -> list[tuple[tuple[Column, ...], Sequence[Any]]]:
+    """Return the columns and rows of the packages and the devices; remedies only where a package is missing."""
+    packages = _PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]
+    return [(packages, report.packages), (_DEVICES, report.devices)]
 
 
 def _verdict(report: DoctorReport) -> str:
@@ -87,16 +91,13 @@ def _verdict(report: DoctorReport) -> str:
 
 
 def _doctor_table(report: DoctorReport, target: Target) -> str:
-    head = "".join(f"{name:<12}{text}\n" for name, text in _head(report))
-    tables = [table_text(columns, rows, target) for columns, rows in (_packages(report), (_DEVICES, report.devices))]
-    return head + "".join(tables) + _verdict(report)
+    tables = "".join(table_text(columns, rows, target) for columns, rows in _tables(report))
+    return lines_text(_head(report), 12) + tables + _verdict(report)
 
 
 def _doctor_markdown(report: DoctorReport) -> str:
     head = "".join(f"- {name}: `{text}`\n" for name, text in _head(report))
-    return "\n".join(
-        [head, markdown_text(*_packages(report)), markdown_text(_DEVICES, report.devices), _verdict(report)]
-    )
+    return "\n".join([head, *(markdown_text(*table) for table in _tables(report)), _verdict(report)])
 
 
 _RECORDS = (csv_only({name: itemgetter(place) for place, name in enumerate(("what", "name", "value"))}),)

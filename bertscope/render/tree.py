@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from bertscope.render.console import Target
-from bertscope.render.footer import footer_markdown, footer_text, title
+from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.params import TreeReport, TreeRow
@@ -25,45 +25,58 @@ class Line:
     branches: str
 
 
-def branches(rows: Sequence[Any], unicode: bool = True) -> Iterator[str]:
-    """Draw the branches before each row, by its `depth` and `is_last`."""
+def lines_of(rows: Sequence[Any], unicode: bool = True) -> list[Line]:
+    """Return the rows with the branches drawn before them, by their `depth` and `is_last`."""
     bar, tee, corner = ("│  ", "├─ ", "└─ ") if unicode else ("|  ", "|- ", "`- ")
-    trail = ""
+    lines, trail = [], ""
     for row in rows:
         if row.depth == 0:
-            yield ""
+            lines.append(Line(row, ""))
             continue
         trail = trail[: 3 * (row.depth - 1)]
-        yield trail + (corner if row.is_last else tee)
+        lines.append(Line(row, trail + (corner if row.is_last else tee)))
         trail += "   " if row.is_last else bar
+    return lines
 
 
-def lines_of(rows: Sequence[Any], unicode: bool = True) -> list[Line]:
-    """Return the rows with the branches drawn before them."""
-    return [Line(*pair) for pair in zip(rows, branches(rows, unicode), strict=True)]
+def indented(rows: Sequence[Any]) -> list[Line]:
+    """Return the rows with their depth as indentation, for Markdown."""
+    return [Line(row, "    " * row.depth) for row in rows]
+
+
+def row_name(row: Any) -> str:
+    """Return the name of a module, with its copies if it represents several: `0-11 (12 x)`."""
+    copies = f" ({row.copies} x)" if is_run(row.name) else ""
+    return f"{row.name or row.type}{copies}"
+
+
+def tensor_columns(rows: Iterable[Any], *, give_up: int, csv_order: int) -> list[Column]:
+    """Return the columns of the shapes and dtypes that go into each module and come out; shown if any row has them."""
+    is_traced = any(row.inputs or row.outputs for row in rows)
+
+    def column(title: str, name: str) -> Column:
+        def text(line: Any) -> str:
+            return tensors_text(getattr(line.row, name))
+
+        return Column(title, text, {name: text}, give_up=give_up, csv_order=csv_order, shown=is_traced)
+
+    return [column("in", "inputs"), column("out", "outputs")]
 
 
 def _columns(report: TreeReport) -> list[Column]:
-    is_traced = any(row.inputs or row.outputs for row in report.rows)
     return [
-        Column("module", _label, _values("depth", "depth_index", "path", "name")),
+        Column("module", lambda line: line.branches + row_name(line.row),
+               _values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", lambda line: _type(line.row), _values("type"), give_up=2),
         Column("each", lambda line: _each(line.row), _values("copies", "each_params"), right=True, give_up=3,
                shown=any(row.copies > 1 for row in report.rows)),
-        Column("in", _inputs, {"inputs": _inputs}, give_up=4, csv_order=1, shown=is_traced),
-        Column("out", _outputs, {"outputs": _outputs}, give_up=4, csv_order=1, shown=is_traced),
-        Column("params", lambda line: _params(line.row), _values("params", "distinct_params", "trainable_params"),
-               right=True),
+        *tensor_columns(report.rows, give_up=4, csv_order=1),
+        Column("params", lambda line: count_text(line.row.params) if line.row.params else "--",
+               _values("params", "distinct_params", "trainable_params"), right=True),
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", _values("share"),
                right=True, give_up=1),
         csv_only(_values("same_as")),
     ]  # fmt: skip
-
-
-def _label(line: Line) -> str:
-    row = line.row
-    folded = f" ({row.copies} x)" if is_run(row.name) else ""
-    return f"{line.branches}{row.name or row.type}{folded}"
 
 
 def _type(row: TreeRow) -> str:
@@ -71,20 +84,8 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-def _params(row: TreeRow) -> str:
-    return count_text(row.params) if row.params else "--"
-
-
 def _each(row: TreeRow) -> str:
     return count_text(row.each_params) if row.copies > 1 and row.params else ""
-
-
-def _inputs(line: Line) -> str:
-    return tensors_text(line.row.inputs)
-
-
-def _outputs(line: Line) -> str:
-    return tensors_text(line.row.outputs)
 
 
 def tree_table(report: TreeReport) -> tuple[list[Column], list[Line]]:
@@ -96,13 +97,13 @@ def table(report: TreeReport, target: Target) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    return f"{title(report)}\n{body}{footer_text(report)}"
+    return f"{title(report)}\n{body}{lines_text(footer(report))}"
 
 
 def markdown(report: TreeReport) -> str:
-    """Return the report for a pull request or a page; depth as indentation."""
-    lines = [Line(row, "    " * row.depth) for row in report.rows]
-    return f"**{title(report)}**\n\n{markdown_text(_columns(report), lines)}\n{footer_markdown(report)}"
+    """Return the report for a pull request or a page."""
+    body = markdown_text(_columns(report), indented(report.rows))
+    return f"**{title(report)}**\n\n{body}\n{lines_markdown(footer(report))}"
 
 
 def csv(report: TreeReport) -> str:

@@ -17,25 +17,13 @@ class Work:
     bytes_moved: int = 0  # read and written by each operator; views move no bytes
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            matmul_flops=self.matmul_flops + other.matmul_flops,
-            elementwise_flops=self.elementwise_flops + other.elementwise_flops,
-            bytes_moved=self.bytes_moved + other.bytes_moved,
-        )
+        return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def __mul__(self, times: int) -> Work:
-        return Work(
-            matmul_flops=self.matmul_flops * times,
-            elementwise_flops=self.elementwise_flops * times,
-            bytes_moved=self.bytes_moved * times,
-        )
+        return Work(**{name: value * times for name, value in vars(self).items()})
 
     def __floordiv__(self, parts: int) -> Work:
-        return Work(
-            matmul_flops=self.matmul_flops // parts,
-            elementwise_flops=self.elementwise_flops // parts,
-            bytes_moved=self.bytes_moved // parts,
-        )
+        return Work(**{name: value // parts for name, value in vars(self).items()})
 
     @property
     def macs(self) -> int:

@@ -10,7 +10,6 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -70,8 +69,7 @@ def _object(item: type, definitions: dict[str, Any], *, report: str = "") -> dic
     """Return the schema of a dataclass: an object with all fields; a report also has `schema` and `kind`."""
     hints = typing.get_type_hints(item)
     head = {"schema": {"const": SCHEMA}, "kind": {"const": report}} if report else {}
-    fields = {field.name: _type(hints[field.name], definitions) for field in dataclasses.fields(item)}
-    properties = head | fields
+    properties = head | {field.name: _type(hints[field.name], definitions) for field in dataclasses.fields(item)}
     return {
         "description": _sentence(item),
         "type": "object",
@@ -92,23 +90,14 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_type(argument, definitions) for argument in arguments]}
-    if origin is typing.Literal:
-        return {"enum": list(arguments)}
-    if origin is tuple:
-        return _array(arguments, definitions)
-    if origin is list:
+    if origin is tuple and arguments[-1:] == (Ellipsis,):
         return {"type": "array", "items": _type(arguments[0], definitions)}
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
+    if origin is tuple:
+        items = [_type(argument, definitions) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin is dict:
         return {"type": "object", "additionalProperties": _type(arguments[1], definitions)}
     raise TypeError(f"no JSON Schema for {hint!r}")
-
-
-def _array(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tuple: `tuple[int, ...]` is a list of any length, `tuple[int, str]` one of two."""
-    if arguments[-1:] == (Ellipsis,):
-        return {"type": "array", "items": _type(arguments[0], definitions)}
-    items = [_type(argument, definitions) for argument in arguments]
-    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
 def _sentence(item: type) -> str:

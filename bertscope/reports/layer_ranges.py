@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -19,7 +20,6 @@ _RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _LIKE_A_RANGE = re.compile(r"(?<![^.])([0-9]+-[0-9]+)('*)(?![^.])")
 # `encoder.layer.3`, and in the names of TensorFlow and Keras `layer_3` and `Transformer-3-MultiHeadSelfAttention`.
 _IN_STACK = re.compile(r"\b(layer[._]|Transformer-)([0-9]{1,9}(?:-[0-9]{1,9})?)(?!\w|-[0-9])")
-_MOST = 4  # numbers in a path that become ranges; a hostile file may have names of thousands of numbers
 
 
 @dataclass(frozen=True, order=True)
@@ -78,11 +78,6 @@ def in_order(path: str) -> list[tuple[int, str]]:
     return [(-1, name) if number is None else (number, "") for number, name in numbers]
 
 
-def collapse(paths: Iterable[str]) -> list[str]:
-    """Return the paths with consecutive numbers as ranges, inner ones first, in the order of their first members."""
-    return [path for path, _, _ in runs(((path, None, path) for path in dict.fromkeys(paths)), _MOST)]
-
-
 def expand(path: str) -> Iterator[str]:
     """Yield every single path that `path` represents; the last range varies fastest."""
     found = next((found for found in _LIKE_A_RANGE.finditer(path) if is_run(found[1])), None)
@@ -106,39 +101,24 @@ def _name_covers(shown: str, name: str) -> bool:
     return name == shown or (layers is not None and number_of(name) in layers)
 
 
-def runs(items: Iterable[tuple[str, Key, Item]], numbers: int = 1) -> Iterator[tuple[str, Key, list[Item]]]:
-    """Merge items with equal keys whose paths differ in one number, where the numbers are consecutive.
+def runs(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:
+    """Merge items with equal keys whose paths differ in their first number, where the numbers are consecutive.
 
-    Yield the path with the range, the key, and the items in the order of their numbers. Only the first `numbers`
-    numbers of a path become ranges.
+    Yield the path with the range, the key, and the items in the order of their numbers.
     """
-    groups = [(written(path), key, [item]) for path, key, item in items]
-    for place in reversed(range(numbers)):
-        groups = list(_merged(groups, place))
-    yield from groups
-
-
-def _merged(groups: Iterable[tuple[str, Key, list[Item]]], place: int) -> Iterator[tuple[str, Key, list[Item]]]:
-    """Merge the groups whose paths differ in the number at one place among those of the path."""
-    alike: dict[tuple[str, str | None, Key], list[tuple[int, list[Item]]]] = {}
-    for path, key, items in groups:
-        found = next(islice(_NUMBER.finditer(path), place, None), None)
+    alike: dict[tuple[str, str | None, Key], list[tuple[int, Item]]] = {}
+    for name, key, item in items:
+        path = written(name)
+        found = _NUMBER.search(path)
         likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
-        alike.setdefault(likeness, []).append((int(found[0]) if found else 0, items))
+        alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))
     for (before, after, key), members in alike.items():
-        for run in _consecutive(members):
-            name = before if after is None else f"{before}{LayerRange(run[0][0], run[-1][0])}{after}"
-            yield name, key, [item for _, items in run for item in items]
-
-
-def _consecutive(members: list[tuple[int, list[Item]]]) -> Iterator[list[tuple[int, list[Item]]]]:
-    run: list[tuple[int, list[Item]]] = []
-    for member in sorted(members, key=lambda member: member[0]):
-        if run and member[0] != run[-1][0] + 1:
-            yield run
-            run = []
-        run.append(member)
-    yield run
+        ordered = enumerate(sorted(members, key=itemgetter(0)))
+        # Consecutive numbers have the same distance from their places in the order.
+        for _, group in groupby(ordered, key=lambda placed: placed[1][0] - placed[0]):
+            run = [member for _, member in group]
+            path = before if after is None else f"{before}{LayerRange(run[0][0], run[-1][0])}{after}"
+            yield path, key, [item for _, item in run]
 
 
 # ---- the stack of layers of a BERT ----

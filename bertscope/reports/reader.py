@@ -8,6 +8,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from bertscope.errors import SourceError, one_line, suggestion
@@ -67,7 +68,10 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal and isinstance(value, str) and value in arguments:
         return value
     if origin is tuple and isinstance(value, list):
-        return _tuple(hint, arguments, value, where)
+        # `tuple[int, ...]` has any length, `tuple[int, str]` two elements
+        each = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
+        if len(each) == len(value):
+            return tuple(typed(kind, value[place], f"{where}[{place}]") for place, kind in enumerate(each))
     if origin is dict and isinstance(value, dict):
         return {key: typed(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     raise _unlike(hint, value, where)
@@ -99,19 +103,9 @@ def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any
     if len(others) == 1:
         return typed(others[0], value, where)
     for argument in others:
-        try:
+        with suppress(SourceError):
             return typed(argument, value, where)
-        except SourceError:
-            continue
     raise _unlike(hint, value, where)
-
-
-def _tuple(hint: Any, arguments: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
-    """Return a tuple: `tuple[int, ...]` has any length, `tuple[int, str]` two elements."""
-    each = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
-    if len(each) != len(value):
-        raise _unlike(hint, value, where)
-    return tuple(typed(kind, value[place], f"{where}[{place}]") for place, kind in enumerate(each))
 
 
 def _unlike(hint: Any, value: Any, where: str) -> SourceError:

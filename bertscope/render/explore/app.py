@@ -12,7 +12,6 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
-from textual.message import Message
 from textual.widgets import Input, Static
 
 from bertscope.render.explore.text import details, matches, status, title
@@ -20,18 +19,6 @@ from bertscope.render.explore.tree import ModuleTree
 from bertscope.reports.page import ExploreReport
 
 _WIDE = 120  # from this number of columns on, the details are next to the tree
-
-
-class _Arrived(Message):
-    def __init__(self, report: ExploreReport) -> None:
-        super().__init__()
-        self.report = report
-
-
-class _Failed(Message):
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 def _keys(bindings: Iterable[BindingType], width: int) -> str:
@@ -112,20 +99,20 @@ class Explorer(App[None]):
     def _load(self) -> None:
         try:
             for report in self.later:
-                self.post_message(_Arrived(report))
+                self.call_later(self._show, report)  # in the app's own thread
         except BaseException as error:  # it must reach the person, whatever it is
-            self.post_message(_Failed(error))
+            self.call_later(self._fail, error)
 
-    def on__arrived(self, message: _Arrived) -> None:
+    def _show(self, report: ExploreReport) -> None:
         """Show the same rows with more values."""
-        self.report = message.report
-        self.modules.rows = self.report.rows
-        self._say(status(self.report))
+        self.report = report
+        self.modules.rows = report.rows
+        self._say(status(report))
         self._redraw()
 
-    def on__failed(self, message: _Failed) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Exit; the command prints the reason."""
-        self.failure = message.error
+        self.failure = error
         self.exit()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -178,19 +165,16 @@ class Explorer(App[None]):
             self._find(self.origin, 0)
 
     def on_input_submitted(self) -> None:
-        """Stay at the match."""
-        self._close_search()
+        """Close the line, and stay at the match."""
+        self.query_one("#search").display = False
+        self.modules.focus()
 
     def action_leave_search(self) -> None:
         """Go back to the start of the search."""
         if self.query_one("#search").display:
-            self._close_search()
+            self.on_input_submitted()
             self.modules.go_to(self.origin)
             self._say(status(self.report))
-
-    def _close_search(self) -> None:
-        self.query_one("#search").display = False
-        self.modules.focus()
 
     def action_next(self, step: int) -> None:
         """Go to the next match, or the one before."""

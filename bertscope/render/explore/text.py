@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from bertscope.reports.layer_ranges import is_run
-from bertscope.reports.memory import KeptRow
-from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor
+from bertscope.reports.page import ExploreReport, ExploreRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
 
 INDENT = 2  # columns for each level of the tree, and for the mark before a name
@@ -35,17 +34,6 @@ MEASURES = (
     Measure("flops", "FLOPs", 9, lambda row: row.work.total.matmul_flops if row.work else None, short_count_text),
     Measure("memory", "kept", 11, lambda row: row.kept_bytes, bytes_text),
 )
-
-
-def label(row: ExploreRow) -> str:
-    """Return the name of a module, with its copies if it represents several: `0-11 (12 x)`."""
-    name, copies = row.module.name, row.module.copies
-    return (name or row.module.type) + (f" ({copies} x)" if is_run(name) else "")
-
-
-def name_width(rows: Sequence[ExploreRow]) -> int:
-    """Return the width of the tree's branches and names, in characters."""
-    return max(INDENT * (row.module.depth + 1) + len(label(row)) for row in rows)
 
 
 def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
@@ -108,16 +96,9 @@ def status(report: ExploreReport) -> str:
 def details(report: ExploreReport, place: int) -> str:
     """Return all details of one module."""
     row = report.rows[place]
-    below = list(_at_and_below(report.rows, place))
-    return "\n".join((*_about(row), *_tensors(row, below), *_run(row), *_kept(row, below)))
-
-
-def _at_and_below(rows: Sequence[ExploreRow], place: int) -> Iterator[ExploreRow]:
-    yield rows[place]
-    for row in rows[place + 1 :]:
-        if row.module.depth <= rows[place].module.depth:
-            return
-        yield row
+    below = takewhile(lambda other: other.module.depth > row.module.depth, report.rows[place + 1 :])
+    rows = [row, *below]
+    return "\n".join((*_about(row), *_tensors(row, rows), *_run(row), *_kept(row, rows)))
 
 
 def _about(row: ExploreRow) -> Iterator[str]:
@@ -134,18 +115,15 @@ def _about(row: ExploreRow) -> Iterator[str]:
         yield f"  trainable {count_text(module.trainable_params)}"
 
 
-def _tensors(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
-    held = [tensor for found in below for tensor in found.tensors]
+def _tensors(row: ExploreRow, rows: Sequence[ExploreRow]) -> Iterator[str]:
+    held = [tensor for found in rows for tensor in found.tensors]
     for tensor in held[:MORE]:
-        yield f"  {_inside(tensor.path, row.module.path)} {shape_text(tensor.shape)} {_words(tensor)}".rstrip()
+        kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
+        frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
+        tied = f", tied to {tensor.tied_to}" if tensor.tied_to else ""
+        yield f"  {_inside(tensor.path, row.module.path)} {shape_text(tensor.shape)} {kind}{frozen}{tied}".rstrip()
     if len(held) > MORE:
         yield f"  and {len(held) - MORE} more tensors below"
-
-
-def _words(tensor: HeldTensor) -> str:
-    kind = count_text(tensor.numel) if tensor.is_parameter else "buffer"
-    frozen = ", frozen" if tensor.is_parameter and not tensor.trainable else ""
-    return f"{kind}{frozen}" + (f", tied to {tensor.tied_to}" if tensor.tied_to else "")
 
 
 def _inside(path: str, above: str) -> str:
@@ -166,19 +144,16 @@ def _run(row: ExploreRow) -> Iterator[str]:
             yield f"{name:<11} {count_text(work.matmul_flops)} FLOPs{elementwise}"
 
 
-def _kept(row: ExploreRow, below: Sequence[ExploreRow]) -> Iterator[str]:
+def _kept(row: ExploreRow, rows: Sequence[ExploreRow]) -> Iterator[str]:
     if row.kept_bytes is None:
         yield "kept        being computed"
         return
     yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
-    kept = sorted((found for each in below for found in each.kept), key=lambda found: -found.kept_bytes)
+    kept = sorted((found for each in rows for found in each.kept), key=lambda found: -found.kept_bytes)
     for found in kept[:MORE]:
-        yield f"  {bytes_text(found.kept_bytes)}: {_kept_words(found, row.module.path)}"
+        place = "" if found.path == row.module.path else f" of {_inside(found.path, row.module.path)}"
+        times = f"{found.tensors} x " if found.tensors > 1 else ""
+        words = f"{found.what or found.operator}{place}, {times}{shape_text(found.shape)} {found.dtype}"
+        yield f"  {bytes_text(found.kept_bytes)}: {words}"
     if len(kept) > MORE:
         yield f"  and {len(kept) - MORE} more"
-
-
-def _kept_words(found: KeptRow, above: str) -> str:
-    place = "" if found.path == above else f" of {_inside(found.path, above)}"
-    times = f"{found.tensors} x " if found.tensors > 1 else ""
-    return f"{found.what or found.operator}{place}, {times}{shape_text(found.shape)} {found.dtype}"

@@ -11,7 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
-from bertscope.render.explore.text import INDENT, Measure, children, label, name_width, shown, sorted_by
+from bertscope.render.explore.text import INDENT, Measure, children, shown, sorted_by
+from bertscope.render.tree import row_name
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.page import ExploreRow
 
@@ -27,12 +28,13 @@ class ModuleTree(Tree[int]):
     def __init__(self, rows: Sequence[ExploreRow]) -> None:
         self.rows, self.by = rows, "order"
         self.below = children(rows)
-        self.names = name_width(rows)
+        # the width of the branches and names, in characters
+        self.names = max(INDENT * (row.module.depth + 1) + len(row_name(row.module)) for row in rows)
         self.measures: tuple[Measure, ...] = ()
         self.nodes: dict[int, TreeNode[int]] = {}
         # Layers are closed: there are many of them, or one that represents all.
         self.open = {place for place, row in enumerate(rows) if LayerRange.parse(row.module.name) is None}
-        super().__init__(label(rows[0]), data=0)
+        super().__init__(row_name(rows[0].module), data=0)
         self.guide_depth = INDENT
 
     def on_mount(self) -> None:
@@ -61,9 +63,8 @@ class ModuleTree(Tree[int]):
 
     def _add(self, place: int) -> None:
         for child in sorted_by(self.rows, self.below[place], self.by):
-            self.nodes[child] = self.nodes[place].add(
-                label(self.rows[child]), data=child, expand=child in self.open, allow_expand=bool(self.below[child])
-            )
+            name, has_parts = row_name(self.rows[child].module), bool(self.below[child])
+            self.nodes[child] = self.nodes[place].add(name, child, expand=child in self.open, allow_expand=has_parts)
             self._add(child)
 
     @property
@@ -72,14 +73,11 @@ class ModuleTree(Tree[int]):
         node = self.cursor_node
         return node.data if node is not None and node.data is not None else 0
 
-    def order(self) -> list[int]:
-        """Return all rows from top to bottom, the closed ones too."""
-        return [*self._from(0)]
-
-    def _from(self, place: int) -> list[int]:
+    def order(self, place: int = 0) -> list[int]:
+        """Return a row and all rows below it from top to bottom, the closed ones too."""
         found = [place]
         for child in sorted_by(self.rows, self.below[place], self.by):
-            found += self._from(child)
+            found += self.order(child)
         return found
 
     def go_to(self, place: int) -> None:
@@ -110,7 +108,9 @@ class ModuleTree(Tree[int]):
         row = self.rows[node.data]
         mark = ("- " if node.is_expanded else "+ ") if node.allow_expand else "  "
         width = self.names - INDENT * row.module.depth
-        text = f"{mark}{label(row)}".ljust(width) + "".join(item.cell(row).rjust(item.width) for item in self.measures)
+        text = f"{mark}{row_name(row.module)}".ljust(width) + "".join(
+            item.cell(row).rjust(item.width) for item in self.measures
+        )
         return Text(text, style=style)
 
     def action_open(self) -> None:

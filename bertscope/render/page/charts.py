@@ -1,16 +1,130 @@
-"""The page's charts of FLOPs in plotly's words: by module, and over lengths."""
+"""The page's charts in plotly's words: a map of the parameters, FLOPs by module, and FLOPs over lengths."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from bertscope.render.page.parameter_map import MIXED, ROLES, role
 from bertscope.render.timeline.panels import COLORS
 from bertscope.reports.flops import FlopsReport
+from bertscope.reports.layer_ranges import expand
+from bertscope.reports.params import CountReport, CountRow, TreeReport
 from bertscope.units import count_text, share_text
 
+# Tints of the colours of Okabe and Ito 2008, light enough for dark words.
+ROLES = {
+    "embeddings": "#9fd0f0",
+    "attention": "#f3c566",
+    "feed-forward": "#7fcfb0",
+    "LayerNorm": "#f5ec8f",
+    "pooler and heads": "#e0adc9",
+}
+_ROLE_OF_NAME = {"LayerNorm": "LayerNorm", "embeddings": "embeddings", "attention": "attention",
+                 "crossattention": "attention", "intermediate": "feed-forward", "output": "feed-forward"}  # fmt: skip
+MIXED = "#e6eaee"
 _FONT = {"family": "system-ui, sans-serif", "size": 13}
 _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
+
+
+def role(path: str) -> str:
+    """Return the role of a module or tensor, by its path; empty for a box with several roles."""
+    parts = path.split(".")
+    found = next((role for name, role in _ROLE_OF_NAME.items() if name in parts), "")
+    is_mixed = "encoder" in parts or parts in ([""], ["bert"])
+    return found or ("" if is_mixed else "pooler and heads")
+
+
+def roles(drawn: dict[str, Any]) -> dict[str, str]:
+    """Return the roles that a map shows, and their colours."""
+    shown = set(drawn["data"][0]["marker"]["colors"])
+    return {name: color for name, color in ROLES.items() if color in shown}
+
+
+def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
+    """Draw a treemap of every tensor in its module, equal layers in one box; a tied tensor is where it counts."""
+    leaves = _folded(tensors, tree)
+    sizes, inside = _modules(leaves)
+    nodes = list(_nodes(inside))
+    types = {row.path: row.type for row in tree.rows}
+    root = tree.subject.architecture
+    names = [root if parent is None else path[len(parent) :].lstrip(".") for path, parent in nodes]
+    return {
+        "data": [
+            {
+                "type": "treemap",
+                "branchvalues": "total",
+                "ids": [path or "(model)" for path, _ in nodes],
+                "labels": names,
+                "parents": ["" if parent is None else parent or "(model)" for _, parent in nodes],
+                "values": [sizes[path] for path, _ in nodes],
+                "customdata": [_hover(path, sizes, leaves, types) for path, _ in nodes],
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "textinfo": "label+percent root",
+                "tiling": {"pad": 2},
+                "leaf": {"opacity": 1},  # an icicle's leaves are paler of themselves
+                "marker": {
+                    "colors": [ROLES.get(role(path), MIXED) for path, _ in nodes],
+                    "line": {"width": 1, "color": "#ffffff"},
+                },
+                "root": {"color": MIXED},
+            }
+        ],
+        "layout": {
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "font": _FONT,
+            "margin": {"l": 0, "r": 0, "t": 24, "b": 0},
+            "uniformtext": {"minsize": 10, "mode": "hide"},
+        },
+    }
+
+
+def _folded(tensors: CountReport, tree: TreeReport) -> dict[str, list[CountRow]]:
+    """Return the tensors under their path in the tree, which shows equal layers once."""
+    rows = {path: row.path for row in tree.rows for path in expand(row.path)}
+    found: dict[str, list[CountRow]] = {}
+    for tensor in tensors.rows:
+        if tensor.in_layer_sum:
+            module, dot, name = tensor.path.rpartition(".")
+            found.setdefault(f"{rows.get(module, module)}{dot}{name}", []).append(tensor)
+    return found
+
+
+def _modules(leaves: dict[str, list[CountRow]]) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Return the number of elements below every path, and the paths directly inside it."""
+    sizes, inside = {"": 0}, dict[str, list[str]]()
+    for leaf, rows in leaves.items():
+        path, size = leaf, sum(row.params for row in rows)
+        sizes[leaf] = size
+        while path:
+            parent = path.rpartition(".")[0]
+            if path not in inside.setdefault(parent, []):
+                inside[parent].append(path)
+            sizes[parent] = sizes.get(parent, 0) + size
+            path = parent
+    return sizes, inside
+
+
+def _nodes(inside: dict[str, list[str]]) -> Iterator[tuple[str, str | None]]:
+    """Yield paths with the path around them, without the boxes that hold only one other."""
+    waiting: list[tuple[str, str | None]] = [("", None)]
+    while waiting:
+        path, parent = waiting.pop()
+        while len(inside.get(path, ())) == 1:
+            [path] = inside[path]
+        yield path, parent
+        waiting += [(child, path) for child in reversed(inside.get(path, []))]
+
+
+def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], types: dict[str, str]) -> str:
+    lines = [path or "(model)"]
+    if path in types:
+        lines.append(types[path])
+    if path in leaves:
+        rows = leaves[path]
+        lines.append((f"{len(rows)} x " if len(rows) > 1 else "") + str(list(rows[0].shapes[0] or ())))
+    whole = sizes[""]
+    lines.append(f"{count_text(sizes[path])} parameters, {share_text(sizes[path] / whole if whole else 0)}")
+    return "<br>".join(lines)
 
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:

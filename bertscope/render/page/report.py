@@ -13,10 +13,9 @@ from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.memory_words import conclusions, footnotes
-from bertscope.render.page.charts import flops_bars, lengths
-from bertscope.render.page.parameter_map import parameter_map, roles
+from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
-from bertscope.render.table import Column
+from bertscope.render.table import Column, number
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
@@ -132,10 +131,10 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     columns = [
         Column("module", lambda row: row.path or "(model)"),
         Column("type", lambda row: row.type),
-        Column("copies", lambda row: count_text(row.copies), right=True),
-        Column("FLOPs", lambda row: count_text(row.total.matmul_flops), right=True),
-        Column("elementwise", lambda row: count_text(row.total.elementwise_flops), right=True),
-        Column("bytes moved", lambda row: bytes_text(row.total.bytes_moved), right=True),
+        number("copies", "copies"),
+        number("FLOPs", "total.matmul_flops"),
+        number("elementwise", "total.elementwise_flops"),
+        number("bytes moved", "total.bytes_moved", bytes_text),
     ]
     return {
         "bars": flops_bars(flops),
@@ -164,7 +163,10 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     lengths = ",".join(str(seq) for seq in dict.fromkeys(row.seq for row in fit.rows))
     strategies = ",".join(dict.fromkeys(row.checkpointing for row in fit.rows))
-    asked = f"--budget {_size(fit.budget_bytes)} --seq {lengths} --checkpointing {strategies}"
+    budget = bytes_text(fit.budget_bytes).replace(" ", "").replace(",", "")
+    if parse_bytes(budget) != fit.budget_bytes:  # `16.00GiB` would be rounded
+        budget = str(fit.budget_bytes)
+    asked = f"--budget {budget} --seq {lengths} --checkpointing {strategies}"
     return {
         "heading": fit_words.heading(fit).strip(),
         "columns": fit_words.columns(fit),
@@ -174,17 +176,11 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     }
 
 
-def _size(budget_bytes: int) -> str:
-    """Return a budget as the command takes it: `16.00GiB`, or the bytes where that is not all."""
-    text = bytes_text(budget_bytes).replace(" ", "").replace(",", "")
-    return text if parse_bytes(text) == budget_bytes else str(budget_bytes)
-
-
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
-    one = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
+    paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     words = f"--kind forward --batch {model.batch} --seq {model.seq}"
-    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in one]
+    commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in paths]
     return {"pictures": [_picture(graph) for graph in graphs], "commands": commands}
 
 

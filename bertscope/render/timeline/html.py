@@ -45,8 +45,9 @@ def memory_charts(report: MemoryReport) -> dict[str, Any]:
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the chart of one variant in plotly's words."""
     areas = [_area(panel, picture, part) for part in picture.parts]
+    peak = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
     return {
-        "data": [*areas, _total(panel), _peak(panel, picture)],
+        "data": [*areas, _total(panel), _peak(panel, peak)],
         "layout": {
             "hovermode": "x unified",
             "hoverlabel": {"namelength": -1},
@@ -66,7 +67,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
             },
             "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, picture.top], "zeroline": False},
             "shapes": [_line(mark) for mark in panel.marks if mark.start],
-            "annotations": [*map(_words, panel.marks), _peak_words(panel, picture)],
+            "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
         },
     }
 
@@ -97,11 +98,11 @@ def _total(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _peak(panel: Panel, picture: Pictured) -> dict[str, Any]:
+def _peak(panel: Panel, height: float) -> dict[str, Any]:
     return {
         "type": "scatter",
         "x": [panel.peak_index],
-        "y": [panel.samples[panel.peak_index].parts.total / picture.unit_bytes],
+        "y": [height],
         "mode": "markers",
         "marker": {"size": 9, "line": {"width": 1}},
         "cliponaxis": False,
@@ -109,11 +110,11 @@ def _peak(panel: Panel, picture: Pictured) -> dict[str, Any]:
     }
 
 
-def _peak_words(panel: Panel, picture: Pictured) -> dict[str, Any]:
+def _peak_words(panel: Panel, height: float) -> dict[str, Any]:
     return {
         "text": f"<b>{panel.peak_text}</b>",
         "x": panel.peak_index,
-        "y": panel.samples[panel.peak_index].parts.total / picture.unit_bytes,
+        "y": height,
         "xanchor": "right" if panel.peak_near_end else "left",
         "yanchor": "bottom",
         "xshift": -5 if panel.peak_near_end else 5,

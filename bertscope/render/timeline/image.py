@@ -50,11 +50,9 @@ def _figure(report: MemoryReport) -> Any:
     heading = textwrap.wrap(title(report), 70 * columns) + textwrap.wrap(run_text(report.run), 70 * columns)
     figure.suptitle("\n".join(heading), fontsize=11)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    spare = [*grid.flat]
     for panel, axes in zip(picture.panels, grid.flat, strict=False):
         _draw(axes, panel, picture)
-        spare.remove(axes)
-    for axes in spare:
+    for axes in grid.flat[len(picture.panels) :]:
         axes.remove()
     for axes in grid[:, 0]:
         axes.set_ylabel(f"live memory, {picture.unit}")

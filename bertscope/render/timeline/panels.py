@@ -45,8 +45,7 @@ class PhaseMark:
 class Panel:
     """One variant; empty, with a `failure`, where there is nothing to draw."""
 
-    name: str
-    obtained: str
+    title: str  # `checkpointing: full (estimated)`
     failure: str
     samples: tuple[Sample, ...]
     marks: tuple[PhaseMark, ...]
@@ -57,11 +56,6 @@ class Panel:
     def peak_near_end(self) -> bool:
         """Check if the label of the peak goes to its left, because its right is too narrow."""
         return self.peak_index > 0.6 * (len(self.samples) - 1)
-
-    @property
-    def title(self) -> str:
-        """Return `checkpointing: full (estimated)`."""
-        return f"checkpointing: {self.name}" + (f" ({self.obtained})" if self.obtained else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +100,9 @@ def pictured(report: MemoryReport) -> Pictured:
 def _panel(variant: Variant) -> Panel:
     memory = variant.memory
     samples = memory.timeline if memory else ()
+    obtained = f" ({memory.obtained})" if memory and memory.obtained else ""
     return Panel(
-        name=variant_name(variant),
-        obtained=memory.obtained if memory else "",
+        title=f"checkpointing: {variant_name(variant)}{obtained}",
         failure="" if samples else variant.failure or "no samples",
         samples=samples,
         marks=tuple(_marks(memory)) if memory else (),

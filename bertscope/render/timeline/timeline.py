@@ -12,7 +12,7 @@ from bertscope.errors import SelectionError
 from bertscope.render.table import csv_only, csv_text, values
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.base import SCHEMA
-from bertscope.reports.memory import Memory, MemoryReport, Parts, Variant
+from bertscope.reports.memory import Memory, MemoryReport, Parts
 from bertscope.units import json_text
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
@@ -70,28 +70,23 @@ def csv(report: MemoryReport) -> str:
 
 def json_report(report: MemoryReport) -> str:
     """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
-    data = {
+    return json_text({
         "schema": SCHEMA,
         "kind": "timeline",
         "subject": asdict(report.subject),
         "run": report.run,
         "machine": report.machine,
-        "variants": [_variant_data(variant) for variant in report.variants],
-    }
-    return json_text(data)
+        "variants": [
+            {"variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,
+             "failure": variant.failure, **_memory_data(variant.memory)}
+            for variant in report.variants
+        ],
+    })  # fmt: skip
 
 
-def _variant_data(variant: Variant) -> dict[str, Any]:
-    head = {
-        "variant": variant_name(variant),
-        "checkpointing": variant.checkpointing,
-        "reentrant": variant.reentrant,
-        "failure": variant.failure,
-    }
-    return head | (_memory_data(variant.memory) if variant.memory else {"obtained": None, "phases": [], "timeline": []})
-
-
-def _memory_data(memory: Memory) -> dict[str, Any]:
+def _memory_data(memory: Memory | None) -> dict[str, Any]:
+    if memory is None:
+        return {"obtained": None, "phases": [], "timeline": []}
     return {
         "obtained": memory.obtained,
         "peak": asdict(memory.peak),

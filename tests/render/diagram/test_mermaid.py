@@ -15,7 +15,7 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
-from bertscope.render.diagram import mermaid as diagram_mermaid
+from bertscope.render.diagram.mermaid import mermaid, source
 from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
 from tests.conftest import ROOT
 
@@ -68,7 +68,7 @@ def texts_of_every_kind(tiny) -> dict[str, str]:
                 found[f"{path} {positions} {kernel}"] = bertscope.diagram(
                     model, "forward", path, given=Given(seq=5, cache=3)
                 )
-    return {name: diagram_mermaid.text(report) for name, report in found.items()}
+    return {name: mermaid(report) for name, report in found.items()}
 
 
 @pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
@@ -132,13 +132,13 @@ def nasty_reports(tiny):
 
 def test_mermaid_parses_names_that_look_like_its_own_markup(parse, tiny):
     graph, classes = nasty_reports(tiny)
-    verdicts = parse({"graph": diagram_mermaid.text(graph), "class": diagram_mermaid.text(classes)})
+    verdicts = parse({"graph": mermaid(graph), "class": mermaid(classes)})
     assert verdicts == {"graph": "flowchart-v2", "class": "classDiagram"}
 
 
 def test_labels_are_quoted_and_no_quote_is_left_inside(tiny):
     graph, _ = nasty_reports(tiny)
-    for line in diagram_mermaid.text(graph).splitlines()[4:]:
+    for line in mermaid(graph).splitlines()[4:]:
         assert line.count('"') in (0, 2), line
         assert line.strip() != "end_"
 
@@ -147,11 +147,11 @@ def test_a_diagram_that_mermaid_would_refuse_is_refused_with_a_remedy(parse, tin
     report = bertscope.diagram(build(tiny), "tree")
     many = tuple(DiagramEdge(source="m0", target=f"m{number % 9}") for number in range(501))
     with pytest.raises(SelectionError, match=r"501 arrows and Mermaid takes at most 500; .* --depth"):
-        diagram_mermaid.text(replace(report, edges=many))
+        mermaid(replace(report, edges=many))
     long = replace(report.nodes[0], name="x" * 50_000)
     with pytest.raises(SelectionError, match="Mermaid draws at most 50,000"):
-        diagram_mermaid.text(replace(report, nodes=(long, *report.nodes[1:])))
-    texts = {str(size): diagram_mermaid.source(replace(report, edges=many[:size])) for size in (500, 501)}
+        mermaid(replace(report, nodes=(long, *report.nodes[1:])))
+    texts = {str(size): source(replace(report, edges=many[:size])) for size in (500, 501)}
     verdicts = parse(texts)
     assert verdicts["500"] == "flowchart-v2"
     assert verdicts["501"].startswith("error: ")

@@ -18,8 +18,7 @@ from bertscope.analyses.params.tree import tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page
-from bertscope.render.page.charts import flops_bars
-from bertscope.render.page.parameter_map import parameter_map
+from bertscope.render.page.charts import flops_bars, parameter_map
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column
 from bertscope.sources.find import load
