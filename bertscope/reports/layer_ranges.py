@@ -101,7 +101,7 @@ def _name_covers(shown: str, name: str) -> bool:
     return name == shown or (layers is not None and number_of(name) in layers)
 
 
-def runs(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:
+def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:
     """Merge items with equal keys whose paths differ in their first number, where the numbers are consecutive.
 
     Yield the path with the range, the key, and the items in the order of their numbers.

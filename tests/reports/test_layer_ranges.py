@@ -1,4 +1,4 @@
-"""Ranges of layers in module paths: the laws of `runs` and `expand`, and the names that only look like numbers."""
+"""Ranges of layers in module paths: the laws of `collapse` and `expand`, and the names that only look like numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from bertscope.reports.layer_ranges import (
     LayerRange,
+    collapse,
     covers,
     expand,
     in_order,
     layers_in,
     number_of,
-    runs,
     with_layers,
     without_numbers,
 )
@@ -28,21 +28,21 @@ WORDS = ("dense", "03", "1-2", "0-3'", "0-3''", "3-1", "2-2", "-1", "1-", "1a", 
 PATHS = st.lists(NUMBERS | st.sampled_from(WORDS), min_size=1, max_size=6).map(".".join)
 
 
-def collapse(paths) -> list[str]:
-    return [path for path, _, _ in runs((path, None, path) for path in dict.fromkeys(paths))]
+def ranges_of(paths) -> list[str]:
+    return [path for path, _, _ in collapse((path, None, path) for path in dict.fromkeys(paths))]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PATHS, max_size=40))
 def test_expanding_collapsed_paths_gives_the_paths(paths):
-    expanded = [path for shown in collapse(paths) for path in expand(shown)]
+    expanded = [path for shown in ranges_of(paths) for path in expand(shown)]
     assert sorted(expanded) == sorted(set(paths))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(PATHS, max_size=40))
 def test_each_collapsed_path_expands_in_the_order_of_numbers(paths):
-    for shown in collapse(paths):
+    for shown in ranges_of(paths):
         expanded = list(expand(shown))
         assert expanded == sorted(expanded, key=in_order)
         assert all(covers(shown, path) for path in expanded if "'" not in shown)
@@ -50,27 +50,27 @@ def test_each_collapsed_path_expands_in_the_order_of_numbers(paths):
 
 @given(st.lists(st.tuples(PATHS, st.sampled_from("ab")), max_size=30))
 def test_runs_keep_every_item_with_its_key(items):
-    merged = list(runs((path, key, (path, key)) for path, key in items))
+    merged = list(collapse((path, key, (path, key)) for path, key in items))
     assert sorted(item for _, _, found in merged for item in found) == sorted(items)
     assert all({key for _, key in found} == {key} for _, key, found in merged)
 
 
 def test_the_first_number_of_a_path_becomes_a_range():
     paths = [f"encoder.block.{block}.layer.{part}.weight" for block in range(12) for part in range(2)]
-    assert collapse(paths) == ["encoder.block.0-11.layer.0.weight", "encoder.block.0-11.layer.1.weight"]
+    assert ranges_of(paths) == ["encoder.block.0-11.layer.0.weight", "encoder.block.0-11.layer.1.weight"]
     assert list(expand("b.0-1.l.0-1")) == ["b.0.l.0", "b.0.l.1", "b.1.l.0", "b.1.l.1"]
 
 
 def test_a_gap_ends_a_range():
-    assert collapse(["h.0", "h.1", "h.3", "h.4", "h.6"]) == ["h.0-1", "h.3-4", "h.6"]
+    assert ranges_of(["h.0", "h.1", "h.3", "h.4", "h.6"]) == ["h.0-1", "h.3-4", "h.6"]
 
 
 def test_a_number_is_the_first_the_last_or_the_only_name_of_a_path():
-    assert collapse(["", "0", "1", "0.weight", "1.weight", "h.0", "h.1"]) == ["", "0-1", "0-1.weight", "h.0-1"]
+    assert ranges_of(["", "0", "1", "0.weight", "1.weight", "h.0", "h.1"]) == ["", "0-1", "0-1.weight", "h.0-1"]
 
 
 def test_equal_names_with_other_keys_are_apart():
-    assert [(path, key) for path, key, _ in runs([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
+    assert [(path, key) for path, key, _ in collapse([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
         ("h.0-1.w", 1),
         ("h.2.w", 2),
     ]
@@ -106,12 +106,12 @@ def test_100_000_names_collapse_in_linear_time():
     def seconds(count: int) -> float:
         paths = [f"blocks.{number // 2}.parts.{number % 2}.weight" for number in range(count)]
         started = time.process_time()
-        assert collapse(paths) == [f"blocks.0-{count // 2 - 1}.parts.{part}.weight" for part in range(2)]
+        assert ranges_of(paths) == [f"blocks.0-{count // 2 - 1}.parts.{part}.weight" for part in range(2)]
         return time.process_time() - started
 
     assert seconds(100_000) < 20
     hostile = ".".join("1" for _ in range(20_000))
-    assert len(collapse([f"{hostile}.{number}x" for number in range(20)])) == 20
+    assert len(ranges_of([f"{hostile}.{number}x" for number in range(20)])) == 20
 
 
 def test_numbers_in_paths_are_parsed_nowhere_else():

@@ -9,7 +9,7 @@ from bertscope import __version__
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
-from bertscope.reports.layer_ranges import in_order, runs
+from bertscope.reports.layer_ranges import collapse, in_order
 
 _BY = ("layer", "module", "parameter")
 
@@ -23,7 +23,7 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
         rows = [_row(tensor.name, [tensor]) for tensor in checkpoint.tensors]
     elif by == "layer":
         keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in ordered)
-        rows = [_row(name, items) for name, _, items in runs(keyed)]
+        rows = [_row(name, items) for name, _, items in collapse(keyed)]
     else:
         modules: dict[str, list[StoredTensor]] = defaultdict(list)
         for tensor in ordered:

@@ -13,7 +13,7 @@ from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError, SourceError
 from bertscope.model.state_dict import modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
-from bertscope.reports.layer_ranges import in_order, runs, without_numbers
+from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
@@ -158,7 +158,7 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     ordered = sorted(rows, key=lambda row: in_order(row.name))
     others = (row for row in ordered if row.status != "renamed")
     keyed = ((row.name, replace(row, name="", stored_name="", note=without_numbers(row.note)), row) for row in others)
-    for name, _, items in runs(keyed):
+    for name, _, items in collapse(keyed):
         first = items[0]
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
         params = sum(item.params for item in items)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from bertscope.analyses.memory.events import PARTS, Block, MemoryEvent, MemoryTrace, parts
-from bertscope.reports.layer_ranges import runs
+from bertscope.reports.layer_ranges import collapse
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them
@@ -99,7 +99,7 @@ def _alike(trace: MemoryTrace) -> dict[str, str]:
     kinds: dict[str, set[Block]] = defaultdict(set)
     for block, _ in _kept(trace):
         kinds[block.path].add(block._replace(path=""))
-    alike = runs((path, frozenset(blocks), path) for path, blocks in kinds.items())
+    alike = collapse((path, frozenset(blocks), path) for path, blocks in kinds.items())
     return {path: row for row, _, paths in alike for path in paths}
 
 

@@ -9,7 +9,7 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
 from bertscope.reports.base import Shape
-from bertscope.reports.layer_ranges import in_order, runs
+from bertscope.reports.layer_ranges import collapse, in_order
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
 from bertscope.sources.model_source import ModelSource
 
@@ -73,7 +73,7 @@ def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> I
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
             changed.append((path, (shape_a, shape_b), (params_a, params_b)))
-    for path, (shape_a, shape_b), params in runs(changed):
+    for path, (shape_a, shape_b), params in collapse(changed):
         yield DiffRow(
             path=path,
             status="added" if shape_a is None else "removed" if shape_b is None else "changed",
