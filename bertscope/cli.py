@@ -13,13 +13,14 @@ from typing import Annotated
 import typer
 
 from bertscope import __version__
-from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure, run
-from bertscope.commands.registry import Color, Debug, add_commands
+from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure
+from bertscope.commands.registry import Color, CommandGroup, Debug
 from bertscope.errors import BertscopeWarning, one_line
 from bertscope.render.console import choose_color
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
+    cls=CommandGroup,
     name="bertscope",
     help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and what you expect.",
     epilog=f"Run 'bertscope COMMAND --help' for examples of each command. Exit codes: {_CODES}.",
@@ -28,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-add_commands(app, "bertscope.commands")
 
 
 def _show_version(value: bool) -> None:
@@ -48,11 +47,6 @@ def options(
 ) -> None:
     """Set the options before the command."""
     choose_color(color or "auto")
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    run(start)
 
 
 def start() -> int:

@@ -19,7 +19,7 @@ def parsed(*words: str) -> dict[str, object]:
 
     from bertscope.cli import app
 
-    command = get_command(app).commands["estimate"]
+    command = get_command(app).get_command(None, "estimate")
     assert isinstance(command, WithBareCheckpointing)
     return command.make_context("estimate", list(words)).params
 

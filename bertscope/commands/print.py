@@ -21,7 +21,7 @@ examples:
 """
 
 
-@command(place=120, name="print", epilog=EPILOG)
+@command(place=120, epilog=EPILOG)
 def print_model(
     *,
     model: ModelOptions,
