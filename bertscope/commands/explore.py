@@ -46,10 +46,7 @@ def explore(
     Needs the extra 'explore'.
     """
     _check_terminal()
-    run_config = RunConfig(
-        batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()),
-        **run_options.precision(precision.dtype, precision.autocast),
-    )  # fmt: skip
+    run_config = RunConfig(batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()), **precision.precision())
     (run_config, *others) = run_options.by_strategy(run_config, checkpointing)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
@@ -60,8 +57,7 @@ def explore(
     from bertscope.render.explore.app import run as show
 
     reports = analyse(source, run_config, folded=not unfold)
-    first = next(reports)
-    show(first, settled(reports))
+    show(next(reports), settled(reports))
 
 
 def settled(reports: Iterator[Any]) -> Iterator[Any]:

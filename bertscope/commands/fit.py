@@ -9,11 +9,12 @@ import typer
 
 from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import StepOptions, by_strategy
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
+from bertscope.render import fit as renderer
 from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
 from bertscope.units import BF16, FP32, PRECISIONS
 
@@ -58,9 +59,8 @@ def fit(
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context, if known for the GPU.")
     ] = None,
     model: ModelOptions,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:  # fmt: skip
+    out: OutputOptions,
+) -> int:  # fmt: skip
     """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
 
     With --batch, find the strategies and precisions that hold that batch, cheapest first. Exit code 1 if
@@ -73,7 +73,6 @@ def fit(
     variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
     source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
-    from bertscope.render import fit as renderer
 
     size = run_options.size("--budget", budget)
     with run_options.Progress() as progress:
@@ -81,9 +80,8 @@ def fit(
             source, variants, run_options.numbers("--seq", seq), known if known is not None else size or 0,
             batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
         )  # fmt: skip
-    show(report, renderer, fmt, output)
-    if not report.fits:
-        raise typer.Exit(1)
+    out.show(report, renderer)
+    return 0 if report.fits else 1
 
 
 def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:

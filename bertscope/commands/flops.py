@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import typer
 
 from bertscope.commands import model_options, run_options
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, show, write
+from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import numbers
 from bertscope.errors import SelectionError
-from bertscope.render.console import Target, stdout_target
-from bertscope.reports.flops import FlopsReport
+from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig
 
 EPILOG = """\b
@@ -25,6 +25,11 @@ examples:
   bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
   bertscope flops bert-tiny --operators
 """
+_OPERATORS = SimpleNamespace(
+    table=renderer.operators,
+    csv=lambda report: renderer.operator_csv(report.operators),
+    markdown=renderer.operators_markdown,
+)
 
 
 @command(place=30, epilog=EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")
@@ -50,8 +55,7 @@ def flops(
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total by the convention of this source, and the others."),
     ] = None,
-    fmt: Format = "table",
-    output: Output = None,
+    out: OutputOptions,
 ) -> None:
     """Count the FLOPs of a forward pass or a training step, per module.
 
@@ -63,26 +67,14 @@ def flops(
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = model.found()
     from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-    from bertscope.render import flops as renderer
 
     run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
     report = flops_model(run, batches, seqs)
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
-    target = Target() if output else stdout_target()
-    if convention is not None and fmt == "table":
+    if convention is not None and out.fmt == "table":
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
-        write(renderer.convention(report, convention), output)
-    elif operators and fmt != "json":
-        write(_operators(report, fmt, target), output)
+        write(renderer.convention(report, convention), out.output)
     else:
-        show(report, renderer, fmt, output)
-
-
-def _operators(report: FlopsReport, fmt: str, target: Target) -> str:
-    from bertscope.render import flops as renderer
-
-    if fmt == "table":
-        return renderer.operators(report, target)
-    return renderer.operator_csv(report.operators) if fmt == "csv" else renderer.operators_markdown(report)
+        out.show(report, _OPERATORS if operators else renderer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
@@ -17,10 +17,10 @@ examples:
 
 
 @command(place=130, epilog=EPILOG)
-def presets(fmt: Format = "table", output: Output = None) -> None:
+def presets(*, out: OutputOptions) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(_row(read_preset(path)) for path in preset_paths().values())
-    show(PresetsReport(rows=rows), renderer, fmt, output)
+    out.show(PresetsReport(rows=rows), renderer)
 
 
 def _row(source: BertSource) -> PresetRow:

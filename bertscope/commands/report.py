@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands import model_options, run_options
-from bertscope.commands.output import note, show, write_file
+from bertscope.commands.output import note, write, write_file
 from bertscope.commands.registry import command
 from bertscope.errors import MissingExtraError, SelectionError
+from bertscope.reports.base import to_json
 from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
@@ -63,9 +64,7 @@ def report(
     with run_options.Progress() as progress:
         found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
     if fmt == "json" or output is None:
-        from types import SimpleNamespace
-
-        show(found, SimpleNamespace(), "json", output)
+        write(to_json(found), output)
         return
     from bertscope.render.page.report import html
 
