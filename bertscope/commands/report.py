@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from bertscope.commands import model_options, run_options
-from bertscope.commands.output import note, write, write_file
+from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.output import note, show
 from bertscope.commands.registry import command
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.reports.base import to_json
-from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -25,7 +26,7 @@ examples:
 
 @command(place=70, epilog=EPILOG, short_help="Write everything about a model on one page.")
 def report(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page, such as report.html.")
     ] = None,
@@ -37,9 +38,7 @@ def report(
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
     budget: Annotated[str, typer.Option(metavar="SIZE", help="The memory budget of the fit table.")] = "16GiB",
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    download: model_options.Download = False,
+    model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
     ] = "html",
@@ -52,28 +51,15 @@ def report(
     if fmt == "html":
         if output is None:
             raise SelectionError("the page goes into a file; name it with -o report.html")
-        _check_plotly()
-    sources = [
-        load(name, architecture=architecture, attention=attention, download=download)
-        for name in (model, compare)
-        if name
-    ]
+        if find_spec("plotly") is None:
+            raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
+    sources = [replace(model, model=name).loaded() for name in (model.model, compare) if name]
     from bertscope.analyses.page.report import PageRun, page_report
+    from bertscope.render.page import report as renderer
 
     size = run_options.size("--budget", budget) if fit else None
     with run_options.Progress() as progress:
         found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
-    if fmt == "json" or output is None:
-        write(to_json(found), output)
-        return
-    from bertscope.render.page.report import html
-
-    write_file(output, html(found))
-    note(f"the page is in {output}")
-
-
-def _check_plotly() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("plotly") is None:
-        raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
+    show(found, renderer, fmt, output)
+    if fmt == "html":
+        note(f"the page is in {output}")
