@@ -38,7 +38,7 @@ def fit(
     gpu: Annotated[
         str | None,
         typer.Option(metavar="GPU", help=f"A GPU instead of a budget: {', '.join(GPUS)}.",
-                     autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)]),
+                     autocompletion=lambda: list(GPUS)),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
     batch: Annotated[
@@ -77,7 +77,7 @@ def fit(
     size = run_options.size("--budget", budget)
     with run_options.Progress() as progress:
         report = fit_report(
-            source, variants, run_options.numbers("--seq", seq), known if known is not None else size or 0,
+            source, variants, run_options.numbers("--seq", seq), known or size or 0,
             batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
         )  # fmt: skip
     out.show(report, renderer)

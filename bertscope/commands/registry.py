@@ -6,7 +6,7 @@ import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -31,14 +31,6 @@ _REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the comman
 
 class OneOf(tuple[str, ...]):
     """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedOptions:
-    """The options that `bertscope` takes before a command, and that each command takes."""
-
-    color: Color = None
-    debug: Debug = False
 
 
 def command(*, place: int, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -86,48 +78,43 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     file can be written: each option of type Path names one. The function may return an exit code.
     """
     signature = inspect.signature(function, eval_str=True)
-    bundles = {item.name: item.annotation for item in signature.parameters.values() if is_dataclass(item.annotation)}
+    own = signature.parameters.values()
+    bundles: dict[str, Any] = {item.name: item.annotation for item in own if is_dataclass(item.annotation)}
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        shared = _taken(SharedOptions, given)
-        if shared.color is not None:
-            choose_color(shared.color)
+    def run(*, color: Any, debug: bool, **given: Any) -> None:  # `process` reads --debug: errors may precede parsing
+        if color is not None:
+            choose_color(color)
         check_outputs([value for value in given.values() if isinstance(value, Path)])
         for name, bundle in bundles.items():
-            given[name] = _taken(bundle, given)
+            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
         try:
-            code = function(**given)  # `bertscope.commands.process` reads --debug: an error may come before parsing
+            code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             raise Unexpected from error
         if code:
             raise typer.Exit(code)
 
-    params = [param for item in signature.parameters.values() for param in _unbundled(item)]
-    params += _fields(SharedOptions, None)
+    params = [param for item in own for param in _options(item)]
+    params.append(_option("color", None, Color))
+    params.append(_option("debug", False, Debug))
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run
 
 
-def _taken(bundle: Any, given: dict[str, Any]) -> Any:
-    """Move the values of a bundle's fields out of `given`, into the bundle."""
-    return bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield the parameter, or one for each field of its bundle."""
+    if not is_dataclass(item.annotation):
+        yield _option(item.name, item.default, item.annotation)
+        return
+    annotations = get_type_hints(item.annotation, include_extras=True)
+    for field in fields(item.annotation):
+        yield _option(field.name, getattr(item.default, field.name, field.default), annotations[field.name])
 
 
-def _unbundled(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    if is_dataclass(item.annotation):
-        yield from _fields(item.annotation, item.default)
-    else:
-        yield item.replace(annotation=_narrowed(item.annotation), kind=inspect.Parameter.KEYWORD_ONLY)
-
-
-def _fields(bundle: Any, defaults: object) -> Iterator[inspect.Parameter]:
-    annotations = get_type_hints(bundle, include_extras=True)
-    for field in fields(bundle):
-        default = getattr(defaults, field.name, field.default)
-        annotation = _narrowed(annotations[field.name])
-        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_narrowed(annotation))
 
 
 def _narrowed(annotation: Any) -> Any:

@@ -46,17 +46,12 @@ Kernel = Annotated[
 ]
 
 
-def complete_strategy(incomplete: str) -> list[str]:
-    """Return the strategies that begin with the typed text; the numbers in them are examples."""
-    return [name for name in (*EXAMPLE_STRATEGIES, COMPARED) if name.startswith(incomplete)]
-
-
 Strategy = Annotated[
     str,
     typer.Option(
         metavar="STRATEGY",
         help=f"With training, which layers are recomputed: {STRATEGIES}.",
-        autocompletion=complete_strategy,
+        autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
     ),
 ]
 
@@ -136,7 +131,7 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
             metavar="[STRATEGY[,...]]",
             help=f"The next word is its value when each comma-separated part is one of {STRATEGIES}, else it is MODEL "
             f"and the value is {COMPARED}.",
-            autocompletion=complete_strategy,
+            autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
         ),
     ] = RunConfig.checkpointing
     reentrant: Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")] = (
