@@ -38,8 +38,9 @@ class ExpectationFile(pytest.File):
         from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
 
+        is_below = self.path.is_relative_to(Path.cwd())
         try:
-            self.source = source = read_expectation_file(_shown(self.path))
+            self.source = source = read_expectation_file(self.path.relative_to(Path.cwd()) if is_below else self.path)
             if not source.expected:
                 raise SourceError(f"expects nothing; 'bertscope check --write {source.path}' records today's counts",
                                   where=f"{source.path}:1")  # fmt: skip
@@ -104,11 +105,6 @@ class Unreadable(_Item):
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, first line and title."""
         return self.path, 0, self.path.name
-
-
-def _shown(path: Path) -> Path:
-    """Return a path below the working directory as relative, any other unchanged."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @pytest.fixture

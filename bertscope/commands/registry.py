@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from bertscope.commands.output import check_outputs
-from bertscope.commands.process import Unexpected
+from bertscope.commands.process import failure
 from bertscope.render.console import choose_color
 
 Color = Annotated[
@@ -91,7 +91,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
-            raise Unexpected from error
+            code = failure(error)
         if code:
             raise typer.Exit(code)
 
