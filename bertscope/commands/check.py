@@ -1,7 +1,5 @@
 """`bertscope check`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`bertscope convert`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`bertscope diagram`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer

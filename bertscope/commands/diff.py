@@ -1,7 +1,5 @@
 """`bertscope diff`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

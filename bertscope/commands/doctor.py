@@ -1,7 +1,5 @@
 """`bertscope doctor`."""
 
-from __future__ import annotations
-
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import doctor as renderer

@@ -1,7 +1,5 @@
 """`bertscope estimate`."""
 
-from __future__ import annotations
-
 from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, write_file

@@ -1,7 +1,5 @@
 """`bertscope explain`."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`bertscope explore`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

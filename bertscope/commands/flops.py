@@ -1,7 +1,5 @@
 """`bertscope flops`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated, Literal
