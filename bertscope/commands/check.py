@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from bertscope.commands import model_options
+from bertscope.commands.model_options import Architecture, complete_model
 from bertscope.commands.output import Output, show, write_file
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError
@@ -49,14 +49,14 @@ def check(
             metavar="[FILES]...",
             help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
             "all presets without one.",
-            autocompletion=model_options.complete_model,
+            autocompletion=complete_model,
         ),
     ] = None,
     write_to: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Record today's counts into a file that expects nothing yet."),
     ] = None,
-    architecture: model_options.Architecture = None,
+    architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
         typer.Option("--format", "-f", help="The format: text and github list failures only, the others list all."),

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import build_model
+from bertscope.commands.model_options import Architecture, Download, Model, Pooler, build_model
 from bertscope.commands.output import Output, note, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -30,7 +29,7 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
 @command(place=100, epilog=EPILOG, short_help="Draw a model's classes, forward pass or module tree.")
 def diagram(
     *,
-    model: model_options.Model = DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     path: Annotated[
         str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
     ] = "",
@@ -48,12 +47,12 @@ def diagram(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: number of levels to open.")
     ] = None,
-    architecture: model_options.Architecture = None,
+    architecture: Architecture = None,
     attention: Annotated[
         Literal["eager", "sdpa"],
         typer.Option(help="The attention kernel: eager, drawn step by step, or sdpa, drawn as one box."),
     ] = "eager",
-    pooler: model_options.Pooler = None,
+    pooler: Pooler = None,
     position_embedding: Annotated[
         Literal["absolute", "relative_key", "relative_key_query"] | None,
         typer.Option(help="The type of position embedding instead of the model's."),
@@ -74,7 +73,7 @@ def diagram(
     direction: Annotated[
         Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
     ] = None,
-    download: model_options.Download = False,
+    download: Download = False,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),

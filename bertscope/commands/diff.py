@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import found_model
+from bertscope.commands.model_options import Architecture, Attention, Download, complete_model, found_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -18,10 +17,8 @@ examples:
   bertscope diff my-bert.yaml bert-tiny --exit-code
 """
 
-_A = Annotated[
-    str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=model_options.complete_model)
-]
-_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=model_options.complete_model)]
+_A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=complete_model)]
+_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)]
 
 
 @command(place=110, epilog=EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")
@@ -29,11 +26,11 @@ def diff(
     *,
     a: _A,
     b: _B,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
+    architecture: Architecture = None,
+    attention: Attention = None,
     sizes: SizeOptions,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 if the two differ.")] = False,
-    download: model_options.Download = False,
+    download: Download = False,
     out: OutputOptions,
 ) -> int:
     """Compare two models: settings, parameters added, removed or changed in shape, totals and FLOPs.

@@ -1,10 +1,9 @@
 """`bertscope estimate`."""
 
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import Kernel, Progress, RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.render import memory as renderer
 from bertscope.run_config import RunConfig
 
@@ -27,7 +26,7 @@ _RUN = RunOptions(batch=8)
 def estimate(
     *,
     run: RunOptions = _RUN,
-    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
+    kernel: Kernel = RunConfig.sdpa_kernel,
     model: ModelOptions,
     view: ViewOptions,
     out: OutputOptions,
@@ -44,7 +43,7 @@ def estimate(
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
 
-    with run_options.Progress() as progress:
+    with Progress() as progress:
         report = estimate_report(source, run_configs, progress)
     out.show(report, renderer, shown_rows=view.rows or None)
     view.write_timeline(report)

@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import StepOptions, by_strategy
+from bertscope.commands.run_options import Kernel, Progress, StepOptions, by_strategy, numbers, size
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as renderer
@@ -52,7 +51,7 @@ def fit(
     device: Annotated[
         str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
     ] = None,
-    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
+    kernel: Kernel = RunConfig.sdpa_kernel,
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context, if known for the GPU.")
     ] = None,
@@ -72,11 +71,11 @@ def fit(
     source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
 
-    size = run_options.size("--budget", budget)
-    with run_options.Progress() as progress:
+    limit = size("--budget", budget)
+    with Progress() as progress:
         report = fit_report(
-            source, variants, run_options.numbers("--seq", seq), known or size or 0,
-            batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
+            source, variants, numbers("--seq", seq), known or limit or 0,
+            batch=batch, context_bytes=size("--context", context), progress=progress,
         )  # fmt: skip
     out.show(report, renderer)
     return 0 if report.fits else 1

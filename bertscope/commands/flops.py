@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Freeze, ModelOptions
 from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import numbers
+from bertscope.commands.run_options import Strategy, numbers
 from bertscope.errors import SelectionError
 from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig
@@ -42,9 +41,9 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: run_options.Strategy = RunConfig.checkpointing,
+    checkpointing: Strategy = RunConfig.checkpointing,
     model: ModelOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")
     ] = None,

@@ -4,12 +4,11 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, note, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import Progress, RunOptions, ViewOptions, WithBareCheckpointing, size
 from bertscope.render import memory as renderer
 
 EPILOG = """\b
@@ -50,14 +49,14 @@ def profile(
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
     from bertscope.analyses.memory.profile_job import Job
 
-    limit = run_options.size("--memory-limit", memory_limit)
+    limit = size("--memory-limit", memory_limit)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
             beside=run_configs[0] if place else None,
             wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with run_options.Progress() as progress:
+    with Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import note, show
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import Progress, size
 from bertscope.errors import MissingExtraError, SelectionError
 
 EPILOG = """\b
@@ -30,7 +30,7 @@ def report(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=model_options.complete_model),
+        typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=complete_model),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, help="The batch size.")] = 8,
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
@@ -55,9 +55,9 @@ def report(
     from bertscope.analyses.page.report import PageRun, page_report
     from bertscope.render.page import report as renderer
 
-    size = run_options.size("--budget", budget) if fit else None
-    with run_options.Progress() as progress:
-        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
+    limit = size("--budget", budget) if fit else None
+    with Progress() as progress:
+        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=limit), progress)
     show(found, renderer, fmt, output)
     if fmt == "html":
         note(f"the page is in {output}")

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import ModelOptions, traced_shapes
+from bertscope.commands.model_options import Freeze, ModelOptions, Shapes, traced_shapes
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -27,9 +26,9 @@ def tree(
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
     model: ModelOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    shapes: model_options.Shapes = False,
+    shapes: Shapes = False,
     sizes: SizeOptions,
     out: OutputOptions,
 ) -> None:

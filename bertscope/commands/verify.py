@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.commands import model_options
-from bertscope.commands.model_options import found_model
+from bertscope.commands.model_options import Architecture, Download, Pooler, complete_model, found_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
 from bertscope.render import verify as renderer
@@ -28,9 +27,7 @@ def verify(
     *,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help="The configuration, as for count.", autocompletion=model_options.complete_model
-        ),
+        typer.Argument(metavar="MODEL", help="The configuration, as for count.", autocompletion=complete_model),
     ],
     checkpoint: Annotated[
         str | None,
@@ -49,9 +46,9 @@ def verify(
         list[str] | None,
         typer.Option(metavar="missing|unexpected|dtype", help="Report this without failing. Repeatable."),
     ] = None,
-    architecture: model_options.Architecture = None,
-    pooler: model_options.Pooler = None,
-    download: model_options.Download = False,
+    architecture: Architecture = None,
+    pooler: Pooler = None,
+    download: Download = False,
     out: OutputOptions,
 ) -> int:
     """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
