@@ -8,18 +8,19 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertscope import __version__
-from bertscope.commands.process import EXIT_CODES, Unexpected, complain, failure, run
-from bertscope.commands.registry import Color, Debug, add_commands
+from bertscope.commands.process import EXIT_CODES, complain, failure
+from bertscope.commands.registry import Color, CommandGroup, Debug
 from bertscope.errors import BertscopeWarning, one_line
 from bertscope.render.console import choose_color
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
+    cls=CommandGroup,
     name="bertscope",
     help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and what you expect.",
     epilog=f"Run 'bertscope COMMAND --help' for examples of each command. Exit codes: {_CODES}.",
@@ -28,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-add_commands(app, "bertscope.commands")
 
 
 def _show_version(value: bool) -> None:
@@ -48,11 +47,6 @@ def options(
 ) -> None:
     """Set the options before the command."""
     choose_color(color or "auto")
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    run(start)
 
 
 def start() -> int:
@@ -81,18 +75,14 @@ def _run() -> int:
         # Typer's usage errors: the class is private, these two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
-        carried = (
-            isinstance(error, (Unexpected, typer.Abort)) and error.__cause__
-        )  # Abort: Typer's name for an EOFError
-        return failure(carried or error)
+        return failure((isinstance(error, typer.Abort) and error.__cause__) or error)  # Abort: Typer's EOFError
     return code
 
 
-def _usage(error: BaseException) -> int:
-    context = getattr(error, "ctx", None)
+def _usage(error: Any) -> int:
+    message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+        print(message, file=sys.stderr)
         return 2
-    command = context.command_path if context is not None else "bertscope"
-    message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-    return complain(f"{message}; see '{command} --help'", error.exit_code)  # type: ignore[attr-defined]
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
+    return complain(f"{' '.join(message.split()).rstrip('.')}; see '{command} --help'", error.exit_code)

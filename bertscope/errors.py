@@ -31,14 +31,15 @@ class BertscopeError(Exception):
     def __init__(self, message: str, *, where: str = "") -> None:
         self.message = one_line(message)
         self.where = one_line(where)  # "file:line", when there is one
-        super().__init__(f"{self.where}: {self.message}" if where else self.message)
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
 
     def at(self, where: str) -> BertscopeError:
-        """Return the error with a place (`file:line`) in front, unless it already has one."""
-        return self if self.where else self._with_place(where)
-
-    def _with_place(self, where: str) -> BertscopeError:
-        return type(self)(self.message, where=where)
+        """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""
+        self.where = self.where or one_line(where)
+        return self
 
 
 class ConfigError(BertscopeError, ValueError):
@@ -47,9 +48,6 @@ class ConfigError(BertscopeError, ValueError):
     def __init__(self, message: str, *, where: str = "", field: str = "") -> None:
         self.field = field
         super().__init__(message, where=where)
-
-    def _with_place(self, where: str) -> ConfigError:
-        return ConfigError(self.message, where=where, field=self.field)
 
 
 class SourceError(BertscopeError):

@@ -7,6 +7,7 @@ before pytest collects such a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check.check import Witness
-    from bertscope.reports.check import Finding
     from bertscope.sources.bert import BertSource
     from bertscope.sources.expectations import Expectation
 
@@ -31,70 +31,67 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 class ExpectationFile(pytest.File):
     """One expectation file. A file that cannot be read becomes a failing test, so that the other files still run."""
 
+    source: BertSource
+
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one test for each expectation."""
         from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
 
+        is_below = self.path.is_relative_to(Path.cwd())
         try:
-            source = read_expectation_file(_shown(self.path))
+            self.source = source = read_expectation_file(self.path.relative_to(Path.cwd()) if is_below else self.path)
             if not source.expected:
                 raise SourceError(f"expects nothing; 'bertscope check --write {source.path}' records today's counts",
                                   where=f"{source.path}:1")  # fmt: skip
         except BertscopeError as error:
             yield Unreadable.from_parent(self, name="readable", error=error)
             return
-        model = _Model(source)
         for expectation in source.expected:
-            yield ExpectationItem.from_parent(self, name=expectation.key, model=model, expectation=expectation)
+            yield ExpectationItem.from_parent(self, name=expectation.key, file=self, expectation=expectation)
 
+    @cached_property
+    def witness(self) -> Witness:
+        """Return the model of the file; it is built when the first test runs."""
+        from bertscope.analyses.check.check import Witness
 
-class _Model:
-    """The model of one file, built when its first test runs."""
-
-    def __init__(self, source: BertSource) -> None:
-        self.source = source
-        self._witness: Witness | None = None
-
-    def finding(self, expectation: Expectation) -> Finding:
-        """Return the result of the expectation."""
-        if self._witness is None:
-            from bertscope.analyses.check.check import Witness
-
-            self._witness = Witness(self.source)
-        return self._witness.finding(expectation)
+        return Witness(self.source)
 
 
 class Differs(Exception):
     """The failure of an expectation; the message is the line that `check` prints."""
 
 
-class ExpectationItem(pytest.Item):
+class _Item(pytest.Item):
+    """A test whose failure is one line without a traceback."""
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the line that `check` prints."""
+        return str(excinfo.value) if isinstance(excinfo.value, Differs) else super().repr_failure(excinfo, style)
+
+
+class ExpectationItem(_Item):
     """The test of one expectation."""
 
-    def __init__(self, *, model: _Model, expectation: Expectation, **options: Any) -> None:
+    def __init__(self, *, file: ExpectationFile, expectation: Expectation, **options: Any) -> None:
         super().__init__(**options)
-        self.model, self.expectation = model, expectation
+        self.file, self.expectation = file, expectation
 
     def runtest(self) -> None:
         """Build the model, once for a file, and compare."""
         from bertscope.render.check import line
 
-        finding = self.model.finding(self.expectation)
+        finding = self.file.witness.finding(self.expectation)
         self.user_properties += [("expected", finding.expected), ("got", finding.got)]
         if finding.status != "passed":
             raise Differs(line(finding))
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the line that `check` prints, without a traceback."""
-        return str(excinfo.value) if isinstance(excinfo.value, Differs) else super().repr_failure(excinfo, style)
-
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, line (from 0) and title."""
-        return self.path, self.expectation.line - 1, f"{self.model.source.name}: {self.name}"
+        return self.path, self.expectation.line - 1, f"{self.file.source.name}: {self.name}"
 
 
-class Unreadable(pytest.Item):
+class Unreadable(_Item):
     """The failing test of a file that cannot be read."""
 
     def __init__(self, *, error: BertscopeError, **options: Any) -> None:
@@ -105,18 +102,9 @@ class Unreadable(pytest.Item):
         """Raise the error of the file."""
         raise Differs(str(self.error))
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the error as one line."""
-        return str(excinfo.value)
-
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, first line and title."""
         return self.path, 0, self.path.name
-
-
-def _shown(path: Path) -> Path:
-    """Return a path below the working directory as relative, any other unchanged."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @pytest.fixture

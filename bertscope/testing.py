@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
@@ -34,12 +34,7 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
         if number != got
     ]
     if wrong:
-        raise AssertionError("\n".join([*wrong, *_parts(report)]))
-
-
-def _parts(report: Any) -> list[str]:
-    """Return one line for each child of the module, and one for parameters that were not counted."""
-    lines = [f"  {row.path or row.name}: {row.params:,} ({row.type})" for row in report.rows]
-    if report.unknown:
-        lines.append(f"  not counted, since not yet initialised: {', '.join(report.unknown)}")
-    return lines
+        parts = [f"  {row.path or row.name}: {row.params:,} ({row.type})" for row in report.rows]
+        if report.unknown:
+            parts.append(f"  not counted, since not yet initialised: {', '.join(report.unknown)}")
+        raise AssertionError("\n".join(wrong + parts))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from html import escape  # xml.sax.saxutils imports urllib.request, which costs every command 27 ms
 from typing import Any
 
 
@@ -95,50 +94,33 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-class _Escapes(dict[int, str]):
-    """A table for `str.translate`, filled on demand: printable characters and those in `kept` are unchanged."""
-
-    def __init__(self, escaped: Callable[[str], str], kept: str = "") -> None:
-        self._escaped, self._kept = escaped, kept
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        is_safe = character.isprintable() or character in self._kept
-        self[code] = shown = character if is_safe else self._escaped(character)
-        return shown
-
-
 def _as_python(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-_LINE = _Escapes(_as_python)
-
-
-_LINES = _Escapes(_as_python, "\n")
-
-
-_COLORED = _Escapes(_as_python, "\n\x1b")
-
-
-_JSON = _Escapes(lambda character: json.dumps(character)[1:-1], "\n")
+def _escaped(text: str, kept: str = "", escape: Callable[[str], str] = _as_python) -> str:
+    """Return the text with escapes for unprintable characters, except those in `kept`."""
+    return re.sub(f"[^ -~{kept}]", lambda found: found[0] if found[0].isprintable() else escape(found[0]), text)
 
 
 def visible(text: str) -> str:
     """Return the text with escapes such as `\\x1b`, `\\n` and `\\u202e` for unprintable characters."""
-    return text if text.isprintable() else text.translate(_LINE)
+    return text if text.isprintable() else _escaped(text)
 
 
 def visible_lines(text: str, *, color: bool = False) -> str:
     """Return the text as `visible` does, but keep line breaks and, with `color`, colour codes."""
-    return text.translate(_COLORED if color else _LINES) if not text.isprintable() else text
+    return _escaped(text, "\n\x1b" if color else "\n")
 
 
 def json_text(data: Any) -> str:
     """Return indented JSON with escapes for unprintable characters; it parses to the same data."""
-    return json.dumps(data, indent=2, ensure_ascii=False).translate(_JSON) + "\n"
+    shown = json.dumps(data, indent=2, ensure_ascii=False)
+    return _escaped(shown, "\n", lambda character: json.dumps(character)[1:-1]) + "\n"
 
 
 def html_text(text: str) -> str:
     """Return the text escaped for HTML or XML."""
+    from html import escape  # its table of entities takes 5 ms, which only this function needs
+
     return escape(visible(text))

@@ -46,22 +46,25 @@ def test_the_list_of_commands_says_each_in_a_whole_sentence(cli):
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
-def examples() -> list[str]:
+def all_commands() -> dict[str, object]:
+    """Return all commands by name."""
+    from typer.main import get_command
+
     from bertscope.cli import app
 
-    lines = [line.strip() for command in app.registered_commands for line in (command.epilog or "").splitlines()]
+    group = get_command(app)
+    return {name: group.get_command(None, name) for name in group.list_commands(None)}
+
+
+def examples() -> list[str]:
+    lines = [line.strip() for command in all_commands().values() for line in (command.epilog or "").splitlines()]
     # explore wants a terminal; its examples run in test_explore
     return [line for line in lines if line.startswith("bertscope ") and not line.startswith("bertscope explore")]
 
 
 def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_does(cli):
-    from typer.main import get_command
-
-    from bertscope.cli import app
-
-    commands = get_command(app).commands
-    assert set(commands) >= set(COMMANDS)
-    for name, command in commands.items():
+    assert set(all_commands()) >= set(COMMANDS)
+    for name, command in all_commands().items():
         for option in command.params:
             assert option.help, f"{name}: {option.name}"
             assert len(option.help.split()) > 1, f"{name}: {option.name}: {option.help}"
@@ -115,7 +118,7 @@ def test_the_list_of_presets_does_not_import_torch():
 def test_the_shell_completes(shell, words, completed):
     variables = {"_BERTSCOPE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
                  "_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
-    code = "from bertscope.cli import main; main()"
+    code = "from bertscope.__main__ import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENV | variables, check=False
     )
@@ -434,7 +437,9 @@ def test_a_file_at_its_largest_is_answered_soon(cli, tmp_path):
 
 
 def test_a_closed_or_full_stdout_is_no_traceback():
-    code = "import sys; sys.stdout = None; from bertscope.cli import main; sys.argv = ['bertscope', 'presets']; main()"
+    code = (
+        "import sys; sys.stdout = None; from bertscope.__main__ import main;sys.argv = ['bertscope', 'presets']; main()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     if os.path.exists("/dev/full"):

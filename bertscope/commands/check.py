@@ -1,7 +1,5 @@
 """`bertscope check`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -10,14 +8,14 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from bertscope.commands import model_options
-from bertscope.commands.output import Output, show, write, write_file
+from bertscope.commands.model_options import Architecture, complete_model
+from bertscope.commands.output import Output, show, write_file
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError
 from bertscope.render import check as renderer
 from bertscope.sources.expectation_files import is_expectation_file, read_expectation_file
 from bertscope.sources.presets import read_preset
-from bertscope.text_files import read_text, read_yaml
+from bertscope.text_files import read_yaml
 
 EPILOG = """\b
 examples:
@@ -51,20 +49,20 @@ def check(
             metavar="[FILES]...",
             help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
             "all presets without one.",
-            autocompletion=model_options.complete_model,
+            autocompletion=complete_model,
         ),
     ] = None,
     write_to: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Record today's counts into a file that expects nothing yet."),
     ] = None,
-    architecture: model_options.Architecture = None,
+    architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
         typer.Option("--format", "-f", help="The format: text and github list failures only, the others list all."),
     ] = "text",
     output: Output = None,
-) -> None:
+) -> int:
     """Verify what files expect of their models: counts, ties, FLOPs of a run, estimated peak memory.
 
     A failure names expected, got, the difference, and the file and line of the expectation.
@@ -73,20 +71,16 @@ def check(
         if files or output or fmt != "text":
             raise SourceError("--write takes one FILE and nothing else; run 'bertscope check' apart")
         _record(write_to)
-        return
+        return 0
     from bertscope.analyses.check.check import check as analyse
 
     report = analyse(files or (), architecture=architecture)
-    if fmt in ("text", "github", "junit"):
-        write(getattr(renderer, fmt)(report), output)
-    else:
-        show(report, renderer, fmt, output)
+    show(report, renderer, fmt, output)
     for finding in report.having("error"):
         print(f"error: {finding.message}", file=sys.stderr)
     if report.having("error"):
-        raise typer.Exit(2)
-    if report.having("failed"):
-        raise typer.Exit(1)
+        return 2
+    return 1 if report.having("failed") else 0
 
 
 def _record(path: Path) -> None:
@@ -99,17 +93,16 @@ def _record(path: Path) -> None:
         )
     from bertscope.analyses.check.check import expected_block
 
-    text = read_text(path)
-    newline = "\r\n" if "\r\n" in text else "\n"
-    mark = "\ufeff" if path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
-    block = expected_block(source).replace("\n", newline)
-    whole = text + ("" if text.endswith("\n") else newline) + block
+    content = path.read_bytes()
+    newline = b"\r\n" if b"\r\n" in content else b"\n"
+    content += b"" if content.endswith(b"\n") else newline
+    content += expected_block(source).encode().replace(b"\n", newline)
     try:
-        read_yaml(whole, path)
+        read_yaml(content.decode("utf-8-sig"), path)
     except SourceError:
         raise SourceError(
             f"{path} is not in the form of plain 'key: value' lines from the first column without an 'expected' of "
             "its own; rewrite it so, and the counts can be appended"
         ) from None
-    write_file(path, mark + whole)
+    write_file(path, content)
     print(f"recorded today's counts in {path}", file=sys.stderr)

@@ -1,14 +1,12 @@
 """`bertscope convert`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options
+from bertscope.commands.model_options import Download, complete_model
 from bertscope.commands.output import note, write
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
@@ -31,7 +29,7 @@ def convert(
         typer.Argument(
             metavar="MODEL",
             help="A preset's name or file (.yaml), a config.json, or a folder with one.",
-            autocompletion=model_options.complete_model,
+            autocompletion=complete_model,
         ),
     ],
     to: Annotated[
@@ -47,7 +45,7 @@ def convert(
             help="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
         ),
     ] = None,
-    download: model_options.Download = False,
+    download: Download = False,
 ) -> None:
     """Convert a preset to a config.json, or a config.json to a preset, without loss either way.
 

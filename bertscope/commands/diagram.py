@@ -1,16 +1,13 @@
 """`bertscope diagram`."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import build_model
+from bertscope.commands.model_options import Architecture, Download, Model, Pooler, build_model
 from bertscope.commands.output import Output, note, show
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.sources.find import DEFAULT_MODEL
 
@@ -27,16 +24,12 @@ examples:
 """
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
              ".json": "json"}  # fmt: skip
-_CONCERN = {
-    "class": {"--implementation"},
-    "forward": {"--depth", "--cache", "--no-mask", "--head-mask", "--batch", "--seq", "--direction"},
-    "tree": {"--depth", "--direction"},
-}
 
 
 @command(place=100, epilog=EPILOG, short_help="Draw a model's classes, forward pass or module tree.")
 def diagram(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
+    model: Model = DEFAULT_MODEL,
     path: Annotated[
         str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
     ] = "",
@@ -54,12 +47,12 @@ def diagram(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: number of levels to open.")
     ] = None,
-    architecture: model_options.Architecture = None,
+    architecture: Architecture = None,
     attention: Annotated[
         Literal["eager", "sdpa"],
         typer.Option(help="The attention kernel: eager, drawn step by step, or sdpa, drawn as one box."),
     ] = "eager",
-    pooler: model_options.Pooler = None,
+    pooler: Pooler = None,
     position_embedding: Annotated[
         Literal["absolute", "relative_key", "relative_key_query"] | None,
         typer.Option(help="The type of position embedding instead of the model's."),
@@ -76,12 +69,11 @@ def diagram(
         bool | None,
         typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; default: for a self-attention."),
     ] = None,
-    batch: run_options.Batch = 1,
-    seq: run_options.Seq = 128,
+    sizes: SizeOptions,
     direction: Annotated[
         Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
     ] = None,
-    download: model_options.Download = False,
+    download: Download = False,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
@@ -95,22 +87,24 @@ def diagram(
     """
     if class_name and (kind != "class" or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
-    _note_what_has_no_effect(
-        kind,
-        {
-            "--implementation": implementation != "bertscope",
-            "--depth": depth is not None,
-            "--cache": cache is not None,
-            "--no-mask": not mask,
-            "--head-mask": head_mask is not None,
-            "--batch": batch != 1,
-            "--seq": seq != 128,
-            "--direction": direction is not None,
-        },
+    given = (  # each with the kinds that it concerns
+        ("--implementation", "class", implementation != "bertscope"),
+        ("--depth", "forward, tree", depth is not None),
+        ("--cache", "forward", cache is not None),
+        ("--no-mask", "forward", not mask),
+        ("--head-mask", "forward", head_mask is not None),
+        ("--batch", "forward", sizes.batch != 1),
+        ("--seq", "forward", sizes.seq != 128),
+        ("--direction", "forward, tree", direction is not None),
     )
-    changes: dict[str, object] = {"is_decoder": True, "add_cross_attention": True} if cross_attention else {}
-    changes |= {"position_embedding_type": position_embedding} if position_embedding else {}
-    changes["attn_implementation"] = attention
+    unused = [option for option, kinds, is_given in given if is_given and kind not in kinds]
+    if unused:
+        note(f"without effect on --kind {kind}: {', '.join(unused)}")
+    changes: dict[str, object] = {"attn_implementation": attention}
+    if cross_attention:
+        changes |= {"is_decoder": True, "add_cross_attention": True}
+    if position_embedding:
+        changes["position_embedding_type"] = position_embedding
     source, built = build_model(model, architecture, None, pooler, changes=changes, download=download)
     if kind != "tree":
         source.require(f"--kind {kind}")
@@ -118,21 +112,11 @@ def diagram(
     from bertscope.analyses.diagram.forward import Given
     from bertscope.render.diagram import diagram as renderer
 
-    given = Given(batch=batch, seq=seq, cache=cache, mask=mask, head_mask=head_mask)
+    inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
         built,  # type: ignore[arg-type]  # any module for the kind tree, and one of ours for the others
-        kind, path, name=source.name, depth=depth, direction=direction, given=given, around=class_name,
+        kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
         implementation=implementation,
     )  # fmt: skip
-    show(report, renderer, fmt or _format_of(output), output)
-
-
-def _note_what_has_no_effect(kind: str, given: dict[str, bool]) -> None:
-    """Print a note on the given options that concern other kinds of diagram."""
-    unused = [option for option, is_given in given.items() if is_given and option not in _CONCERN[kind]]
-    if unused:
-        note(f"without effect on --kind {kind}: {', '.join(unused)}")
-
-
-def _format_of(output: Path | None) -> str:
-    return _SUFFIXES.get(output.suffix.lower(), "mermaid") if output else "mermaid"
+    suffix = output.suffix.lower() if output else ""
+    show(report, renderer, fmt or _SUFFIXES.get(suffix, "mermaid"), output)

@@ -1,15 +1,14 @@
 """`bertscope diff`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import found_model
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.model_options import Architecture, Attention, Download, complete_model, found_model
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import SizeOptions
+from bertscope.render import diff as renderer
 
 EPILOG = """\b
 examples:
@@ -18,34 +17,29 @@ examples:
   bertscope diff my-bert.yaml bert-tiny --exit-code
 """
 
-_A = Annotated[
-    str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=model_options.complete_model)
-]
-_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=model_options.complete_model)]
+_A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=complete_model)]
+_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)]
 
 
 @command(place=110, epilog=EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")
 def diff(
+    *,
     a: _A,
     b: _B,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    batch: run_options.Batch = 1,
-    seq: run_options.Seq = 128,
+    architecture: Architecture = None,
+    attention: Attention = None,
+    sizes: SizeOptions,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 if the two differ.")] = False,
-    download: model_options.Download = False,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:
+    download: Download = False,
+    out: OutputOptions,
+) -> int:
     """Compare two models: settings, parameters added, removed or changed in shape, totals and FLOPs.
 
     Equal changes of neighbouring layers are one row. --architecture and --attention apply to both.
     """
     one, other = (found_model(name, architecture, attention, download=download) for name in (a, b))
     from bertscope.analyses.page.diff import diff as analyse
-    from bertscope.render import diff as renderer
 
-    report = analyse(one, other, batch=batch, seq=seq)
-    show(report, renderer, fmt, output)
-    if exit_code and not report.is_empty:
-        raise typer.Exit(1)
+    report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)
+    out.show(report, renderer)
+    return 1 if exit_code and not report.is_empty else 0

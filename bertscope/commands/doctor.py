@@ -1,8 +1,6 @@
 """`bertscope doctor`."""
 
-from __future__ import annotations
-
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import doctor as renderer
 
@@ -15,11 +13,11 @@ examples:
 
 
 @command(place=180, epilog=EPILOG, short_help="Show the environment: versions, devices, extras, presets.")
-def doctor(fmt: Format = "table", output: Output = None) -> None:
+def doctor(*, out: OutputOptions) -> None:
     """Show the environment: versions, devices, extras found and missing, the folder of presets.
 
     It also works if torch is missing or broken, and exits 0.
     """
     from bertscope.analyses.check.doctor import doctor as analyse
 
-    show(analyse(), renderer, fmt, output)
+    out.show(analyse(), renderer)

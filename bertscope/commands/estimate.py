@@ -1,12 +1,10 @@
 """`bertscope estimate`."""
 
-from __future__ import annotations
-
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, write_bytes
+from bertscope.commands.output import OutputOptions, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import Kernel, Progress, RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.render import memory as renderer
 from bertscope.run_config import RunConfig
 
 EPILOG = """\b
@@ -28,11 +26,10 @@ _RUN = RunOptions(batch=8)
 def estimate(
     *,
     run: RunOptions = _RUN,
-    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
+    kernel: Kernel = RunConfig.sdpa_kernel,
     model: ModelOptions,
     view: ViewOptions,
-    fmt: Format = "table",
-    output: Output = None,
+    out: OutputOptions,
 ) -> None:
     """Estimate the memory of a step: its peak, and the parts and place of the peak. Nothing is allocated.
 
@@ -40,17 +37,17 @@ def estimate(
     peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.
     """
     run_configs = run.run_configs(sdpa_kernel=kernel)
-    run_options.check_timeline(view.timeline)
+    view.check_timeline()
     source = model.found()
     if view.snapshot is not None:
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
 
-    with run_options.Progress() as progress:
+    with Progress() as progress:
         report = estimate_report(source, run_configs, progress)
-    run_options.show_memory(report, fmt, output, view.rows)
-    run_options.write_timeline(report, view.timeline)
+    out.show(report, renderer, shown_rows=view.rows or None)
+    view.write_timeline(report)
     if view.snapshot is not None:
         from bertscope.analyses.memory.snapshot import snapshot as picture
 
-        write_bytes(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))
+        write_file(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))

@@ -1,7 +1,5 @@
 """`bertscope explore`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -11,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Freeze, ModelOptions
 from bertscope.commands.output import note
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import PrecisionOptions, SizeOptions
+from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strategy, by_strategy
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.run_config import RunConfig
 
@@ -35,9 +32,9 @@ def explore(
     *,
     sizes: SizeOptions,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    checkpointing: run_options.Strategy = RunConfig.checkpointing,
+    checkpointing: Strategy = RunConfig.checkpointing,
     precision: PrecisionOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     model: ModelOptions,
 ) -> None:
     """Explore the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
@@ -46,11 +43,8 @@ def explore(
     Needs the extra 'explore'.
     """
     _check_terminal()
-    run_config = RunConfig(
-        batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()),
-        **run_options.precision(precision.dtype, precision.autocast),
-    )  # fmt: skip
-    (run_config, *others) = run_options.by_strategy(run_config, checkpointing)
+    run_config = RunConfig(batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()), **precision.precision())
+    (run_config, *others) = by_strategy(run_config, checkpointing)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = model.loaded()
@@ -60,8 +54,7 @@ def explore(
     from bertscope.render.explore.app import run as show
 
     reports = analyse(source, run_config, folded=not unfold)
-    first = next(reports)
-    show(first, settled(reports))
+    show(next(reports), settled(reports))
 
 
 def settled(reports: Iterator[Any]) -> Iterator[Any]:

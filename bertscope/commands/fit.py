@@ -1,19 +1,17 @@
 """`bertscope fit`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import StepOptions, by_strategy
+from bertscope.commands.run_options import Kernel, Progress, StepOptions, by_strategy, numbers, size
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
+from bertscope.render import fit as renderer
 from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
 from bertscope.units import BF16, FP32, PRECISIONS
 
@@ -37,7 +35,7 @@ def fit(
     gpu: Annotated[
         str | None,
         typer.Option(metavar="GPU", help=f"A GPU instead of a budget: {', '.join(GPUS)}.",
-                     autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)]),
+                     autocompletion=lambda: list(GPUS)),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
     batch: Annotated[
@@ -53,14 +51,13 @@ def fit(
     device: Annotated[
         str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
     ] = None,
-    kernel: run_options.Kernel = RunConfig.sdpa_kernel,
+    kernel: Kernel = RunConfig.sdpa_kernel,
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context, if known for the GPU.")
     ] = None,
     model: ModelOptions,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:  # fmt: skip
+    out: OutputOptions,
+) -> int:  # fmt: skip
     """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
 
     With --batch, find the strategies and precisions that hold that batch, cheapest first. Exit code 1 if
@@ -73,17 +70,15 @@ def fit(
     variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
     source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
-    from bertscope.render import fit as renderer
 
-    size = run_options.size("--budget", budget)
-    with run_options.Progress() as progress:
+    limit = size("--budget", budget)
+    with Progress() as progress:
         report = fit_report(
-            source, variants, run_options.numbers("--seq", seq), known if known is not None else size or 0,
-            batch=batch, context_bytes=run_options.size("--context", context), progress=progress,
+            source, variants, numbers("--seq", seq), known or limit or 0,
+            batch=batch, context_bytes=size("--context", context), progress=progress,
         )  # fmt: skip
-    show(report, renderer, fmt, output)
-    if not report.fits:
-        raise typer.Exit(1)
+    out.show(report, renderer)
+    return 0 if report.fits else 1
 
 
 def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:

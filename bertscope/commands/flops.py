@@ -1,18 +1,16 @@
 """`bertscope flops`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, show, write
+from bertscope.commands.model_options import Freeze, ModelOptions
+from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import numbers
+from bertscope.commands.run_options import Strategy, numbers
 from bertscope.errors import SelectionError
+from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig
 
 EPILOG = """\b
@@ -37,9 +35,9 @@ def flops(
     mode: Annotated[
         Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
     ] = "inference",
-    checkpointing: run_options.Strategy = RunConfig.checkpointing,
+    checkpointing: Strategy = RunConfig.checkpointing,
     model: ModelOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")
     ] = None,
@@ -48,8 +46,7 @@ def flops(
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total by the convention of this source, and the others."),
     ] = None,
-    fmt: Format = "table",
-    output: Output = None,
+    out: OutputOptions,
 ) -> None:
     """Count the FLOPs of a forward pass or a training step, per module.
 
@@ -61,15 +58,14 @@ def flops(
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
     source = model.found()
     from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-    from bertscope.render import flops as renderer
 
     run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
     report = flops_model(run, batches, seqs)
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
-    if convention is not None and fmt == "table":
+    if convention is not None and out.fmt == "table":
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
-        write(renderer.convention(report, convention), output)
+        write(renderer.convention(report, convention), out.output)
     else:
-        show(report, renderer.operators if operators else renderer, fmt, output)
+        out.show(report, renderer.operators if operators else renderer)

@@ -6,15 +6,16 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bertscope.errors import BertscopeError, SourceError, one_line
+from bertscope.errors import SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
@@ -24,30 +25,43 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
 ]
-_MARKUP = ("html", "svg")  # contain scripts and style sheets; the templates escape every value
 
 
-def show(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None) -> None:
-    """Write the report by `renderer.table`, `.csv`, `.markdown`, `.text` ..., or as JSON."""
-    write(_text(report, renderer, fmt, Target() if output else stdout_target()), output)
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """The format of a report, and the file for it."""
+
+    fmt: Format = "table"
+    output: Output = None
+
+    def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the report in this format."""
+        show(report, renderer, self.fmt, self.output, **table_options)
 
 
-def _text(report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, target: Target) -> str:
+def show(
+    report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None, **table_options: Any
+) -> None:
+    """Write the report by `renderer.table` (with the options), `.csv`, `.markdown`, `.text` ..., or as JSON."""
     if fmt == "json":
-        return to_json(report)
-    render: Callable[..., str] = getattr(renderer, fmt)
-    if fmt == "table":
-        return visible_lines(render(report, target), color=target.color)
-    return render(report) if fmt in _MARKUP else visible_lines(render(report))
+        text = to_json(report)
+    elif fmt == "table":
+        target = Target() if output else stdout_target()
+        text = visible_lines(renderer.table(report, target, **table_options), color=target.color)
+    else:
+        text = getattr(renderer, fmt)(report)
+        if fmt not in ("html", "svg"):  # they contain scripts and style sheets; the templates escape every value
+            text = visible_lines(text)
+    write(text, output)
 
 
 def write(text: str, output: Path | None) -> None:
     """Write the text to stdout, or to a file that is replaced whole."""
     if output is not None:
         write_file(output, text)
-        return
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def check_outputs(paths: Sequence[Path]) -> None:
@@ -56,35 +70,32 @@ def check_outputs(paths: Sequence[Path]) -> None:
         os.getcwd()
     except OSError:
         raise SourceError("the working directory was deleted; change to a folder that exists") from None
+    files = []
     for path in paths:
         with _explained(path):
-            if _is_device(path):
-                if not os.access(path, os.W_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            else:
+            if not _is_device(path):
                 with tempfile.TemporaryFile(dir=path.resolve().parent) as file:
                     file.write(b"\0")  # on a full disk the file can be created and the byte cannot be written
-    files = [path.resolve() for path in paths if not _is_device(path)]
+                files.append(path.resolve())
+            elif not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for path in files:
         if files.count(path) > 1:
             raise SourceError(f"two outputs name {path.name}; give each its own file")
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a binary file, as `write_file` does."""
-    write_file(path, content)
-
-
-def write_file(path: Path, text: str | bytes) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all; raises SourceError if it cannot be written.
 
     A device or a pipe, such as /dev/stdout, is written to directly.
     """
+    if isinstance(content, str):  # file names and JSON keys may contain lone surrogates
+        content = content.encode("utf-8", errors="backslashreplace")
     with _explained(path):
         if _is_device(path):
-            path.write_bytes(_encoded(text))
+            path.write_bytes(content)
         else:
-            _replace(path, text)
+            _replace(path, content)
 
 
 def _is_device(path: Path) -> bool:
@@ -100,18 +111,11 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, BertscopeError):
-            raise
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
 
 
-def _encoded(text: str | bytes) -> bytes:
-    """Encode as UTF-8; backslashreplace is for lone surrogates, which file names and JSON keys may hold."""
-    return text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace")
-
-
-def _replace(path: Path, text: str | bytes) -> None:
+def _replace(path: Path, content: bytes) -> None:
     target = path.resolve()
     if target.is_symlink():  # a loop of links, which resolve() leaves as it is since Python 3.13
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -119,7 +123,7 @@ def _replace(path: Path, text: str | bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bertscope-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_encoded(text))
+            file.write(content)
         os.chmod(temporary, mode)
         os.replace(temporary, target)
     except BaseException:

@@ -1,12 +1,9 @@
 """`bertscope presets`."""
 
-from __future__ import annotations
-
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.bert import BertSource
 from bertscope.sources.presets import preset_paths, read_preset
 
 EPILOG = """\b
@@ -17,19 +14,18 @@ examples:
 
 
 @command(place=130, epilog=EPILOG)
-def presets(fmt: Format = "table", output: Output = None) -> None:
+def presets(*, out: OutputOptions) -> None:
     """List the presets with their counts, without importing torch."""
-    rows = tuple(_row(read_preset(path)) for path in preset_paths().values())
-    show(PresetsReport(rows=rows), renderer, fmt, output)
-
-
-def _row(source: BertSource) -> PresetRow:
-    return PresetRow(
-        name=source.name,
-        architecture=source.architecture,
-        distinct_params=source.expected_params("distinct_params"),
-        layer_params=source.expected_params("layer_params"),
-        description=source.description,
-        hub_names=source.hub_names,
-        path=str(source.path),
+    rows = tuple(
+        PresetRow(
+            name=source.name,
+            architecture=source.architecture,
+            distinct_params=source.expected_params("distinct_params"),
+            layer_params=source.expected_params("layer_params"),
+            description=source.description,
+            hub_names=source.hub_names,
+            path=str(source.path),
+        )
+        for source in map(read_preset, preset_paths().values())
     )
+    out.show(PresetsReport(rows=rows), renderer)

@@ -12,8 +12,9 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from bertscope.errors import BertscopeError, SourceError, one_line
@@ -35,10 +36,6 @@ _received: list[int] = []  # signals; a library may replace or drop the exceptio
 
 class Leave(SystemExit):
     """An exit with a code and without a message."""
-
-
-class Unexpected(Exception):
-    """A wrapper of an error that Typer would replace before `failure` gets it; its cause is the error."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -63,8 +60,6 @@ def failure(error: BaseException) -> int:
     if isinstance(error, Leave):
         return int(error.code or 0)
     if is_debug():
-        import traceback
-
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
         return complain(str(error), error.exit_code)
@@ -75,7 +70,7 @@ def failure(error: BaseException) -> int:
     elif isinstance(error, MemoryError):
         text = text or "memory ran out"
     name = f"{type(error).__name__}{': ' if text else ''}{text}"
-    return complain(f"internal error: {name} ({_place(error.__traceback__)}); {remedy}", INTERNAL)
+    return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
 
 
 def is_debug() -> bool:
@@ -89,13 +84,12 @@ def complain(message: str, code: int) -> int:
     return code
 
 
-def _place(trace: TracebackType | None) -> str:
+def _place(error: BaseException) -> str:
     """Return the file and line that raised, without the folders of the installation."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "unknown place"
-    return f"{'/'.join(trace.tb_frame.f_code.co_filename.split(os.sep)[-3:])}:{trace.tb_lineno}"
+    place = "unknown place"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        place = f"{'/'.join(frame.f_code.co_filename.split(os.sep)[-3:])}:{line}"
+    return place
 
 
 def _prepare() -> None:

@@ -1,16 +1,15 @@
 """`bertscope profile`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from bertscope.commands import run_options
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Format, Output, note, write_bytes
+from bertscope.commands.output import OutputOptions, note, write_file
+from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import Progress, RunOptions, ViewOptions, WithBareCheckpointing, size
+from bertscope.render import memory as renderer
 
 EPILOG = """\b
 examples:
@@ -23,10 +22,7 @@ examples:
 
 
 @command(
-    place=50,
-    epilog=EPILOG,
-    cls=WithBareCheckpointing,
-    short_help="Run the real step; measure its memory and time.",
+    place=50, epilog=EPILOG, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
 )
 def profile(
     *,
@@ -40,45 +36,43 @@ def profile(
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
     view: ViewOptions,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:
+    out: OutputOptions,
+) -> int:
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
     The peak is that of the allocator, by torch's profiler; times are of separate steps without it. Exit code 3
     if a run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
     """
     run_configs = run.run_configs()
-    run_options.check_timeline(view.timeline)
+    view.check_timeline()
     source = model.loaded()
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
     from bertscope.analyses.memory.profile_job import Job
 
-    limit = run_options.size("--memory-limit", memory_limit)
+    limit = size("--memory-limit", memory_limit)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
             beside=run_configs[0] if place else None,
             wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with run_options.Progress() as progress:
+    with Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
-    is_shown = fmt != "table" or any(variant.measured for variant in report.variants)
+    is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others
         if is_shown:
-            run_options.show_memory(report, fmt, output, view.rows)
+            out.show(report, renderer, shown_rows=view.rows or None)
         for variant in report.variants:
             if variant.failure:
                 note(f"{variant.checkpointing} could not be measured: {variant.failure}")
     finally:
         try:
             if view.snapshot is not None and pictures[-1] is not None:
-                write_bytes(view.snapshot, pictures[-1])
+                write_file(view.snapshot, pictures[-1])
         finally:
             if is_shown:
-                run_options.write_timeline(report, view.timeline)
+                view.write_timeline(report)
     if any(INTERRUPTED[1] in failure for failure in failures):
-        raise typer.Exit(130)
-    if failures:
-        raise typer.Exit(3)
+        return INTERRUPT
+    return 3 if failures else 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from bertscope.commands.output import check_outputs
-from bertscope.commands.process import Unexpected
+from bertscope.commands.process import failure
 from bertscope.render.console import choose_color
 
 Color = Annotated[
@@ -24,114 +25,107 @@ Color = Annotated[
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
 ]
+_MODULES = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
+_REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the command of each name
 
 
 class OneOf(tuple[str, ...]):
     """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedOptions:
-    """The options that `bertscope` takes before a command, and that each command takes."""
-
-    color: Color = None
-    debug: Debug = False
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A command: its place in the list of commands, its function, and further settings for Typer."""
-
-    place: int
-    function: Callable[..., Any]
-    settings: dict[str, Any]
-
-
-_REGISTERED: dict[str, Registered] = {}
-
-
-def command(*, place: int = 1000, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(*, place: int, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command; `place` orders the list of commands.
 
-    `settings` are those of Typer's decorator: name, epilog, short_help, cls.
+    Its name is that of its file. `settings` are those of Typer's decorator: epilog, short_help, cls.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _REGISTERED[function.__module__] = Registered(place, function, settings)
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(**settings)(with_bundles(function))
+        _REGISTERED[function.__module__.rpartition(".")[2]] = (place, app)
         return function
 
     return register
 
 
-def add_commands(app: typer.Typer, package: str) -> None:
-    """Import every module of the package, and add the commands that they register to the app."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        importlib.import_module(module.name)
-    for item in sorted(_REGISTERED.values(), key=lambda item: item.place):
-        app.command(**item.settings)(with_bundles(item.function))
+class CommandGroup(TyperGroup):
+    """The commands of this folder. Only the module of a called command is imported, and all for their list."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands in the order of their places."""
+        for module in _MODULES:
+            import_module(f"{__package__}.{module}")
+        names = sorted(_REGISTERED, key=lambda name: _REGISTERED[name][0])
+        for name in names:
+            self.get_command(ctx, name)
+        return names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None."""
+        if cmd_name in _MODULES:
+            import_module(f"{__package__}.{cmd_name}")
+        if cmd_name not in _REGISTERED:
+            self.list_commands(ctx)  # Typer suggests those of `self.commands`
+        elif cmd_name not in self.commands:
+            self.commands[cmd_name] = typer.main.get_command(_REGISTERED[cmd_name][1])
+        return self.commands.get(cmd_name)
 
 
 def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with a parameter for each field of the bundles (dataclasses) among its parameters.
 
     If a bundle has a default, its fields are the defaults of the options. The command first checks that every output
-    file can be written: each option of type Path names one.
+    file can be written: each option of type Path names one. The function may return an exit code.
     """
     signature = inspect.signature(function, eval_str=True)
-    bundles = {item.name: item.annotation for item in signature.parameters.values() if is_dataclass(item.annotation)}
+    own = signature.parameters.values()
+    bundles: dict[str, Any] = {item.name: item.annotation for item in own if is_dataclass(item.annotation)}
 
     @functools.wraps(function)
-    def run(**given: Any) -> Any:
-        shared = _taken(SharedOptions, given)
-        if shared.color is not None:
-            choose_color(shared.color)
+    def run(*, color: Any, debug: bool, **given: Any) -> None:  # `process` reads --debug: errors may precede parsing
+        if color is not None:
+            choose_color(color)
         check_outputs([value for value in given.values() if isinstance(value, Path)])
         for name, bundle in bundles.items():
-            given[name] = _taken(bundle, given)
+            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
         try:
-            return function(**given)  # `bertscope.commands.process` reads --debug: an error may come before parsing
+            code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
-            raise Unexpected from error
+            code = failure(error)
+        if code:
+            raise typer.Exit(code)
 
-    params = [param for item in signature.parameters.values() for param in _unbundled(item)]
-    params += _fields(SharedOptions, None)
+    params = [param for item in own for param in _options(item)]
+    params.append(_option("color", None, Color))
+    params.append(_option("debug", False, Debug))
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run
 
 
-def _taken(bundle: Any, given: dict[str, Any]) -> Any:
-    """Move the values of a bundle's fields out of `given`, into the bundle."""
-    return bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield the parameter, or one for each field of its bundle."""
+    if not is_dataclass(item.annotation):
+        yield _option(item.name, item.default, item.annotation)
+        return
+    annotations = get_type_hints(item.annotation, include_extras=True)
+    for field in fields(item.annotation):
+        yield _option(field.name, getattr(item.default, field.name, field.default), annotations[field.name])
 
 
-def _unbundled(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    if is_dataclass(item.annotation):
-        yield from _fields(item.annotation, item.default)
-    else:
-        yield item.replace(annotation=_narrowed(item.annotation), kind=inspect.Parameter.KEYWORD_ONLY)
-
-
-def _fields(bundle: Any, defaults: object) -> Iterator[inspect.Parameter]:
-    annotations = get_type_hints(bundle, include_extras=True)
-    for field in fields(bundle):
-        default = getattr(defaults, field.name, field.default)
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=_narrowed(annotations[field.name]),
-        )
+def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_narrowed(annotation))
 
 
 def _narrowed(annotation: Any) -> Any:
     """Return the annotation with the words of its `OneOf`, if any, instead of `str`."""
-    kind, *others = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
-    words = next((item for item in others if isinstance(item, OneOf)), None)
+    metadata = getattr(annotation, "__metadata__", ())
+    words = next((item for item in metadata if isinstance(item, OneOf)), None)
     if words is None:
         return annotation
-    taken: Any = Literal[tuple(words)]
-    form: Any = Annotated
-    metadata = [item for item in others if item is not words]
-    parts = (taken | None if type(None) in get_args(kind) else taken, *metadata)
-    return form[parts]
+    kind: Any = Literal[tuple(words)]
+    if type(None) in get_args(annotation.__origin__):
+        kind = kind | None
+    for item in metadata:
+        kind = Annotated[kind, item]
+    return kind

@@ -1,17 +1,17 @@
 """`bertscope report`."""
 
-from __future__ import annotations
-
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.output import note, show, write_file
+from bertscope.commands.model_options import ModelOptions, complete_model
+from bertscope.commands.output import note, show
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import Progress, size
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.sources.find import DEFAULT_MODEL, load
 
 EPILOG = """\b
 examples:
@@ -24,21 +24,19 @@ examples:
 
 @command(place=70, epilog=EPILOG, short_help="Write everything about a model on one page.")
 def report(
-    model: model_options.Model = DEFAULT_MODEL,
+    *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page, such as report.html.")
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=model_options.complete_model),
+        typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=complete_model),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, help="The batch size.")] = 8,
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
     budget: Annotated[str, typer.Option(metavar="SIZE", help="The memory budget of the fit table.")] = "16GiB",
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
-    architecture: model_options.Architecture = None,
-    attention: model_options.Attention = None,
-    download: model_options.Download = False,
+    model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
     ] = "html",
@@ -51,30 +49,15 @@ def report(
     if fmt == "html":
         if output is None:
             raise SelectionError("the page goes into a file; name it with -o report.html")
-        _check_plotly()
-    sources = [
-        load(name, architecture=architecture, attention=attention, download=download)
-        for name in (model, compare)
-        if name
-    ]
+        if find_spec("plotly") is None:
+            raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
+    sources = [replace(model, model=name).loaded() for name in (model.model, compare) if name]
     from bertscope.analyses.page.report import PageRun, page_report
+    from bertscope.render.page import report as renderer
 
-    size = run_options.size("--budget", budget) if fit else None
-    with run_options.Progress() as progress:
-        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=size), progress)
-    if fmt == "json" or output is None:
-        from types import SimpleNamespace
-
-        show(found, SimpleNamespace(), "json", output)
-        return
-    from bertscope.render.page.report import html
-
-    write_file(output, html(found))
-    note(f"the page is in {output}")
-
-
-def _check_plotly() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("plotly") is None:
-        raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
+    limit = size("--budget", budget) if fit else None
+    with Progress() as progress:
+        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=limit), progress)
+    show(found, renderer, fmt, output)
+    if fmt == "html":
+        note(f"the page is in {output}")

@@ -7,13 +7,13 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from bertscope.commands.model_options import Freeze
-from bertscope.commands.output import note, show, write_bytes
+from bertscope.commands.output import note, write_file
 from bertscope.commands.registry import OneOf
 from bertscope.errors import SelectionError, one_line
 from bertscope.run_config import (
@@ -34,21 +34,11 @@ from bertscope.run_config import (
 )  # fmt: skip
 from bertscope.units import BF16, PRECISIONS, parse_bytes
 
-COMPLETIONS = (*EXAMPLE_STRATEGIES, COMPARED)
+if TYPE_CHECKING:
+    from bertscope.reports.memory import MemoryReport
+
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
-Dtype = Annotated[
-    str | None,
-    OneOf(PRECISIONS),
-    typer.Option(help="For the parameters; with --autocast, for matrix products.", show_default=RunConfig.dtype),
-]
-Autocast = Annotated[
-    bool,
-    typer.Option(
-        "--autocast",
-        help=f"Keep the parameters in {RunConfig.dtype} and compute in --dtype ({BF16.name} if not given).",
-    ),
-]
 Kernel = Annotated[
     str,
     OneOf(KERNELS),
@@ -56,17 +46,12 @@ Kernel = Annotated[
 ]
 
 
-def complete_strategy(incomplete: str) -> list[str]:
-    """Return the strategies that begin with the typed text; the numbers in them are examples."""
-    return [name for name in COMPLETIONS if name.startswith(incomplete)]
-
-
 Strategy = Annotated[
     str,
     typer.Option(
         metavar="STRATEGY",
         help=f"With training, which layers are recomputed: {STRATEGIES}.",
-        autocompletion=complete_strategy,
+        autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
     ),
 ]
 
@@ -83,8 +68,25 @@ class SizeOptions:
 class PrecisionOptions:
     """Options for the precision of a run."""
 
-    dtype: Dtype = None
-    autocast: Autocast = False
+    dtype: Annotated[
+        str | None,
+        OneOf(PRECISIONS),
+        typer.Option(help="For the parameters; with --autocast, for matrix products.", show_default=RunConfig.dtype),
+    ] = None
+    autocast: Annotated[
+        bool,
+        typer.Option(
+            "--autocast",
+            help=f"Keep the parameters in {RunConfig.dtype} and compute in --dtype ({BF16.name} if not given).",
+        ),
+    ] = False
+
+    def precision(self) -> dict[str, Any]:
+        """Return the field of RunConfig that --dtype and --autocast set."""
+        if self.autocast and self.dtype == RunConfig.dtype:
+            words = " or ".join(name for name, row in PRECISIONS.items() if row.autocast)
+            raise SelectionError(f"autocast computes in {words}; give --dtype {BF16.name}, or leave --dtype out")
+        return {"autocast": self.dtype or BF16.name} if self.autocast else {"dtype": self.dtype or RunConfig.dtype}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
             metavar="[STRATEGY[,...]]",
             help=f"The next word is its value when each comma-separated part is one of {STRATEGIES}, else it is MODEL "
             f"and the value is {COMPARED}.",
-            autocompletion=complete_strategy,
+            autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
         ),
     ] = RunConfig.checkpointing
     reentrant: Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")] = (
@@ -141,8 +143,8 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
 
     def run_configs(self, **others: Any) -> list[RunConfig]:
         """Return one run for each strategy; raises SelectionError or ConfigError for an impossible one."""
-        given = precision(self.dtype, self.autocast)
-        first = self.run_config(batch=self.batch, seq=self.seq, device=self.device, **given, **others)
+        given = self.precision() | others
+        first = self.run_config(batch=self.batch, seq=self.seq, device=self.device, **given)
         return by_strategy(first, self.checkpointing, reentrant=self.reentrant)
 
 
@@ -160,6 +162,21 @@ class ViewOptions:
     snapshot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
     ] = None
+
+    def check_timeline(self) -> None:
+        """Raise an error before the work begins if the picture cannot be drawn."""
+        if self.timeline is not None:
+            from bertscope.render.timeline.timeline import check_suffix
+
+            check_suffix(self.timeline.suffix)
+
+    def write_timeline(self, report: MemoryReport) -> None:
+        """Write the picture of the report, if it is wanted."""
+        if self.timeline is not None:
+            from bertscope.render.timeline.timeline import timeline
+
+            write_file(self.timeline, timeline(report, self.timeline.suffix))
+            note(f"the timeline is in {self.timeline}")
 
 
 class WithBareCheckpointing(TyperCommand):
@@ -179,14 +196,6 @@ class WithBareCheckpointing(TyperCommand):
                 f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
             )
         return rest
-
-
-def precision(dtype: str | None, autocast: bool) -> dict[str, Any]:
-    """Return the field of RunConfig that --dtype and --autocast set."""
-    if autocast and dtype == RunConfig.dtype:
-        words = " or ".join(name for name, row in PRECISIONS.items() if row.autocast)
-        raise SelectionError(f"autocast computes in {words}; give --dtype {BF16.name}, or leave --dtype out")
-    return {"autocast": dtype or BF16.name} if autocast else {"dtype": dtype or RunConfig.dtype}
 
 
 def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = False) -> list[RunConfig]:
@@ -240,31 +249,3 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
         raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-
-
-def check_timeline(path: Path | None) -> None:
-    """Raise an error before the work begins if the picture cannot be drawn."""
-    if path is not None:
-        from bertscope.render.timeline.timeline import check_suffix
-
-        check_suffix(path.suffix)
-
-
-def show_memory(report: Any, fmt: str, output: Path | None, rows: int) -> None:
-    """Show the report in the chosen format."""
-    from functools import partial
-    from types import SimpleNamespace
-
-    from bertscope.render import memory as renderer
-
-    table = partial(renderer.table, shown_rows=rows or None)
-    show(report, SimpleNamespace(table=table, csv=renderer.csv, markdown=renderer.markdown), fmt, output)
-
-
-def write_timeline(report: Any, path: Path | None) -> None:
-    """Write the picture of the report, if there is a path for it."""
-    if path is not None:
-        from bertscope.render.timeline.timeline import timeline as picture
-
-        write_bytes(path, picture(report, path.suffix))
-        note(f"the timeline is in {path}")

@@ -1,7 +1,5 @@
 """`bertscope schema`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer
@@ -10,6 +8,7 @@ from bertscope.commands.output import Output, show, write
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.render.tool import schemas as renderer
+from bertscope.reports import json as report_json
 from bertscope.units import json_text
 
 EPILOG = """\b
@@ -20,13 +19,6 @@ examples:
 """
 
 
-def complete_kind(incomplete: str) -> list[str]:
-    """Return the kinds of report that begin with the typed text."""
-    from bertscope.reports.json import report_classes
-
-    return [kind for kind in report_classes() if kind.startswith(incomplete)]
-
-
 @command(place=170, epilog=EPILOG, short_help="Print the JSON Schema of the output of --format json.")
 def schema(
     kind: Annotated[
@@ -34,7 +26,7 @@ def schema(
         typer.Argument(
             metavar="[KIND]",
             help="A kind of report: count, flops, memory ...; the list without one.",
-            autocompletion=complete_kind,
+            autocompletion=lambda: list(report_json.report_classes()),
         ),
     ] = None,
     fmt: Annotated[
@@ -47,12 +39,9 @@ def schema(
 
     It is generated from the classes of the reports, so it matches the installed version.
     """  # fmt: skip
-    from bertscope.reports.json import schema as made
-    from bertscope.reports.json import schemas
-
     if kind is None:
-        show(schemas(), renderer, fmt or "table", output)
-        return
-    if fmt not in (None, "json"):
+        show(report_json.schemas(), renderer, fmt or "table", output)
+    elif fmt not in (None, "json"):
         raise SelectionError(f"a schema is JSON; leave --format {fmt} out, or leave KIND out for the list")
-    write(json_text(made(kind)), output)
+    else:
+        write(json_text(report_json.schema(kind)), output)

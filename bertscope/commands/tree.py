@@ -1,15 +1,14 @@
 """`bertscope tree`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions, traced_shapes
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.model_options import Freeze, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import SizeOptions
+from bertscope.render import tree as renderer
 
 EPILOG = """\b
 examples:
@@ -27,13 +26,11 @@ def tree(
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
     model: ModelOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    shapes: model_options.Shapes = False,
-    batch: run_options.Batch = 1,
-    seq: run_options.Seq = 128,
-    fmt: Format = "table",
-    output: Output = None,
+    shapes: Shapes = False,
+    sizes: SizeOptions,
+    out: OutputOptions,
 ) -> None:
     """Show the module tree with parameters and shares.
 
@@ -42,8 +39,7 @@ def tree(
     """
     source, built = model.built(freeze)
     from bertscope.analyses.params.tree import tree as analyse
-    from bertscope.render import tree as renderer
 
-    found = traced_shapes(source, shapes, batch, seq)
+    found = traced_shapes(source, shapes, sizes.batch, sizes.seq)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
-    show(report, renderer, fmt, output)
+    out.show(report, renderer)

@@ -1,15 +1,15 @@
 """`bertscope verify`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from bertscope.commands import model_options
-from bertscope.commands.model_options import found_model
-from bertscope.commands.output import Format, Output, show
+from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.commands.model_options import Architecture, Download, Pooler, complete_model, found_model
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
+from bertscope.render import verify as renderer
+from bertscope.sources.find import weights_path
 from bertscope.units import PRECISIONS
 
 EPILOG = """\b
@@ -24,11 +24,10 @@ exit codes: 0 the checkpoint fits the model, 1 it does not, 2 a file cannot be r
 
 @command(place=150, epilog=EPILOG, short_help="Compare a model with a checkpoint's header.")
 def verify(
+    *,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help="The configuration, as for count.", autocompletion=model_options.complete_model
-        ),
+        typer.Argument(metavar="MODEL", help="The configuration, as for count.", autocompletion=complete_model),
     ],
     checkpoint: Annotated[
         str | None,
@@ -47,26 +46,20 @@ def verify(
         list[str] | None,
         typer.Option(metavar="missing|unexpected|dtype", help="Report this without failing. Repeatable."),
     ] = None,
-    architecture: model_options.Architecture = None,
-    pooler: model_options.Pooler = None,
-    download: model_options.Download = False,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:
+    architecture: Architecture = None,
+    pooler: Pooler = None,
+    download: Download = False,
+    out: OutputOptions,
+) -> int:
     """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
 
     No weight is loaded and no pickle run. Names of old checkpoints (gamma and beta, bert. in front or not) are
     understood. The file's size is explained to the last byte.
     """
-    from bertscope.checkpoints.reading import read_checkpoint
-    from bertscope.sources.find import weights_path
-
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
     source = found_model(model, architecture, pooler=pooler, download=download)
     from bertscope.analyses.checkpoint.verify import verify as analyse
-    from bertscope.render import verify as renderer
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())
-    show(report, renderer, fmt, output)
-    if not report.fits:
-        raise typer.Exit(1)
+    out.show(report, renderer)
+    return 0 if report.fits else 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import get_args
 
 import pytest
@@ -12,6 +14,8 @@ from bertscope.commands.run_options import WithBareCheckpointing
 from bertscope.run_config import COMPARED, DEVICES, IMPLEMENTATIONS, KERNELS, MODES, OPTIMIZERS, STRATEGIES
 from bertscope.units import PRECISIONS
 
+ATTENTIONS = ("eager", "sdpa")
+
 
 def parsed(*words: str) -> dict[str, object]:
     """Return what `bertscope estimate` takes these words for."""
@@ -19,7 +23,7 @@ def parsed(*words: str) -> dict[str, object]:
 
     from bertscope.cli import app
 
-    command = get_command(app).commands["estimate"]
+    command = get_command(app).get_command(None, "estimate")
     assert isinstance(command, WithBareCheckpointing)
     return command.make_context("estimate", list(words)).params
 
@@ -79,3 +83,26 @@ def test_the_words_of_an_option_are_those_of_its_table():
 def test_a_bundles_default_gives_the_defaults_of_its_options():
     assert parsed()["batch"] == 8  # of `estimate`; RunConfig's own is 1
     assert parsed()["seq"] == 128
+
+
+def test_a_command_imports_no_other_command():
+    code = (
+        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets', '--help']; cli._run();"
+        "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.count', 'yaml')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "yaml\n"  # which the list of presets reads
+    assert "List the presets" in done.stdout
+
+
+def test_explain_takes_all_options_of_a_model(cli):
+    found = {name: cli("explain", "bert-tiny", "--attention", name, "--format", "json").json for name in ATTENTIONS}
+    assert [found[name]["subject"]["attention"] for name in ATTENTIONS] == list(ATTENTIONS)
+    assert found["eager"]["sums"] == found["sdpa"]["sums"]
+
+
+@pytest.mark.parametrize("word", ["output", "registry", "__init__", "../count", "count.py", "", "co.unt"])
+def test_a_module_that_is_no_command_is_refused(cli, word):
+    result = cli(word)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: No such command '{word}'")

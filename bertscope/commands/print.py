@@ -1,7 +1,5 @@
 """`bertscope print`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer
@@ -21,7 +19,7 @@ examples:
 """
 
 
-@command(place=120, name="print", epilog=EPILOG)
+@command(place=120, epilog=EPILOG)
 def print_model(
     *,
     model: ModelOptions,
