@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
@@ -243,3 +243,7 @@ class RunConfig:
     def precision(self) -> str:
         """Return `fp32`, `bf16`, or `bf16 autocast`."""
         return f"{self.autocast} autocast" if self.autocast else self.dtype
+
+
+# Those that all variants of a report share.
+COMMON_FIELDS = tuple(row.name for row in fields(RunConfig) if row.name not in ("checkpointing", "reentrant"))

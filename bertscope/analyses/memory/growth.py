@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, rounded
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees, rounded
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
 from bertscope.run_config import RunConfig
 
@@ -38,20 +38,15 @@ class MemoryGrowth:
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:
     """Return the growth from traces at batch 2 and 3, block by block; None if their events differ in kind."""
-    pairs = list(zip(_in_order(one), _in_order(other), strict=False))
+    pairs = list(zip(ordered_frees(one.events, _free_order), ordered_frees(other.events, _free_order), strict=False))
     if len(one.events) != len(other.events) or any(a.block.path != b.block.path for a, b in pairs):
         return None
     state = [_line(a, b) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
     return MemoryGrowth(one.granule_bytes, state, [_line(a.size_bytes, b.size_bytes) for a, b in pairs])
 
 
-def _in_order(trace: MemoryTrace) -> list[MemoryEvent]:
-    """Return the events, consecutive frees in an order that the batch does not change."""
-    runs = groupby(trace.events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run, key=_free_order) if are_frees else run)]
-
-
 def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
+    """Return a key whose order the batch does not change."""
     block = event.block
     return block.path, block.operator, block.dtype, event.size_bytes
 

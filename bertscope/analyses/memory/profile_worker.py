@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import signal
-import statistics
 import sys
 import time
 from base64 import b64encode
@@ -23,7 +22,6 @@ from typing import Any
 from bertscope.analyses.memory.profile_job import Found, Job, Timed
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.reports.memory import ProcessMemory
-from bertscope.run_config import NONE
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -85,8 +83,8 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
 def run(job: Job, say: Say) -> Timed:
     """Run every stage: the estimate, then the memory of the real step, then its time without the profiler."""
     say("stage", "loading torch")
-    from bertscope.analyses.flops.sweep import FlopsRun
     from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
+    from bertscope.analyses.memory.step import step_flops
     from bertscope.torch_access import torch
 
     if job.threads is not None:
@@ -95,7 +93,7 @@ def run(job: Job, say: Say) -> Timed:
     say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
         say("outlook", estimated_break_even(job.source, job.beside, job.run_config))
-    flops = step_flops(FlopsRun, job)
+    flops = step_flops(job.source, job.run_config)
     gc.enable()
     gc.collect()
     _keep_no_freed_memory()
@@ -107,84 +105,65 @@ def run(job: Job, say: Say) -> Timed:
     return _timed(step, job, say, flops)
 
 
-def step_flops(flops_run: Any, job: Job) -> int:
-    """Return the matmul FLOPs of the step, including recomputation."""
-    run_config = job.run_config
-    mode = "training" if run_config.mode == "training" else "inference"
-    checkpointing = run_config.checkpointing if mode == "training" else NONE
-    asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
-    return int(asked.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops)
-
-
 def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.step import bert_inputs, make_step, run_model
+    from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
     from bertscope.torch_access import torch
 
-    if job.run_config.device == "cuda":
+    run_config, device = job.run_config, job.run_config.device
+    if device == "cuda":
         if not torch.cuda.is_available():
             raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
         if job.memory_limit_bytes is not None:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
-    model: Any = run_model(job.source, job.run_config, job.run_config.device)
-    return make_step(
-        model, bert_inputs(model, job.run_config, job.run_config.device), job.run_config, job.run_config.device
-    )
+    model: Any = run_model(job.source, run_config, device)
+    return ModelStep(model, bert_inputs(model, run_config, device), run_config, device)
 
 
 def _measure(step: Any, job: Job, say: Say) -> Found:
     """Measure the allocator's events in a first step, and the system's high-water mark in a second."""
-    from bertscope.analyses.memory.profiler_run import measured
+    from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
+    from bertscope.torch_access import torch
 
     say("stage", "making the optimizer's state")
     step.make_optimizer_state()
     started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"), job.run_config.device)
-    _finish(job)
-    warmup = time.perf_counter() - started
+    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"))
     terms = process = None
-    if job.run_config.device == "cuda":
-        from bertscope.analyses.memory.profiler_run import measured_device_terms
-
+    if step.device == "cuda":
+        torch.cuda.synchronize()
+    warmup = time.perf_counter() - started
+    if step.device == "cuda":
         terms = measured_device_terms(step)
     else:
         say("stage", "measuring the process")
         process = _high_water(step.run)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    measured_memory = memory(trace, "measured", terms, rows=row_paths(step.model))
-    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
+    measured_memory = memory(trace, "measured", row_paths(step.model), terms)
+    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(step.device))
 
 
 def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
     """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
+    from bertscope.analyses.memory.profiler_run import median, step_seconds
+
     if job.memory_limit_bytes is None:
         _keep_freed_memory()
     seconds = []
     for number in range(job.steps):
         say("stage", f"timing step {number + 1} of {job.steps}")
-        started = time.perf_counter()
-        step.run()
-        _finish(job)
-        seconds.append(time.perf_counter() - started)
-    median = statistics.median(seconds) if seconds else 0.0
-    return Timed(step_seconds=tuple(seconds), median_seconds=median, flops=flops)
+        seconds.append(step_seconds(step))
+    return Timed(step_seconds=tuple(seconds), median_seconds=median(seconds), flops=flops)
 
 
-def _finish(job: Job) -> None:
-    if job.run_config.device == "cuda":
-        from bertscope.torch_access import torch
-
-        torch.cuda.synchronize()
-
-
-def _machine(job: Job) -> str:
+def _machine(device: str) -> str:
     from bertscope.torch_access import torch
 
-    if job.run_config.device == "cuda":
+    if device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     model = ""
     with suppress(OSError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees
 from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
@@ -26,12 +26,7 @@ def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Compare two traces, ignoring the order of consecutive frees."""
-    return sorted(one.state) == sorted(other.state) and _ordered(one.events) == _ordered(other.events)
-
-
-def _ordered(events: tuple[MemoryEvent, ...]) -> list[MemoryEvent]:
-    runs = groupby(events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
+    return sorted(one.state) == sorted(other.state) and ordered_frees(one.events) == ordered_frees(other.events)
 
 
 class _Repeater:

@@ -50,9 +50,7 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
         report, run.at(run_config.batch, run_config.seq), shapes(model.eval(), run_config.batch, run_config.seq)
     )
     yield report
-    yield with_memory(
-        report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER))[0]
-    )
+    yield with_memory(report, MemoryTraces(source).trace(replace(run_config, mode="training", optimizer=NO_OPTIMIZER)))
 
 
 def of_parameters(

@@ -199,7 +199,7 @@ def traces(preset: str, architecture: str) -> MemoryTraces:
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
-    trace, _ = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
+    trace = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
     terms = device_terms(trace, run_config)
     assert terms.allocated_bytes + terms.context_high_bytes <= 12e9
     assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
@@ -217,7 +217,7 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
-    trace, _ = traces("bert-large-uncased", architecture).trace(run_config)
+    trace = traces("bert-large-uncased", architecture).trace(run_config)
     terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
 
