@@ -219,16 +219,6 @@ class RunConfig:
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property
-    def steps_optimizer(self) -> bool:
-        """Return True if the run ends with an optimizer step."""
-        return self.mode == "training" and self.optimizer != NO_OPTIMIZER
-
-    @property
-    def is_fused(self) -> bool:
-        """Return True if the optimizer step is a fused kernel."""
-        return bool(self.optimizer_arguments.get("fused"))
-
-    @property
     def optimizer_arguments(self) -> dict[str, bool]:
         """Return `foreach` and `fused` for the optimizer's class, by default torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)

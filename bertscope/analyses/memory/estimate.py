@@ -25,7 +25,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
@@ -99,14 +99,9 @@ def estimate_report(
         variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
-            variant = replace(variant, outlook=estimated_break_even(source, run_configs[0], run_config))
+            variant = replace(variant, outlook=break_even(MemoryTraces(source).trace, run_configs[0], run_config))
         variants.append(variant)
     return memory_report(model, run_configs[0], tuple(variants), name=source.name)
-
-
-def estimated_break_even(source: ModelSource, plain: RunConfig, other: RunConfig) -> BreakEven | None:
-    """Return the batch from which `other` needs less memory than `plain`."""
-    return break_even(MemoryTraces(source).trace, plain, other)
 
 
 def estimate(

@@ -6,7 +6,8 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -78,11 +79,6 @@ class MemoryTrace:
         """Return the peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)
 
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """Return the names of the phases in their order."""
-        return tuple(dict.fromkeys(event.phase for event in self.events))
-
     def peaks(self) -> tuple[Moment, ...]:
         """Return the peak of each phase; the bytes allocated when the phase begins count too."""
         found: dict[str, Moment] = {}
@@ -108,6 +104,21 @@ def ordered_frees(events: Iterable[MemoryEvent], key: Callable[[MemoryEvent], An
     """Return the events with consecutive frees, whose order has no meaning, sorted by `key`."""
     runs = groupby(events, key=lambda event: event.size_bytes < 0)
     return [event for are_frees, run in runs for event in (sorted(run, key=key) if are_frees else run)]
+
+
+def matched(events: Iterable[MemoryEvent]) -> Iterator[tuple[MemoryEvent, int]]:
+    """Yield each event with the number of its block.
+
+    A trace does not say which of several equal blocks is freed: it is assumed to be the newest.
+    """
+    allocated: dict[tuple[Block, int], list[int]] = defaultdict(list)
+    for number, event in enumerate(events):
+        equal = allocated[event.block, abs(event.size_bytes)]
+        if event.size_bytes > 0:
+            equal.append(number)
+            yield event, number
+        elif equal:
+            yield event, equal.pop()
 
 
 def rounded(size_bytes: int, granule_bytes: int) -> int:

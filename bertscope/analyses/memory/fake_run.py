@@ -69,7 +69,7 @@ class _FakeRunMode(_AnsweringMode):
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
         for block, tensor in step.state():
             # A step counter is on the CPU, unless a fused kernel reads it.
-            is_counter = self.on_device and block.path.endswith(".step") and not step.run_config.is_fused
+            is_counter = self.on_device and block.path.endswith(".step") and step.run_config.implementation != "fused"
             if not is_counter:
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
                 is_state = block.part == "optimizer_state"

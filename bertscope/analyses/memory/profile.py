@@ -20,10 +20,10 @@ from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.memory.child import child_command
-from bertscope.analyses.memory.profile_job import MESSAGES, Found, Job, Timed
+from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import BreakEven, Memory, MemoryReport, Timing, Variant
+from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, Timing, Variant
 from bertscope.reports.reader import typed
 from bertscope.run_config import COMMON_FIELDS, NONE
 from bertscope.units import bytes_text
@@ -63,7 +63,7 @@ def profile_report(
     report = MemoryReport(
         subject=about,
         run={name: value for name, value in first.run_config.to_dict().items() if name in COMMON_FIELDS},
-        machine=next((sent.found.machine for sent in children if sent.found), ""),
+        machine=next((sent.machine for sent in children if sent.machine), ""),
         variants=tuple(_variant(job, sent) for job, sent in zip(jobs, children, strict=False)),
     )
     return report, tuple(b64decode(sent.snapshot) if sent.snapshot else None for sent in children)
@@ -76,8 +76,10 @@ class _Sent:
     stage: str = "starting"
     taken: int = 0  # bytes of the memory limit that torch and Python use
     estimated: Memory | None = None
-    found: Found | None = None
-    result: Timed | None = None
+    machine: str = ""
+    process: ProcessMemory | None = None
+    measured: Memory | None = None
+    timing: Timing | None = None
     snapshot: str | None = None  # base64
     outlook: BreakEven | None = None
     problem: tuple[str, str] | None = None
@@ -104,7 +106,7 @@ def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
         sent.problem = INTERRUPTED
     finally:
         _stop(child)
-    if sent.result is None and sent.problem is None:
+    if sent.timing is None and sent.problem is None:
         sent.problem = ("died", _death(child, sent))
     if sent.problem is not None and sent.problem[0] == "refused":
         raise SelectionError(sent.problem[1])
@@ -184,27 +186,15 @@ def _death(child: subprocess.Popen[bytes], sent: _Sent) -> str:
 
 
 def _variant(job: Job, sent: _Sent) -> Variant:
-    run_config, found, result = job.run_config, sent.found, sent.result
-    timing = None
-    if found is not None and result is not None:
-        median = result.median_seconds
-        timing = Timing(
-            warmup_seconds=found.warmup_seconds,
-            step_seconds=result.step_seconds,
-            median_seconds=median,
-            tokens_per_second=run_config.batch * run_config.seq / median if median else 0.0,
-            flops=result.flops,
-            flops_per_second=result.flops / median if median else 0.0,
-        )
     return Variant(
-        checkpointing=run_config.checkpointing,
-        reentrant=run_config.reentrant,
+        checkpointing=job.run_config.checkpointing,
+        reentrant=job.run_config.reentrant,
         estimated=sent.estimated,
-        measured=found.measured if found else None,
-        timing=timing,
-        process=found.process if found else None,
+        measured=sent.measured,
+        timing=sent.timing,
+        process=sent.process,
         outlook=sent.outlook,
-        failure="" if timing else _failure(job, sent),
+        failure="" if sent.timing else _failure(job, sent),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import BreakEven, Memory, ProcessMemory
+from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
 from bertscope.reports.reader import typed
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
@@ -46,32 +46,15 @@ class Job:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The memory of the real step."""
-
-    measured: Memory
-    process: ProcessMemory | None
-    warmup_seconds: float
-    machine: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """The times of steps without the profiler, and the FLOPs of one."""
-
-    step_seconds: tuple[float, ...]
-    median_seconds: float
-    flops: int
-
-
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "stage": str,
     "taken": int,
     "estimated": Memory,
     "outlook": BreakEven,
-    "found": Found,
+    "machine": str,
+    "process": ProcessMemory,
+    "measured": Memory,
     "snapshot": str,  # base64
-    "result": Timed,
+    "timing": Timing,
     **dict.fromkeys(("refused", "out of memory", "failed"), str),
 }

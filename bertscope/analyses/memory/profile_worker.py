@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.profile_job import Found, Job, Timed
+from bertscope.analyses.memory.profile_job import Job
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.reports.memory import ProcessMemory
+from bertscope.reports.memory import ProcessMemory, Timing
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -42,7 +42,7 @@ def main() -> None:
     _set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        say("result", run(job, say))
+        run(job, say)
     except Exception as error:
         say(*_explained(error, job))
 
@@ -80,10 +80,11 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {text}"
 
 
-def run(job: Job, say: Say) -> Timed:
+def run(job: Job, say: Say) -> None:
     """Run every stage: the estimate, then the memory of the real step, then its time without the profiler."""
     say("stage", "loading torch")
-    from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
+    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
+    from bertscope.analyses.memory.growth import break_even
     from bertscope.analyses.memory.step import step_flops
     from bertscope.torch_access import torch
 
@@ -92,17 +93,16 @@ def run(job: Job, say: Say) -> Timed:
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
-        say("outlook", estimated_break_even(job.source, job.beside, job.run_config))
+        say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
     flops = step_flops(job.source, job.run_config)
     gc.enable()
     gc.collect()
-    _keep_no_freed_memory()
+    _set_malloc(_M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
     torch.manual_seed(job.seed)
     _set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    say("found", _measure(step, job, say))
-    return _timed(step, job, say, flops)
+    _time(step, job, say, _measure(step, job, say), flops)
 
 
 def _built(job: Job) -> Any:
@@ -120,8 +120,8 @@ def _built(job: Job) -> Any:
     return ModelStep(model, bert_inputs(model, run_config, device), run_config, device)
 
 
-def _measure(step: Any, job: Job, say: Say) -> Found:
-    """Measure the allocator's events in a first step, and the system's high-water mark in a second."""
+def _measure(step: Any, job: Job, say: Say) -> float:
+    """Measure the allocator's events in a first step, whose time is returned, and the process in a second."""
     from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
@@ -132,32 +132,42 @@ def _measure(step: Any, job: Job, say: Say) -> Found:
     step.make_optimizer_state()
     started = time.perf_counter()
     trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"))
-    terms = process = None
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = time.perf_counter() - started
-    if step.device == "cuda":
-        terms = measured_device_terms(step)
-    else:
+    terms = measured_device_terms(step) if step.device == "cuda" else None
+    if terms is None:
         say("stage", "measuring the process")
-        process = _high_water(step.run)
+        if process := _high_water(step.run):
+            say("process", process)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    measured_memory = memory(trace, "measured", row_paths(step.model), terms)
-    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(step.device))
+    say("machine", _machine(step.device))
+    say("measured", memory(trace, "measured", row_paths(step.model), terms))
+    return warmup
 
 
-def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
+def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
     """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
     from bertscope.analyses.memory.profiler_run import median, step_seconds
 
     if job.memory_limit_bytes is None:
-        _keep_freed_memory()
+        _set_malloc(_M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
+        _set_malloc(_M_TRIM_THRESHOLD, 2**26)
     seconds = []
     for number in range(job.steps):
         say("stage", f"timing step {number + 1} of {job.steps}")
         seconds.append(step_seconds(step))
-    return Timed(step_seconds=tuple(seconds), median_seconds=median(seconds), flops=flops)
+    typical = median(seconds)
+    timing = Timing(
+        warmup_seconds=warmup,
+        step_seconds=tuple(seconds),
+        median_seconds=typical,
+        tokens_per_second=job.run_config.batch * job.run_config.seq / typical if typical else 0.0,
+        flops=flops,
+        flops_per_second=flops / typical if typical else 0.0,
+    )
+    say("timing", timing)
 
 
 def _machine(device: str) -> str:
@@ -172,20 +182,9 @@ def _machine(device: str) -> str:
     return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
 
 
-def _malloc(option: int, value: int) -> None:
+def _set_malloc(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).mallopt(option, value)
-
-
-def _keep_no_freed_memory() -> None:
-    """Have malloc map each larger block separately, so that a free returns it to the system at once."""
-    _malloc(_M_MMAP_THRESHOLD, 2**16)
-
-
-def _keep_freed_memory() -> None:
-    """Set the thresholds that glibc itself reaches after frees of large blocks."""
-    _malloc(_M_MMAP_THRESHOLD, 2**25)
-    _malloc(_M_TRIM_THRESHOLD, 2**26)
 
 
 def _high_water(run: Callable[[], None]) -> ProcessMemory | None:

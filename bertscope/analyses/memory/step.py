@@ -144,9 +144,10 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
     """Return torch's optimizer of the trainable parameters; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
-    if not run_config.steps_optimizer or not trainable:
+    row = OPTIMIZERS.get(run_config.optimizer)
+    if row is None or run_config.mode != "training" or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
