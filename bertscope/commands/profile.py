@@ -52,7 +52,7 @@ def profile(
     run_options.check_timeline(view.timeline)
     source = model.loaded()
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
-    from bertscope.analyses.memory.profile_job import Job
+    from bertscope.analyses.memory.profile_worker import Job
 
     limit = run_options.size("--memory-limit", memory_limit)
     jobs = [

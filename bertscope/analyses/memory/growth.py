@@ -29,11 +29,11 @@ class MemoryGrowth:
 
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
-        start = sum(self._rounded(pair, batch) for pair in self.state)
-        return max(accumulate((self._rounded(pair, batch) for pair in self.events), initial=start))
 
-    def _rounded(self, pair: tuple[int, int], batch: int) -> int:
-        return rounded(pair[0] + pair[1] * batch, self.granule_bytes)
+        def size(line: tuple[int, int]) -> int:
+            return rounded(line[0] + line[1] * batch, self.granule_bytes)
+
+        return max(accumulate(map(size, self.events), initial=sum(map(size, self.state))))
 
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.memory.child import child_command
-from bertscope.analyses.memory.profile_job import MESSAGES, Job
+from bertscope.analyses.memory.profile_worker import MESSAGES, Job
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, Timing, Variant
