@@ -6,7 +6,6 @@ from typing import Any
 
 from bertscope.torch_access import operator_name, torch
 
-_PROMOTING = ("add", "sub", "mul", "div")
 # Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
     "embedding_dense_backward": 1,
@@ -22,7 +21,7 @@ _WANT_ORDER = {
 def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     """Return the temporary bytes that a CPU kernel allocates; those of oneDNN are unknown and left out."""
     aten = torch.ops.aten
-    if operator in {getattr(aten, name).Tensor for name in _PROMOTING}:
+    if operator in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor):
         return _promoted_bytes(args)
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.

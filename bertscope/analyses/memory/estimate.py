@@ -143,7 +143,7 @@ def memory_report(
     """Return the report on these variants of a module, with the fields of the run that apply to all."""
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
-        run={name: value for name, value in run_config.to_dict().items() if name in fields},
+        run={field: value for field, value in run_config.to_dict().items() if field in fields},
         machine=machine or f"{run_config.device} semantics, on fake tensors",
         variants=variants,
     )

@@ -79,8 +79,9 @@ class _FakeRunMode(_AnsweringMode):
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
-        if self.name == OPTIMIZER:
-            self._find_updated(args)
+        if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
+            first = args[0] if args else None
+            self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = operator(*args, **kwargs)
         if reused in self.recorder.living:
@@ -95,11 +96,6 @@ class _FakeRunMode(_AnsweringMode):
             self.recorder.allocate(0, Allocation(extra, place), place)
             self.recorder.free(0, place)
         return out
-
-    def _find_updated(self, args: Any) -> None:
-        """Find by the optimizer's state the parameter that it updates; it updates one after the other."""
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        self.updated = "" if first is None else self.owners.get(storage_key(first), self.updated)
 
     def _place(self) -> Place:
         """Return the place of the running operator; in the optimizer step its path is that of the parameter."""

@@ -44,6 +44,7 @@ class Fitter:
 
     def __post_init__(self) -> None:
         self.trace = lru_cache(maxsize=4)(MemoryTraces(self.source).trace)  # a row needs the last traces of its search
+        self.tensor_bytes = self.budget_bytes - self.overhead_bytes
         self.flops: dict[tuple[str, int], int] = {}  # of one sequence
 
     def row(self, run_config: RunConfig, batch: int | None = None) -> FitRow:
@@ -51,9 +52,8 @@ class Fitter:
         run_config = replace(run_config, batch=batch or max(self._search(run_config), 1))
         peak = self.peak_bytes(run_config)
         fits = peak <= self.budget_bytes
-        flops, plain = self._flops(run_config), self._flops(replace(run_config, checkpointing=NONE))
         is_replayed = fits and run_config.device == "cuda"
-        limit = self.budget_bytes - self.overhead_bytes
+        flops, plain = self._flops(run_config), self._flops(replace(run_config, checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -62,7 +62,7 @@ class Fitter:
             peak_bytes=peak,
             next_bytes=self.peak_bytes(replace(run_config, batch=run_config.batch + 1)) if fits else peak,
             fits=fits,
-            is_tight=is_replayed and replayed(self.trace(run_config), limit).missing_bytes > 0,
+            is_tight=is_replayed and replayed(self.trace(run_config), self.tensor_bytes).missing_bytes > 0,
             step_flops=flops,
             extra_flops=flops / plain - 1 if plain else 0.0,
         )
@@ -74,13 +74,12 @@ class Fitter:
     def _search(self, run_config: RunConfig) -> int:
         """Return the largest batch that fits, 0 for none: computed from the growth, then verified by traces."""
         growth = growth_of(self.trace, run_config)
-        limit = self.budget_bytes - self.overhead_bytes
 
         def fits(batch: int) -> bool:
             """Return True if the trace of that batch fits into the budget."""
             return self.peak_bytes(replace(run_config, batch=batch)) <= self.budget_bytes
 
-        batch = largest(lambda size: growth.peak_bytes(size) <= limit) if growth else largest(fits)
+        batch = largest(lambda size: growth.peak_bytes(size) <= self.tensor_bytes) if growth else largest(fits)
         while batch and not fits(batch):
             batch -= 1
         while batch < LARGEST_BATCH and fits(batch + 1):
@@ -93,13 +92,6 @@ class Fitter:
         if key not in self.flops:
             self.flops[key] = step_flops(self.source, replace(run_config, batch=1))
         return run_config.batch * self.flops[key]
-
-
-def _on_gpu(known: Gpu | None, variant: RunConfig) -> RunConfig:
-    """Return the variant with the kernel of fused attention that torch chooses on this GPU."""
-    if known is None or variant.sdpa_kernel != "auto":
-        return variant
-    return replace(variant, sdpa_kernel=sdpa_kernel(known, variant.autocast or variant.dtype))
 
 
 def fit_report(
@@ -123,9 +115,12 @@ def fit_report(
     fitter = Fitter(source, budget_bytes, overhead)
     rows = []
     for variant in variants:
+        kernel = variant.sdpa_kernel
+        if known is not None and kernel == "auto":
+            kernel = sdpa_kernel(known, variant.autocast or variant.dtype)
         for seq in seqs:
             progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
-            rows.append(fitter.row(replace(_on_gpu(known, variant), seq=seq), batch))
+            rows.append(fitter.row(replace(variant, seq=seq, sdpa_kernel=kernel), batch))
     if batch:  # the variants that fit first, those with the fewest FLOPs before the others
         rows.sort(key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != FP32.name))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}

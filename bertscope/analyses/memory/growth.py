@@ -38,11 +38,12 @@ class MemoryGrowth:
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:
     """Return the growth from traces at batch 2 and 3, block by block; None if their events differ in kind."""
-    pairs = list(zip(ordered_frees(one.events, _free_order), ordered_frees(other.events, _free_order), strict=False))
-    if len(one.events) != len(other.events) or any(a.block.path != b.block.path for a, b in pairs):
+    first, second = (ordered_frees(trace.events, _free_order) for trace in (one, other))
+    if [event.block.path for event in first] != [event.block.path for event in second]:
         return None
     state = [_line(a, b) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
-    return MemoryGrowth(one.granule_bytes, state, [_line(a.size_bytes, b.size_bytes) for a, b in pairs])
+    events = [_line(a.size_bytes, b.size_bytes) for a, b in zip(first, second, strict=True)]
+    return MemoryGrowth(one.granule_bytes, state, events)
 
 
 def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:

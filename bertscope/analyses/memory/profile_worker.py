@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import signal
+import statistics
 import sys
 import time
 from base64 import b64encode
@@ -59,9 +60,8 @@ class Job:
         data = json.loads(text)
         source = data.pop("source")
         run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
-        return cls(
-            source=BertSource(**source | {"config": BertConfig.from_dict(source["config"])}), **run_configs, **data
-        )
+        source["config"] = BertConfig.from_dict(source["config"])
+        return cls(source=BertSource(**source), **run_configs, **data)
 
 
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
@@ -199,7 +199,7 @@ def _measure(step: Any, job: Job, say: Say) -> float:
 
 def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
     """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
-    from bertscope.analyses.memory.profiler_run import median, step_seconds
+    from bertscope.analyses.memory.profiler_run import step_seconds
 
     if job.memory_limit_bytes is None:
         _set_malloc(_M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
@@ -208,14 +208,14 @@ def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
     for number in range(job.steps):
         say("stage", f"timing step {number + 1} of {job.steps}")
         seconds.append(step_seconds(step))
-    typical = median(seconds)
+    median = statistics.median(seconds or [0.0])
     timing = Timing(
         warmup_seconds=warmup,
         step_seconds=tuple(seconds),
-        median_seconds=typical,
-        tokens_per_second=job.run_config.batch * job.run_config.seq / typical if typical else 0.0,
+        median_seconds=median,
+        tokens_per_second=job.run_config.batch * job.run_config.seq / median if median else 0.0,
         flops=flops,
-        flops_per_second=flops / typical if typical else 0.0,
+        flops_per_second=flops / median if median else 0.0,
     )
     say("timing", timing)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -32,9 +32,8 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
 
     `on_phase` is called with each phase as it begins.
     """
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if step.device == "cuda" else [])
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU] + ([activity.CUDA] if step.device == "cuda" else [])
     reader = _Reader(step.device)
     reader.recorder.state = [
         (block, tensor.untyped_storage().nbytes())
@@ -51,7 +50,8 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
         grads = (param.grad for param in step.model.parameters())
         reader.gradients[phase] = {grad.untyped_storage().data_ptr() for grad in grads if grad is not None}
 
-    with _marked_modules(step.model), profile(activities=activities, profile_memory=True) as profiler:
+    profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+    with _marked_modules(step.model), profiler:
         step.run(marked)
     for event in profiled_events(profiler):
         reader.read(event, Place())
@@ -111,7 +111,7 @@ def profile(
         reentrant=run_config.reentrant,
         estimated=estimated,
         measured=memory(trace, "measured", row_paths(module)),
-        timing=Timing(warmup_seconds=warmup, step_seconds=seconds, median_seconds=median(seconds)),
+        timing=Timing(warmup_seconds=warmup, step_seconds=seconds, median_seconds=statistics.median(seconds or [0.0])),
     )
     machine = f"this process, {torch.get_num_threads()} threads"
     return memory_report(module, run_config, (variant,), fields=MODULE_FIELDS, name=name, machine=machine)
@@ -139,11 +139,6 @@ def step_seconds(step: ModelStep) -> float:
     if step.device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started
-
-
-def median(seconds: Sequence[float]) -> float:
-    """Return the median time; 0 if no step was timed."""
-    return statistics.median(seconds) if seconds else 0.0
 
 
 @dataclass

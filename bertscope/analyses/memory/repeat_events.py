@@ -93,7 +93,5 @@ class _Repeater:
 
     def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
         """Return the event and its block, moved by this number of units."""
-        if not units:
-            return event
         block = event.block._replace(path=self.moved(event.block.path, units))
         return event._replace(block=block, path=self.moved(event.path, units))

@@ -156,18 +156,17 @@ def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) 
     """Return the inputs of `meta_inputs` with values: random ids, and a mask that hides the padding."""
     shapes = meta_inputs(model, run_config)
     mask = shapes.pop("attention_mask", None)
-    inputs = {name: _filled(tensor, _below(model, run_config, name), device) for name, tensor in shapes.items()}
+    inputs: dict[str, torch.Tensor] = {}
+    for name, like in shapes.items():
+        if like.is_floating_point():
+            inputs[name] = torch.rand(like.shape, dtype=like.dtype, device=device)
+        else:
+            inputs[name] = torch.randint(0, _below(model, run_config, name), like.shape, device=device)
     if mask is not None:
         inputs["attention_mask"] = torch.ones(mask.shape, dtype=torch.long, device=device)
         padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
         inputs["attention_mask"][..., run_config.seq - padded :] = 0
     return inputs
-
-
-def _filled(like: torch.Tensor, below: int, device: str) -> torch.Tensor:
-    if like.is_floating_point():
-        return torch.rand(like.shape, dtype=like.dtype, device=device)
-    return torch.randint(0, below, like.shape, device=device)
 
 
 def _below(model: BertPreTrainedModel, run_config: RunConfig, name: str) -> int:
