@@ -92,7 +92,7 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Return the phases of one configuration: name, measured peak, estimated peak."""
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.analyses.memory.profiler_run import measured
-    from bertscope.analyses.memory.step import bert_inputs, bert_model, make_step
+    from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
     from bertscope.run_config import RunConfig
     from bertscope.sources.find import load
 
@@ -101,9 +101,9 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"], autocast=asked["autocast"],
                    checkpointing=checkpointing, reentrant=reentrant)  # fmt: skip
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
-    estimated, _ = MemoryTraces(source).trace(run_config)
-    model = bert_model(source, run_config, "cpu")
-    step = make_step(model, bert_inputs(model, run_config, "cpu"), run_config)
+    estimated = MemoryTraces(source).trace(run_config)
+    model = run_model(source, run_config, "cpu")
+    step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
     step.make_optimizer_state()
     pairs = zip(measured(step).peaks(), estimated.peaks(), strict=True)
     return [(real.phase, real.live_bytes, guess.live_bytes) for real, guess in pairs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
@@ -219,16 +219,6 @@ class RunConfig:
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property
-    def steps_optimizer(self) -> bool:
-        """Return True if the run ends with an optimizer step."""
-        return self.mode == "training" and self.optimizer != NO_OPTIMIZER
-
-    @property
-    def is_fused(self) -> bool:
-        """Return True if the optimizer step is a fused kernel."""
-        return bool(self.optimizer_arguments.get("fused"))
-
-    @property
     def optimizer_arguments(self) -> dict[str, bool]:
         """Return `foreach` and `fused` for the optimizer's class, by default torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)
@@ -243,3 +233,7 @@ class RunConfig:
     def precision(self) -> str:
         """Return `fp32`, `bf16`, or `bf16 autocast`."""
         return f"{self.autocast} autocast" if self.autocast else self.dtype
+
+
+# Those that all variants of a report share.
+COMMON_FIELDS = tuple(row.name for row in fields(RunConfig) if row.name not in ("checkpointing", "reentrant"))

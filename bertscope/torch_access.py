@@ -12,8 +12,7 @@ from typing import Any
 
 from bertscope.errors import BertscopeError
 
-# The import creates about a million objects that stay alive; repeated garbage collections would take a third of its
-# time.
+# The import creates about a million objects that stay alive; garbage collections would take a third of its time.
 _collecting = gc.isenabled()
 gc.disable()
 try:
@@ -71,8 +70,7 @@ def autograd_node() -> Any:
 
     Fallback: None; work in backward then belongs to no module.
     """
-    current = getattr(torch._C, "_current_autograd_node", None)
-    return None if current is None else current()
+    return getattr(torch._C, "_current_autograd_node", lambda: None)()
 
 
 def in_backward() -> bool:
@@ -117,8 +115,7 @@ def operator_name(operator: Any) -> str:
 
 def operator_packet(operator: Any) -> Any:
     """Return all overloads of an operator as one. Fallback: a look-up by name."""
-    packet = getattr(operator, "_overloadpacket", None)
-    return getattr(torch.ops.aten, operator_name(operator)) if packet is None else packet
+    return getattr(operator, "_overloadpacket", None) or getattr(torch.ops.aten, operator_name(operator))
 
 
 def is_view(operator: Any) -> bool:

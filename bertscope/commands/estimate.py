@@ -50,4 +50,4 @@ def estimate(
     if view.snapshot is not None:
         from bertscope.analyses.memory.snapshot import snapshot as picture
 
-        write_file(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])[0]))
+        write_file(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])))

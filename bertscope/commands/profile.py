@@ -47,7 +47,7 @@ def profile(
     view.check_timeline()
     source = model.loaded()
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
-    from bertscope.analyses.memory.profile_job import Job
+    from bertscope.analyses.memory.profile_worker import Job
 
     limit = size("--memory-limit", memory_limit)
     jobs = [

@@ -6,7 +6,6 @@ from typing import Any
 
 from bertscope.torch_access import operator_name, torch
 
-_PROMOTING = ("add", "sub", "mul", "div")
 # Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
     "embedding_dense_backward": 1,
@@ -22,10 +21,11 @@ _WANT_ORDER = {
 def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     """Return the temporary bytes that a CPU kernel allocates; those of oneDNN are unknown and left out."""
     aten = torch.ops.aten
-    if operator in {getattr(aten, name).Tensor for name in _PROMOTING}:
+    if operator in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor):
         return _promoted_bytes(args)
     if operator in (aten.mean.dim, aten.mean.default):
-        return _mean_bytes(args)
+        # The CPU computes a mean of 16-bit values from a copy in fp32.
+        return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
     return contiguous_bytes(operator, args)
 
 
@@ -39,12 +39,6 @@ def _promoted_bytes(args: Any) -> int:
         return 0
     common = torch.result_type(*given)
     return sum(tensor.numel() * common.itemsize for tensor in given if tensor.dtype != common)
-
-
-def _mean_bytes(args: Any) -> int:
-    """Return the bytes of the fp32 copy from which the CPU computes a mean of 16-bit values."""
-    is_half = args[0].dtype in (torch.bfloat16, torch.float16)
-    return 4 * args[0].numel() if is_half else 0
 
 
 def contiguous_bytes(operator: Any, args: Any) -> int:

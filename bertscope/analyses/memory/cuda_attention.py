@@ -65,9 +65,8 @@ def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
 def _chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, asked: str) -> str:
     if query.dim() != 4:
         return "math"
-    is_alike = query.shape[-1] == value.shape[-1]
-    return kernel_for(query.dtype, mask is not None or not is_alike, asked, head_size=query.shape[-1],
-                       is_plain=query.shape[1] == key.shape[1])  # fmt: skip
+    has_mask = mask is not None or query.shape[-1] != value.shape[-1]
+    return kernel_for(query.dtype, has_mask, asked, head_size=query.shape[-1], is_plain=query.shape[1] == key.shape[1])
 
 
 def _flash(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:

@@ -39,27 +39,27 @@ def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = 
     """
     if capability is None and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
-    return (_HOPPER_WORKSPACE_BYTES if capability == (9, 0) else _WORKSPACE_BYTES) * (
-        2 if run_config.mode == "training" else 1
-    )
+    workspace = _HOPPER_WORKSPACE_BYTES if capability == (9, 0) else _WORKSPACE_BYTES
+    return 2 * workspace if run_config.mode == "training" else workspace
 
 
 @contextmanager
 def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     """Patch torch to run on CPU tensors as it runs on CUDA, and restore it at the end."""
     functional = torch.nn.functional
-    names = ("dropout", "cross_entropy", "scaled_dot_product_attention")
-    kept = {name: getattr(functional, name) for name in names}
-    new = (_dropout(kept["dropout"]), _cross_entropy(kept["cross_entropy"]), attention(run_config))
+    new = {
+        "dropout": _dropout(functional.dropout),
+        "cross_entropy": _cross_entropy(functional.cross_entropy),
+        "scaled_dot_product_attention": attention(run_config),
+    }
+    original = {name: getattr(functional, name) for name in new}
     library = torch.library.Library("aten", "IMPL")
     try:
         _add_lists(library)
-        for name, function in zip(names, new, strict=True):
-            setattr(functional, name, function)
+        vars(functional).update(new)
         yield
     finally:
-        for name, function in kept.items():
-            setattr(functional, name, function)
+        vars(functional).update(original)
         close_library(library)
 
 
@@ -136,8 +136,7 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
         return 4 * prod(rows) * length * (width + 1)
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
         query = args[1]
-        *rows, length, _ = query.shape
-        return 4 * prod(rows) * length
+        return 4 * prod(query.shape[:-1])
     copied = contiguous_bytes(operator, args)
     if operator is aten.embedding_dense_backward.default:
         return copied + _embedding_bytes(args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize)

@@ -6,25 +6,18 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
-from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_scratch_bytes, cuda_semantics, workspace_bytes
+from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fake_run import recorded
+from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import break_even
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
-from bertscope.analyses.memory.step import (
-    Loss,
-    call_with_keywords,
-    make_step,
-    meta_inputs,
-    run_model,
-)
+from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
@@ -32,8 +25,8 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import BreakEven, DeviceTerms, Memory, MemoryReport, Variant
-from bertscope.run_config import RunConfig
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
@@ -41,11 +34,11 @@ from bertscope.torch_access import nn, value_errors
 MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
 
 
-def estimate_memory(source: ModelSource, run_config: RunConfig) -> Memory:
-    """Return the memory of a step of the model of `source`."""
-    trace, ran = MemoryTraces(source).trace(run_config)
-    rows = row_paths(run_model(source, run_config))
-    return memory(trace, "estimated", device_terms(trace, run_config), ran, rows)
+def estimate_memory(source: ModelSource, run_config: RunConfig, model: nn.Module | None = None) -> Memory:
+    """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
+    trace = MemoryTraces(source).trace(run_config)
+    rows = row_paths(model or run_model(source, run_config))
+    return memory(trace, "estimated", rows, device_terms(trace, run_config))
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
@@ -69,8 +62,8 @@ class MemoryTraces:
     source: ModelSource
     verified: dict[RunConfig, bool] = field(default_factory=dict)
 
-    def trace(self, run_config: RunConfig) -> tuple[MemoryTrace, int | None]:
-        """Return the trace of the step, and the number of layers that ran; None for all."""
+    def trace(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace of the step."""
         repeats = period(self.source, checkpointing=run_config.checkpointing, freeze=run_config.freeze,
                          reentrant=run_config.reentrant)  # fmt: skip
         units, rest = divmod(self.source.layers, repeats) if repeats else (0, 0)
@@ -82,8 +75,8 @@ class MemoryTraces:
                 longer = source_trace(self.source.with_layers(ran + repeats), run_config)
                 self.verified[kind] = same_events(repeated_events(short, path, RAN, RAN + 1, repeats), longer)
             if self.verified[kind]:
-                return repeated_events(short, path, RAN, units, repeats), ran
-        return source_trace(self.source, run_config), None
+                return replace(repeated_events(short, path, RAN, units, repeats), traced_layers=ran)
+        return source_trace(self.source, run_config)
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
@@ -94,53 +87,21 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
         return module_trace(model, inputs, run_config, None)
 
 
-def _fake_trace(module: nn.Module, inputs: dict[str, Any], run_config: RunConfig, loss: Loss) -> MemoryTrace:
-    """Return the trace of one step of a fake module with fake inputs."""
-    if run_config.device != "cuda":
-        return recorded(make_step(module, inputs, run_config, loss=loss), scratch=cpu_scratch_bytes)
-    return recorded(make_step(module, inputs, run_config, loss=loss), on_device=True, scratch=cuda_scratch_bytes)
-
-
-@contextmanager
-def _fakes(run_config: RunConfig) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(fake_tensors())
-        if run_config.device == "cuda":
-            stack.enter_context(cuda_semantics(run_config))
-        yield
-
-
-def estimated_variant(source: ModelSource, run_config: RunConfig) -> Variant:
-    """Return the estimate for one run as a variant of a report."""
-    return Variant(
-        checkpointing=run_config.checkpointing,
-        reentrant=run_config.reentrant,
-        estimated=estimate_memory(source, run_config),
-    )
-
-
 def estimate_report(
     source: ModelSource, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
 ) -> MemoryReport:
-    """Return the estimates of one model's step for several run configurations."""
+    """Return the estimates of one model's step for run configurations that differ only in checkpointing."""
+    model = run_model(source, run_configs[0])
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
-        variant = estimated_variant(source, run_config)
-        if variants and source.layer_path and _peak_bytes(variant) >= _peak_bytes(variants[0]):
-            variant = replace(variant, outlook=estimated_break_even(source, run_configs[0], run_config))
+        found = estimate_memory(source, run_config, model)
+        variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+        first = variants[0].estimated if variants else None
+        if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
+            variant = replace(variant, outlook=break_even(MemoryTraces(source).trace, run_configs[0], run_config))
         variants.append(variant)
-    return memory_report(run_model(source, run_configs[0]), run_configs[0], tuple(variants), name=source.name)
-
-
-def _peak_bytes(variant: Variant) -> int:
-    return variant.memory.peak.peak_bytes if variant.memory else 0
-
-
-def estimated_break_even(source: ModelSource, plain: RunConfig, other: RunConfig) -> BreakEven | None:
-    """Return the batch from which `other` needs less memory than `plain`."""
-    traces = MemoryTraces(source)
-    return break_even(lambda run_config: traces.trace(run_config)[0], plain, other)
+    return memory_report(model, run_configs[0], tuple(variants), name=source.name)
 
 
 def estimate(
@@ -157,7 +118,7 @@ def estimate(
     run_config = module_run(run)
     found = module_memory(module, inputs, run_config, loss)
     variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
-    return module_report(module, run_config, variant, name=name)
+    return memory_report(module, run_config, (variant,), fields=MODULE_FIELDS, name=name)
 
 
 def module_run(run: Mapping[str, Any]) -> RunConfig:
@@ -170,28 +131,19 @@ def module_run(run: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**run)
 
 
-def module_report(
-    module: nn.Module, run_config: RunConfig, variant: Variant, *, name: str | None = None, machine: str = ""
-) -> MemoryReport:
-    """Return the report on one variant of a given module, with only the fields of the run that apply to it."""
-    report = memory_report(module, run_config, (variant,), name=name, machine=machine)
-    return replace(report, run={name: value for name, value in report.run.items() if name in MODULE_FIELDS})
-
-
 def memory_report(
     module: nn.Module,
     run_config: RunConfig,
     variants: tuple[Variant, ...],
     *,
+    fields: Collection[str] = COMMON_FIELDS,
     name: str | None = None,
     machine: str = "",
 ) -> MemoryReport:
-    """Return the report on these variants of a module."""
+    """Return the report on these variants of a module, with the fields of the run that apply to all."""
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
-        run={
-            field: value for field, value in run_config.to_dict().items() if field not in ("checkpointing", "reentrant")
-        },
+        run={field: value for field, value in run_config.to_dict().items() if field in fields},
         machine=machine or f"{run_config.device} semantics, on fake tensors",
         variants=variants,
     )
@@ -200,16 +152,16 @@ def memory_report(
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """Return the memory of a step of any module."""
     trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", device_terms(trace, run_config), rows=row_paths(module))
+    return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
 
 
 def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
     """Return the trace of a step of any module."""
     given, how = named_inputs(inputs, loss)
-    with _fakes(run_config):
+    with fake_tensors(), cuda_semantics(run_config) if run_config.device == "cuda" else nullcontext():
         copied = fake_copy(module).train(run_config.mode != "inference")
         try:
-            return _fake_trace(copied, fake_like(given), run_config, how)
+            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
         except value_errors() as error:
             raise SelectionError(
                 f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"

@@ -6,13 +6,18 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
-PARTS = ("parameters", "buffers", "optimizer_state", "inputs", "gradients", "activations", "temporaries")
+from bertscope.reports.memory import Parts
+
+PARTS = tuple(part.name for part in fields(Parts))
+# The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
+GRANULE_BYTES = {"cpu": 1, "cuda": 512}
 
 
 class Block(NamedTuple):
@@ -53,30 +58,26 @@ class MemoryTrace:
 
     state: tuple[tuple[Block, int], ...]
     events: tuple[MemoryEvent, ...]
-    granule_bytes: int = 1  # the allocator rounds sizes up to a multiple of it; sizes here are not rounded
+    granule_bytes: int = 1  # sizes here are not rounded up to a multiple of it
+    traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
 
-    def taken(self, size_bytes: int) -> int:
+    def rounded(self, size_bytes: int) -> int:
         """Return a size as the allocator rounds it."""
         return rounded(size_bytes, self.granule_bytes)
 
     @property
     def state_bytes(self) -> int:
         """Return the bytes allocated between steps."""
-        return sum(self.taken(size) for _, size in self.state)
+        return sum(self.rounded(size) for _, size in self.state)
 
     def live_bytes(self) -> list[int]:
         """Return the allocated bytes after each event."""
-        return list(accumulate((self.taken(event.size_bytes) for event in self.events), initial=self.state_bytes))[1:]
+        return list(accumulate((self.rounded(event.size_bytes) for event in self.events), initial=self.state_bytes))[1:]
 
     @property
     def peak_bytes(self) -> int:
         """Return the peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """Return the names of the phases in their order."""
-        return tuple(dict.fromkeys(event.phase for event in self.events))
 
     def peaks(self) -> tuple[Moment, ...]:
         """Return the peak of each phase; the bytes allocated when the phase begins count too."""
@@ -89,14 +90,35 @@ class MemoryTrace:
             before = live
         return tuple(found.values())
 
-    def at(self, moment: Moment) -> Counter[Block]:
-        """Return the allocated bytes of each kind of block at that moment."""
-        found: Counter[Block] = Counter()
+    def parts_after(self, index: int) -> dict[str, int]:
+        """Return the allocated bytes by part after the event of that index; -1 is before the first."""
+        sums = dict.fromkeys(PARTS, 0)
         for block, size in self.state:
-            found[block] += self.taken(size)
-        for event in self.events[: moment.index + 1]:
-            found[event.block] += self.taken(event.size_bytes)
-        return Counter({block: size for block, size in found.items() if size})
+            sums[block.part] += self.rounded(size)
+        for event in self.events[: index + 1]:
+            sums[event.block.part] += self.rounded(event.size_bytes)
+        return sums
+
+
+def ordered_frees(events: Iterable[MemoryEvent], key: Callable[[MemoryEvent], Any] | None = None) -> list[MemoryEvent]:
+    """Return the events with consecutive frees, whose order has no meaning, sorted by `key`."""
+    runs = groupby(events, key=lambda event: event.size_bytes < 0)
+    return [event for are_frees, run in runs for event in (sorted(run, key=key) if are_frees else run)]
+
+
+def matched(events: Iterable[MemoryEvent]) -> Iterator[tuple[MemoryEvent, int]]:
+    """Yield each event with the number of its block.
+
+    A trace does not say which of several equal blocks is freed: it is assumed to be the newest.
+    """
+    allocated: dict[tuple[Block, int], list[int]] = defaultdict(list)
+    for number, event in enumerate(events):
+        equal = allocated[event.block, abs(event.size_bytes)]
+        if event.size_bytes > 0:
+            equal.append(number)
+            yield event, number
+        elif equal:
+            yield event, equal.pop()
 
 
 def rounded(size_bytes: int, granule_bytes: int) -> int:
@@ -105,55 +127,54 @@ def rounded(size_bytes: int, granule_bytes: int) -> int:
     return granules * granule_bytes
 
 
-def parts(blocks: Counter[Block]) -> dict[str, int]:
-    """Return the bytes by part, in the order of PARTS, with zeros."""
-    sums = dict.fromkeys(PARTS, 0)
-    for block, size in blocks.items():
-        sums[block.part] += size
-    return sums
+class Place(NamedTuple):
+    """The phase, module and operator that run at one time."""
+
+    phase: str = ""
+    path: str = ""
+    operator: str = ""
+    recompute: int = 0  # the number of the recomputation; 0 for none
 
 
 @dataclass
 class Allocation:
-    """A storage while its trace is recorded, with the operator that allocated it."""
+    """A storage while its trace is recorded, with the place that allocated it."""
 
     size_bytes: int
-    phase: str
-    path: str
-    operator: str
-    recompute: int  # the number of the recomputation that allocated it; 0 for none
+    place: Place
     shape: tuple[int, ...] = ()
     dtype: str = ""
     part: str = ""
     is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
 
+    @cached_property
     def block(self) -> Block:
-        """Return its kind of block."""
+        """Return its kind of block, which is known at the end of the step."""
         part = self.part or ("activations" if self.is_saved else "temporaries")
-        return Block(part, self.path, self.operator, self.shape, self.dtype, self.recompute > 0)
+        return Block(part, self.place.path, self.place.operator, self.shape, self.dtype, self.place.recompute > 0)
 
 
 @dataclass
 class MemoryTraceRecorder:
-    """A recorder of allocations and frees; the kind of a block is known when it is freed."""
+    """A recorder of allocations and frees."""
 
     state: list[tuple[Block, int]] = field(default_factory=list)
-    log: list[tuple[int, Allocation, str, str, str]] = field(default_factory=list)
+    log: list[tuple[int, Allocation, Place]] = field(default_factory=list)
     living: dict[int, Allocation] = field(default_factory=dict)  # by key; only storages that the step allocated
 
-    def allocate(self, key: int, made: Allocation, path: str, operator: str, phase: str) -> None:
+    def allocate(self, key: int, made: Allocation, place: Place) -> None:
         """Record an allocation."""
         self.living[key] = made
-        self.log.append((made.size_bytes, made, phase, path, operator))
+        self.log.append((made.size_bytes, made, place))
 
-    def free(self, key: int, path: str, operator: str, phase: str, recompute: int) -> None:
+    def free(self, key: int, place: Place) -> None:
         """Record a free; ignore a key that was allocated before the step."""
         made = self.living.pop(key, None)
         if made is None:
             return
-        if made.recompute and recompute != made.recompute:
+        if made.place.recompute and place.recompute != made.place.recompute:
             made.is_saved = True
-        self.log.append((-made.size_bytes, made, phase, path, operator))
+        self.log.append((-made.size_bytes, made, place))
 
     def end_forward(self) -> None:
         """Mark every allocated block as saved for backward."""
@@ -166,13 +187,7 @@ class MemoryTraceRecorder:
             if key in self.living:
                 self.living[key].part = part
 
-    def trace(self, granule_bytes: int = 1) -> MemoryTrace:
-        """Return the trace."""
-        return MemoryTrace(tuple(self.state), tuple(self._events()), granule_bytes)
-
-    def _events(self) -> Iterator[MemoryEvent]:
-        blocks: dict[int, Block] = {}
-        for size, made, phase, path, operator in self.log:
-            if id(made) not in blocks:
-                blocks[id(made)] = made.block()
-            yield MemoryEvent(size, blocks[id(made)], phase, path, operator)
+    def trace(self, device: str) -> MemoryTrace:
+        """Return the trace, with the sizes of the device's allocator."""
+        events = (MemoryEvent(size, made.block, *place[:3]) for size, made, place in self.log)
+        return MemoryTrace(tuple(self.state), tuple(events), GRANULE_BYTES[device])

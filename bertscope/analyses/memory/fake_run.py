@@ -8,34 +8,32 @@ state of the CPU.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.events import Allocation, Block, MemoryTrace, MemoryTraceRecorder
-from bertscope.analyses.memory.step import OPTIMIZER, ModelStep
+from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.cuda_kernels import cuda_scratch_bytes
+from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
 
-Scratch = Callable[[Any, Any], int]
-DEVICE_GRANULE_BYTES = 512  # CUDA's caching allocator, c10/core/AllocatorConfig.h: kMinBlockSize
 
-
-def recorded(step: ModelStep, *, on_device: bool = False, scratch: Scratch | None = None) -> MemoryTrace:
+def fake_run(step: ModelStep) -> MemoryTrace:
     """Return the trace of one step on fake tensors after a first step; the caller enters FakeTensorMode.
 
-    `on_device`: the fake CPU tensors represent CUDA tensors, and tensors that stay on the CPU are left out.
-    `scratch` returns the temporary bytes that an operator with these arguments allocates.
+    If the step is for CUDA, the fake CPU tensors represent CUDA tensors.
     """
-    signature = _owned_by_autograd()
+    own_counts = _owned_by_autograd()
     with _AnsweringMode(step):
         step.make_optimizer_state()
-    mode = _FakeRunMode(step, signature, on_device, scratch)
+    mode = _FakeRunMode(step, own_counts)
     with mode.tracker.track(step.model), mode, mode.random_states():
         step.run(mode.phase)
-    return mode.recorder.trace(DEVICE_GRANULE_BYTES if on_device else 1)
+    return mode.recorder.trace(step.run_config.device)
 
 
 class _AnsweringMode(TorchDispatchMode):
@@ -59,80 +57,68 @@ class _AnsweringMode(TorchDispatchMode):
 
 
 class _FakeRunMode(_AnsweringMode):
-    def __init__(self, step: ModelStep, signature: object, on_device: bool, scratch: Scratch | None) -> None:
+    def __init__(self, step: ModelStep, own_counts: tuple[int, int] | None) -> None:
         super().__init__(step)
-        self.signature, self.on_device, self.scratch = signature, on_device, scratch
+        self.own_counts = own_counts  # of a gradient sum that only autograd references
+        self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
+        self.scratch_bytes = cuda_scratch_bytes if self.on_device else cpu_scratch_bytes
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.watched: dict[int, weakref.ref[Any]] = {}
         self.name, self.operator, self.updated = "", "", ""
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
-        for part, path, tensor in step.state():
+        for block, tensor in step.state():
             # A step counter is on the CPU, unless a fused kernel reads it.
-            is_counter = on_device and path.endswith(".step") and not step.run_config.is_fused
-            if not is_counter and self._watch(tensor) is not None:
-                block = Block(part, path, "", tuple(tensor.shape), _dtype(tensor))
+            is_counter = self.on_device and block.path.endswith(".step") and step.run_config.implementation != "fused"
+            if not is_counter:
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
-                owner = path.rpartition(".")[0] if part == "optimizer_state" else path
-                self.owners[storage_key(tensor)] = owner
+                is_state = block.part == "optimizer_state"
+                self.owners[storage_key(tensor)] = block.path.rpartition(".")[0] if is_state else block.path
+                self._watch(tensor)
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
-        if self.name == OPTIMIZER:
-            self._find_updated(args)
+        if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
+            first = args[0] if args else None
+            self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = operator(*args, **kwargs)
-        if reused is not None:
-            self._reuse(reused, out)
+        if reused in self.recorder.living:
+            self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         itemsize = self._statistics_itemsize(operator, args)
+        # An operator over all parameters returns one tensor for each.
+        is_for_all = self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1
         for number, tensor in enumerate(tensors(out)):
-            self._add(tensor, self._path(out, number), itemsize if number else None)
-        if self.scratch is not None and (extra := self.scratch(operator, args)):
-            self._add_scratch(extra)  # in addition to the results
+            self._add(tensor, itemsize if number else None, self.trained[number] if is_for_all else None)
+        if extra := self.scratch_bytes(operator, args):  # in addition to the results
+            place = self._place()
+            self.recorder.allocate(0, Allocation(extra, place), place)
+            self.recorder.free(0, place)
         return out
 
-    def _find_updated(self, args: Any) -> None:
-        """Find by the optimizer's state the parameter that it updates; it updates one after the other."""
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        self.updated = "" if first is None else self.owners.get(storage_key(first), self.updated)
-
-    def _where(self) -> tuple[str, str, str]:
-        """Return the module, or in the optimizer step the parameter; the operator; the phase."""
+    def _place(self) -> Place:
+        """Return the place of the running operator; in the optimizer step its path is that of the parameter."""
         path = self.updated if self.name == OPTIMIZER else self.tracker.current()[0]
-        return path, self.operator, self.name
-
-    def _path(self, out: Any, number: int) -> str:
-        """Return the path of a result; an optimizer's operator over all parameters returns one tensor for each."""
-        if self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1:
-            return self.trained[number]
-        return self._where()[0]
+        return Place(self.name, path, self.operator, self.tracker.recomputation)
 
     def _adds_in_place(self, operator: Any, args: Any) -> bool:
         """Return True if autograd, without a mode, adds in place into the first argument."""
-        if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or self.signature is None:
+        if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or autograd_node() is None:
             return False
-        is_autograd = autograd_node() is not None
-        return is_autograd and use_counts(args[0]) == self.signature and _is_dense(args[0])
+        is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
+        return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
 
-    def _reuse(self, key: int, out: torch.Tensor) -> None:
-        """Assign the block of the first argument to the result."""
-        if key in self.recorder.living:
-            self.recorder.living[self._watch(out) or 0] = self.recorder.living.pop(key)
-
-    def _watch(self, tensor: torch.Tensor) -> int | None:
-        """Return the key of a new storage; None for a known one, or an empty one."""
-        storage = tensor.untyped_storage()
+    def _watch(self, tensor: torch.Tensor) -> int:
+        """Return the key of a new storage, whose free will be recorded."""
         key = storage_key(tensor)
-        if key in self.watched or storage.nbytes() == 0:
-            return None
 
         def free(_: object) -> None:
             del self.watched[key]
             self.owners.pop(key, None)
-            self.recorder.free(key, *self._where(), self.tracker.recomputation)
+            self.recorder.free(key, self._place())
 
-        self.watched[key] = weakref.ref(storage, free)
+        self.watched[key] = weakref.ref(tensor.untyped_storage(), free)
         return key
 
     def _statistics_itemsize(self, operator: Any, args: Any) -> int | None:
@@ -144,23 +130,16 @@ class _FakeRunMode(_AnsweringMode):
             return None
         return 4 if self.on_device or (args[2] is not None and args[2].itemsize == 4) else None
 
-    def _add(self, tensor: torch.Tensor, path: str, itemsize: int | None = None) -> None:
-        if self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER:
-            return  # a step counter on the CPU
-        key = self._watch(tensor)
-        if key is not None:
-            size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
-            made = self._allocation(size, path)
-            made.shape, made.dtype = tuple(tensor.shape), "float32" if itemsize else _dtype(tensor)
-            self.recorder.allocate(key, made, *self._where())
-
-    def _allocation(self, size_bytes: int, path: str) -> Allocation:
-        return Allocation(size_bytes, self.name, path, self.operator, self.tracker.recomputation)
-
-    def _add_scratch(self, size_bytes: int) -> None:
-        where = self._where()
-        self.recorder.allocate(0, self._allocation(size_bytes, where[0]), *where)
-        self.recorder.free(0, *where, self.tracker.recomputation)
+    def _add(self, tensor: torch.Tensor, itemsize: int | None = None, path: str | None = None) -> None:
+        """Record a result whose storage is new; `path` is its parameter, by default that of the running operator."""
+        size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
+        is_counter = self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER  # which is on the CPU
+        if is_counter or not tensor.untyped_storage().nbytes() or storage_key(tensor) in self.watched:
+            return
+        place = self._place()
+        made_at = place if path is None else place._replace(path=path)
+        dtype = "float32" if itemsize else dtype_name(tensor)
+        self.recorder.allocate(self._watch(tensor), Allocation(size, made_at, tuple(tensor.shape), dtype), place)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -185,7 +164,7 @@ class _FakeRunMode(_AnsweringMode):
             state = original()
             if not self.on_device:
                 self.operator = "get_rng_state"
-                self._add(state, self._where()[0])
+                self._add(state)
             return state
 
         torch.get_rng_state = watched
@@ -193,14 +172,6 @@ class _FakeRunMode(_AnsweringMode):
             yield
         finally:
             torch.get_rng_state = original
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 class _Trial(TorchDispatchMode):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, rounded
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees, rounded
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
 from bertscope.run_config import RunConfig
 
@@ -29,29 +29,25 @@ class MemoryGrowth:
 
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
-        start = sum(self._rounded(pair, batch) for pair in self.state)
-        return max(accumulate((self._rounded(pair, batch) for pair in self.events), initial=start))
 
-    def _rounded(self, pair: tuple[int, int], batch: int) -> int:
-        return rounded(pair[0] + pair[1] * batch, self.granule_bytes)
+        def size(line: tuple[int, int]) -> int:
+            return rounded(line[0] + line[1] * batch, self.granule_bytes)
+
+        return max(accumulate(map(size, self.events), initial=sum(map(size, self.state))))
 
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:
     """Return the growth from traces at batch 2 and 3, block by block; None if their events differ in kind."""
-    pairs = list(zip(_in_order(one), _in_order(other), strict=False))
-    if len(one.events) != len(other.events) or any(a.block.path != b.block.path for a, b in pairs):
+    first, second = (ordered_frees(trace.events, _free_order) for trace in (one, other))
+    if [event.block.path for event in first] != [event.block.path for event in second]:
         return None
     state = [_line(a, b) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
-    return MemoryGrowth(one.granule_bytes, state, [_line(a.size_bytes, b.size_bytes) for a, b in pairs])
-
-
-def _in_order(trace: MemoryTrace) -> list[MemoryEvent]:
-    """Return the events, consecutive frees in an order that the batch does not change."""
-    runs = groupby(trace.events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run, key=_free_order) if are_frees else run)]
+    events = [_line(a.size_bytes, b.size_bytes) for a, b in zip(first, second, strict=True)]
+    return MemoryGrowth(one.granule_bytes, state, events)
 
 
 def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
+    """Return a key whose order the batch does not change."""
     block = event.block
     return block.path, block.operator, block.dtype, event.size_bytes
 

@@ -17,17 +17,65 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.profile_job import Found, Job, Timed
+from bertscope.config import BertConfig
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.reports.memory import ProcessMemory
-from bertscope.run_config import NONE
+from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
+from bertscope.reports.reader import typed
+from bertscope.run_config import RunConfig
+from bertscope.sources.bert import BertSource
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 Say = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one child."""
+
+    source: BertSource
+    run_config: RunConfig
+    steps: int = 3
+    threads: int | None = None
+    seed: int = 0
+    memory_limit_bytes: int | None = None
+    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
+
+    def to_json(self) -> str:
+        """Return the job with what builds its model as JSON; raise SelectionError for a function as hidden_act."""
+        config = self.source.config
+        if callable(config.hidden_act):
+            raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
+        source = {name: getattr(self.source, name) for name in ("name", "architecture", "add_pooling_layer")}
+        return json.dumps(vars(self) | {"source": source | {"config": config.to_dict()}}, default=vars)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Job:
+        """Return the job that `to_json` wrote."""
+        data = json.loads(text)
+        source = data.pop("source")
+        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        source["config"] = BertConfig.from_dict(source["config"])
+        return cls(source=BertSource(**source), **run_configs, **data)
+
+
+MESSAGES: dict[str, Any] = {  # kind -> type of its content
+    "stage": str,
+    "taken": int,
+    "estimated": Memory,
+    "outlook": BreakEven,
+    "machine": str,
+    "process": ProcessMemory,
+    "measured": Memory,
+    "snapshot": str,  # base64
+    "timing": Timing,
+    **dict.fromkeys(("refused", "out of memory", "failed"), str),
+}
 
 
 def main() -> None:
@@ -44,7 +92,7 @@ def main() -> None:
     _set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        say("result", run(job, say))
+        run(job, say)
     except Exception as error:
         say(*_explained(error, job))
 
@@ -82,11 +130,12 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {text}"
 
 
-def run(job: Job, say: Say) -> Timed:
+def run(job: Job, say: Say) -> None:
     """Run every stage: the estimate, then the memory of the real step, then its time without the profiler."""
     say("stage", "loading torch")
-    from bertscope.analyses.flops.sweep import FlopsRun
-    from bertscope.analyses.memory.estimate import estimate_memory, estimated_break_even
+    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
+    from bertscope.analyses.memory.growth import break_even
+    from bertscope.analyses.memory.step import step_flops
     from bertscope.torch_access import torch
 
     if job.threads is not None:
@@ -94,97 +143,87 @@ def run(job: Job, say: Say) -> Timed:
     say("stage", "estimating")
     say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None:
-        say("outlook", estimated_break_even(job.source, job.beside, job.run_config))
-    flops = step_flops(FlopsRun, job)
+        say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
+    flops = step_flops(job.source, job.run_config)
     gc.enable()
     gc.collect()
-    _keep_no_freed_memory()
+    _set_malloc(_M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
     torch.manual_seed(job.seed)
     _set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    say("found", _measure(step, job, say))
-    return _timed(step, job, say, flops)
-
-
-def step_flops(flops_run: Any, job: Job) -> int:
-    """Return the matmul FLOPs of the step, including recomputation."""
-    run_config = job.run_config
-    mode = "training" if run_config.mode == "training" else "inference"
-    checkpointing = run_config.checkpointing if mode == "training" else NONE
-    asked = flops_run(source=job.source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
-    return int(asked.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops)
+    _time(step, job, say, _measure(step, job, say), flops)
 
 
 def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.step import bert_inputs, make_step, run_model
+    from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
     from bertscope.torch_access import torch
 
-    if job.run_config.device == "cuda":
+    run_config, device = job.run_config, job.run_config.device
+    if device == "cuda":
         if not torch.cuda.is_available():
             raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
         if job.memory_limit_bytes is not None:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
-    model: Any = run_model(job.source, job.run_config, job.run_config.device)
-    return make_step(
-        model, bert_inputs(model, job.run_config, job.run_config.device), job.run_config, job.run_config.device
-    )
+    model: Any = run_model(job.source, run_config, device)
+    return ModelStep(model, bert_inputs(model, run_config, device), run_config, device)
 
 
-def _measure(step: Any, job: Job, say: Say) -> Found:
-    """Measure the allocator's events in a first step, and the system's high-water mark in a second."""
-    from bertscope.analyses.memory.profiler_run import measured
+def _measure(step: Any, job: Job, say: Say) -> float:
+    """Measure the allocator's events in a first step, whose time is returned, and the process in a second."""
+    from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
+    from bertscope.torch_access import torch
 
     say("stage", "making the optimizer's state")
     step.make_optimizer_state()
     started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"), job.run_config.device)
-    _finish(job)
+    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"))
+    if step.device == "cuda":
+        torch.cuda.synchronize()
     warmup = time.perf_counter() - started
-    terms = process = None
-    if job.run_config.device == "cuda":
-        from bertscope.analyses.memory.profiler_run import measured_device_terms
-
-        terms = measured_device_terms(step)
-    else:
+    terms = measured_device_terms(step) if step.device == "cuda" else None
+    if terms is None:
         say("stage", "measuring the process")
-        process = _high_water(step.run)
+        if process := _high_water(step.run):
+            say("process", process)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    measured_memory = memory(trace, "measured", terms, rows=row_paths(step.model))
-    return Found(measured=measured_memory, process=process, warmup_seconds=warmup, machine=_machine(job))
+    say("machine", _machine(step.device))
+    say("measured", memory(trace, "measured", row_paths(step.model), terms))
+    return warmup
 
 
-def _timed(step: Any, job: Job, say: Say, flops: int) -> Timed:
+def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
     """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
+    from bertscope.analyses.memory.profiler_run import step_seconds
+
     if job.memory_limit_bytes is None:
-        _keep_freed_memory()
+        _set_malloc(_M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
+        _set_malloc(_M_TRIM_THRESHOLD, 2**26)
     seconds = []
     for number in range(job.steps):
         say("stage", f"timing step {number + 1} of {job.steps}")
-        started = time.perf_counter()
-        step.run()
-        _finish(job)
-        seconds.append(time.perf_counter() - started)
-    median = statistics.median(seconds) if seconds else 0.0
-    return Timed(step_seconds=tuple(seconds), median_seconds=median, flops=flops)
+        seconds.append(step_seconds(step))
+    median = statistics.median(seconds or [0.0])
+    timing = Timing(
+        warmup_seconds=warmup,
+        step_seconds=tuple(seconds),
+        median_seconds=median,
+        tokens_per_second=job.run_config.batch * job.run_config.seq / median if median else 0.0,
+        flops=flops,
+        flops_per_second=flops / median if median else 0.0,
+    )
+    say("timing", timing)
 
 
-def _finish(job: Job) -> None:
-    if job.run_config.device == "cuda":
-        from bertscope.torch_access import torch
-
-        torch.cuda.synchronize()
-
-
-def _machine(job: Job) -> str:
+def _machine(device: str) -> str:
     from bertscope.torch_access import torch
 
-    if job.run_config.device == "cuda":
+    if device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     model = ""
     with suppress(OSError):
@@ -193,20 +232,9 @@ def _machine(job: Job) -> str:
     return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
 
 
-def _malloc(option: int, value: int) -> None:
+def _set_malloc(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).mallopt(option, value)
-
-
-def _keep_no_freed_memory() -> None:
-    """Have malloc map each larger block separately, so that a free returns it to the system at once."""
-    _malloc(_M_MMAP_THRESHOLD, 2**16)
-
-
-def _keep_freed_memory() -> None:
-    """Set the thresholds that glibc itself reaches after frees of large blocks."""
-    _malloc(_M_MMAP_THRESHOLD, 2**25)
-    _malloc(_M_TRIM_THRESHOLD, 2**26)
 
 
 def _high_water(run: Callable[[], None]) -> ProcessMemory | None:

@@ -6,11 +6,12 @@ must turn one trace into that of a model with one layer more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees
 from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
@@ -19,78 +20,70 @@ _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the he
 def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
     """Return the trace for `wanted` units of layers at `path`, from one of `ran` units; a unit is `period` layers."""
     repeater = _Repeater(path, ran, wanted, period)
-    state = [item for block, size in trace.state for item in repeater.state(block, size)]
-    events = [event for name in trace.phases for event in repeater.events(trace, name)]
+    state = [
+        (block._replace(path=repeater.moved(block.path, units)), size)
+        for block, size in trace.state
+        for units in repeater.shifts(repeater.unit(block.path), 0)
+    ]
+    phases = groupby(trace.events, key=lambda event: event.phase)
+    events = [event for _, events in phases for event in repeater.events(events)]
     return replace(trace, state=tuple(state), events=tuple(events))
 
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Compare two traces, ignoring the order of consecutive frees."""
-    return sorted(one.state) == sorted(other.state) and _ordered(one.events) == _ordered(other.events)
-
-
-def _ordered(events: tuple[MemoryEvent, ...]) -> list[MemoryEvent]:
-    runs = groupby(events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
+    return sorted(one.state) == sorted(other.state) and ordered_frees(one.events) == ordered_frees(other.events)
 
 
 class _Repeater:
     def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
         self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
         self.more, self.period = wanted - ran, period
-        self.layers: dict[str, LayerRange | None] = {}  # path -> its layer; a trace repeats few paths many times
+        self.layers = cache(self._layers)  # a trace repeats few paths many times
 
     def unit(self, path: str) -> int | None:
         """Return the unit that a path lies in."""
-        layers = self._layers(path)
+        layers = self.layers(path)
         return layers.first // self.period if layers else None
 
     def _layers(self, path: str) -> LayerRange | None:
-        if path not in self.layers:
-            inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
-            self.layers[path] = LayerRange.parse(inside.partition(".")[0])
-        return self.layers[path]
+        inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
+        return LayerRange.parse(inside.partition(".")[0])
 
     def moved(self, path: str, units: int) -> str:
         """Return the path with its layer moved by this number of units."""
-        layers = self._layers(path) if units else None
+        layers = self.layers(path) if units else None
         if layers is None:
             return path
         _, dot, rest = path.removeprefix(self.prefix).partition(".")
         return f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
 
-    def state(self, block: Block, size: int) -> Iterator[tuple[Block, int]]:
-        """Yield a block that exists between steps; one of the middle unit once for each unit that it represents."""
-        for units in self._shifts(self.unit(block.path), 0):
-            yield block._replace(path=self.moved(block.path, units)), size
-
-    def events(self, trace: MemoryTrace, phase: str) -> Iterator[MemoryEvent]:
+    def events(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
         """Yield the events of one phase; runs of events in the middle unit are repeated for every further unit."""
         before = 0
-        for unit, run in groupby(self._numbered(trace, phase), key=lambda pair: pair[0]):
+        for unit, run in groupby(self._numbered(phase), key=lambda pair: pair[0]):
             events = [event for _, event in run]
-            for units in self._shifts(unit, before):
+            for units in self.shifts(unit, before):
                 yield from (self._shifted(event, units) for event in events)
             before = unit if unit is not None else before
 
-    def _numbered(self, trace: MemoryTrace, phase: str) -> Iterator[tuple[int | None, MemoryEvent]]:
+    def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[int | None, MemoryEvent]]:
         """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
 
         A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
         """
         unit = None
-        for event in trace.events:
-            if event.phase == phase:
-                found, is_outside = self.unit(event.path), event.path != self.around
-                if found is None and is_outside:
-                    found = self.unit(event.block.path)
-                if found is None and is_outside and event.size_bytes < 0 and not event.path:
-                    yield None, event
-                    continue
-                unit = unit if found is None else found
-                yield unit, event
+        for event in events:
+            found, is_outside = self.unit(event.path), event.path != self.around
+            if found is None and is_outside:
+                found = self.unit(event.block.path)
+            if found is None and is_outside and event.size_bytes < 0 and not event.path:
+                yield None, event
+                continue
+            unit = unit if found is None else found
+            yield unit, event
 
-    def _shifts(self, unit: int | None, before: int) -> range:
+    def shifts(self, unit: int | None, before: int) -> range:
         """Return the number of units to move each copy of the events by, in order; in backward the last comes first."""
         if unit is None or unit < _MIDDLE:
             return range(1)
@@ -100,7 +93,5 @@ class _Repeater:
 
     def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
         """Return the event and its block, moved by this number of units."""
-        if not units:
-            return event
         block = event.block._replace(path=self.moved(event.block.path, units))
         return event._replace(block=block, path=self.moved(event.path, units))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
 
 _STEP_BYTES = 512
 _BATCH = 1000  # items for one instruction, as in the standard library
@@ -22,31 +21,23 @@ def snapshot(trace: MemoryTrace) -> bytes:
 
 
 def _entries(events: tuple[MemoryEvent, ...]) -> Iterator[dict[str, Any]]:
-    """Yield allocations and frees; of equal blocks the newest is freed first."""
-    held: dict[tuple[Block, int], list[int]] = defaultdict(list)
-    address = _STEP_BYTES
-    for number, event in enumerate(events):
-        same = held[event.block, abs(event.size_bytes)]
+    """Yield allocations and frees."""
+    addresses: dict[int, int] = {}  # of the blocks by number
+    next_address = _STEP_BYTES
+    for time, (event, number) in enumerate(matched(events)):
         if event.size_bytes > 0:
-            same.append(address)
-            yield _entry("alloc", address, event, number)
-            address += event.size_bytes + _STEP_BYTES
-        elif same:
-            place = same.pop()
-            yield _entry("free_requested", place, event, number)
-            yield _entry("free_completed", place, event, number)
-
-
-def _entry(action: str, address: int, event: MemoryEvent, number: int) -> dict[str, Any]:
-    block = event.block
-    names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {event.phase}")
-    frames = [{"name": name, "filename": "", "line": 0} for name in names]
-    size = abs(event.size_bytes)
-    return {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames, "time_us": number}
+            addresses[number] = next_address
+            next_address += event.size_bytes + _STEP_BYTES
+        block = event.block
+        names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {event.phase}")
+        frames = [{"name": name, "filename": "", "line": 0} for name in names]
+        for action in ("alloc",) if event.size_bytes > 0 else ("free_requested", "free_completed"):
+            yield {"action": action, "addr": addresses[number], "size": abs(event.size_bytes), "stream": 0,
+                   "frames": frames, "time_us": time}  # fmt: skip
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickle, protocol 4, of dicts, lists, text, integers and None, which are all that a snapshot needs."""
+    """Return the pickle, protocol 4, of dicts, lists, text and integers, which are all that a snapshot needs."""
     return b"".join((b"\x80\x04", *_instructions(value, {}), b"."))
 
 
@@ -67,8 +58,6 @@ def _instructions(value: Any, memo: dict[str, int]) -> Iterator[bytes]:
         memo[value] = len(memo)
         text = value.encode("utf-8", "surrogatepass")
         yield struct.pack("<cI", b"X", len(text)) + text + b"\x94"
-    elif value is None:
-        yield b"N"
     elif type(value) is int:
         size = value.bit_length() // 8 + 1
         yield struct.pack("<BB", 0x8A, size) + value.to_bytes(size, "little", signed=True)

@@ -7,15 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for, loss_of
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
-from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.run_config import NONE, OPTIMIZERS, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import nn, storage_key, torch
 from bertscope.units import FP32, PRECISIONS
 
 OPTIMIZER = "optimizer"
@@ -37,9 +39,11 @@ class ModelStep:
     model: nn.Module
     inputs: dict[str, Any]
     run_config: RunConfig
-    optimizer: torch.optim.Optimizer | None = None
-    kind: str = "cpu"  # the device type for autocast
+    device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
+
+    def __post_init__(self) -> None:
+        self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run forward and, if the mode has them, backward and the optimizer step; free the output before backward.
@@ -47,8 +51,8 @@ class ModelStep:
         Gradients of an earlier step are freed first.
         """
         self.model.zero_grad(set_to_none=True)
-        with phase(FORWARD):
-            loss = self._forward()
+        with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
+            loss = self.loss(self.model, self.inputs)
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
@@ -60,30 +64,31 @@ class ModelStep:
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
 
-    def _forward(self) -> torch.Tensor:
-        with torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
-            return self.loss(self.model, self.inputs)
-
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.run_config.autocast is None:
             return nullcontext()
-        return torch.autocast(self.kind, dtype=TORCH_DTYPES[self.run_config.autocast])
+        return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast])
 
     def make_optimizer_state(self) -> None:
         """Create the optimizer's state by a step with zero gradients, and free these."""
         if self.optimizer is None:
             return
-        for param in self.trainable():
-            param.grad = torch.zeros_like(param)
+        for param in self.model.parameters():
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def trainable(self) -> list[nn.Parameter]:
-        """Return the parameters that require gradients."""
-        return [param for param in self.model.parameters() if param.requires_grad]
+    def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
+        """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
+        seen: set[int] = set()
+        for part, path, tensor in self._state_tensors():
+            key = storage_key(tensor)
+            if key not in seen and tensor.untyped_storage().nbytes():
+                seen.add(key)
+                yield Block(part, path, "", tuple(tensor.shape), dtype_name(tensor)), tensor
 
-    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Yield part, path and tensor of everything allocated between steps."""
+    def _state_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for path, parameter in self.model.named_parameters():
             yield "parameters", path, parameter
         for path, buffer in self.model.named_buffers():
@@ -91,11 +96,16 @@ class ModelStep:
         for name, value in self.inputs.items():
             for tensor in tensors(value):
                 yield "inputs", name, tensor
-        paths = {id(param): path for path, param in self.model.named_parameters()}
+        paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
         for param, state in self.optimizer.state.items() if self.optimizer is not None else ():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    yield "optimizer_state", f"{paths.get(id(param), '')}.{name}", value
+                    yield "optimizer_state", f"{paths[param]}.{name}", value
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the dtype of a tensor, such as `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") -> nn.Module:
@@ -123,19 +133,21 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     return inputs
 
 
-def make_step(
-    model: nn.Module, inputs: dict[str, Any], run_config: RunConfig, kind: str = "cpu", loss: Loss = call_with_keywords
-) -> ModelStep:
-    """Return the step of a model with its inputs and the optimizer of `run_config`."""
-    return ModelStep(model, inputs, run_config, make_optimizer(model.parameters(), run_config), kind, loss)
+def step_flops(source: ModelSource, run_config: RunConfig) -> int:
+    """Return the matmul FLOPs of a step, including recomputation."""
+    mode = "training" if run_config.mode == "training" else "inference"
+    checkpointing = run_config.checkpointing if mode == "training" else NONE
+    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
+    return run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
     """Return torch's optimizer of the trainable parameters; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
-    if not run_config.steps_optimizer or not trainable:
+    row = OPTIMIZERS.get(run_config.optimizer)
+    if row is None or run_config.mode != "training" or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
@@ -144,18 +156,17 @@ def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) 
     """Return the inputs of `meta_inputs` with values: random ids, and a mask that hides the padding."""
     shapes = meta_inputs(model, run_config)
     mask = shapes.pop("attention_mask", None)
-    inputs = {name: _filled(tensor, _below(model, run_config, name), device) for name, tensor in shapes.items()}
+    inputs: dict[str, torch.Tensor] = {}
+    for name, like in shapes.items():
+        if like.is_floating_point():
+            inputs[name] = torch.rand(like.shape, dtype=like.dtype, device=device)
+        else:
+            inputs[name] = torch.randint(0, _below(model, run_config, name), like.shape, device=device)
     if mask is not None:
         inputs["attention_mask"] = torch.ones(mask.shape, dtype=torch.long, device=device)
         padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
         inputs["attention_mask"][..., run_config.seq - padded :] = 0
     return inputs
-
-
-def _filled(like: torch.Tensor, below: int, device: str) -> torch.Tensor:
-    if like.is_floating_point():
-        return torch.rand(like.shape, dtype=like.dtype, device=device)
-    return torch.randint(0, below, like.shape, device=device)
 
 
 def _below(model: BertPreTrainedModel, run_config: RunConfig, name: str) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 
-from bertscope.analyses.memory.events import PARTS, Block, MemoryEvent, MemoryTrace, parts
-from bertscope.reports.layer_ranges import collapse
+from bertscope.analyses.memory.events import Block, MemoryTrace
+from bertscope.analyses.tracing.module_tracker import FORWARD
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them
@@ -34,25 +33,15 @@ _WHAT = (
 )  # fmt: skip
 
 
-def memory(
-    trace: MemoryTrace,
-    obtained: str,
-    device: DeviceTerms | None = None,
-    traced_layers: int | None = None,
-    rows: Mapping[str, str] | None = None,
-) -> Memory:
-    """Return the report on a trace; `rows` gives the row of each module's path, as `row_paths` returns it.
-
-    Without `rows`, modules that save the same blocks and whose paths differ in the first number are one row.
-    """
-    rows = _alike(trace) if rows is None else rows
+def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], device: DeviceTerms | None = None) -> Memory:
+    """Return the report on a trace; `rows` gives the row of each module's path, as `row_paths` returns it."""
     phases = tuple(
         PhasePeak(
             phase=moment.phase,
             peak_bytes=moment.live_bytes,
             path=rows.get(moment.path, moment.path),
             operator=moment.operator,
-            parts=Parts(**parts(trace.at(moment))),
+            parts=Parts(**trace.parts_after(moment.index)),
         )
         for moment in trace.peaks()
     )
@@ -64,15 +53,18 @@ def memory(
         kept_bytes=sum(row.kept_bytes for row in kept),
         timeline=tuple(_timeline(trace)),
         device=device,
-        traced_layers=traced_layers,
+        traced_layers=trace.traced_layers,
     )
 
 
 def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
     """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
     found: dict[Block, list[int]] = defaultdict(list)
-    for block, size in _kept(trace):
-        found[block._replace(path=rows.get(block.path, block.path))].append(size)
+    for event in trace.events:
+        block = event.block
+        if event.phase == FORWARD and block.part == "activations" and event.size_bytes > 0:
+            row = block._replace(path=rows.get(block.path, block.path))
+            found[row].append(trace.rounded(event.size_bytes))
     kept = [
         KeptRow(
             path=block.path,
@@ -88,21 +80,6 @@ def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
     yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
 
 
-def _kept(trace: MemoryTrace) -> Iterator[tuple[Block, int]]:
-    for event in trace.events:
-        if event.phase == "forward" and event.block.part == "activations" and event.size_bytes > 0:
-            yield event.block, trace.taken(event.size_bytes)
-
-
-def _alike(trace: MemoryTrace) -> dict[str, str]:
-    """Return the rows of modules that save blocks of the same kinds."""
-    kinds: dict[str, set[Block]] = defaultdict(set)
-    for block, _ in _kept(trace):
-        kinds[block.path].add(block._replace(path=""))
-    alike = collapse((path, frozenset(blocks), path) for path, blocks in kinds.items())
-    return {path: row for row, _, paths in alike for path in paths}
-
-
 def what(path: str, operator: str) -> str:
     """Return the role of a tensor in BERT; the operator if no role is known."""
     for end, made_by, name in _WHAT:
@@ -113,24 +90,16 @@ def what(path: str, operator: str) -> str:
 
 def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
     """Yield the bytes by part over the step: of each interval of events only the highest and the last point."""
-    start = dict.fromkeys(PARTS, 0)
-    for block, size in trace.state:
-        start[block.part] += trace.taken(size)
     if not trace.events:
         return
-    yield Sample(phase=trace.events[0].phase, parts=Parts(**start))
+    sums = trace.parts_after(-1)
+    yield Sample(phase=trace.events[0].phase, parts=Parts(**sums))
     live = trace.live_bytes()
     chosen = {*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())}
-    sums = accumulate(trace.events, lambda there, event: _with(there, event, trace), initial=start)
-    next(sums)
-    for index, there in enumerate(sums):
+    for index, event in enumerate(trace.events):
+        sums[event.block.part] += trace.rounded(event.size_bytes)
         if index in chosen:
-            yield Sample(phase=trace.events[index].phase, parts=Parts(**there))
-
-
-def _with(there: dict[str, int], event: MemoryEvent, trace: MemoryTrace) -> dict[str, int]:
-    part = event.block.part
-    return there | {part: there[part] + trace.taken(event.size_bytes)}
+            yield Sample(phase=event.phase, parts=Parts(**sums))
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:

@@ -51,7 +51,7 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     report = with_work(report, run.at(batch, seq), shapes(model.eval(), batch, seq))
     yield report
     step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
-    yield with_memory(report, MemoryTraces(source).trace(step)[0])
+    yield with_memory(report, MemoryTraces(source).trace(step))
 
 
 def of_parameters(

@@ -9,7 +9,7 @@ from bertscope import load
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.profiler_run import measured
-from bertscope.analyses.memory.step import bert_inputs, make_step, run_model
+from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 
@@ -28,13 +28,13 @@ def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fiel
 
 def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The trace from fake tensors."""
-    return MemoryTraces(source).trace(run_config)[0]
+    return MemoryTraces(source).trace(run_config)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The allocator's own trace of the same step, really run."""
     model = run_model(source, run_config, "cpu")
-    step = make_step(model, bert_inputs(model, run_config, "cpu"), run_config)
+    step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
     step.make_optimizer_state()
     return measured(step)
 

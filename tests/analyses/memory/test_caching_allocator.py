@@ -36,20 +36,20 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
     allocator, used = Allocator(), []
     for takes, size, choice in moves:
         if takes or not used:
-            piece = allocator.take(size)
-            assert piece.size >= rounded(size)
-            used.append((piece, piece.size))
+            block = allocator.malloc(size)
+            assert block.size >= rounded(size)
+            used.append((block, block.size))
         else:
-            allocator.give(used.pop(choice % len(used))[0])
-        assert all(piece.size == size and not piece.is_free for piece, size in used)
-        free = sum(size for pool in allocator.free_pieces.values() for size, _, _ in pool)
+            allocator.free(used.pop(choice % len(used))[0])
+        assert all(block.size == size and not block.is_free for block, size in used)
+        free = sum(size for pool in allocator.free_blocks.values() for size, _, _ in pool)
         assert free + sum(size for _, size in used) == allocator.reserved_bytes <= allocator.peak_reserved_bytes
     while used:
-        allocator.give(used.pop()[0])
-    pieces = [piece for pool in allocator.free_pieces.values() for _, _, piece in pool]
-    assert all(piece.is_free and piece.is_whole for piece in pieces)
-    assert sum(piece.size for piece in pieces) == allocator.reserved_bytes
-    allocator._give_back()
+        allocator.free(used.pop()[0])
+    blocks = [block for pool in allocator.free_blocks.values() for _, _, block in pool]
+    assert all(block.is_free and block.is_whole for block in blocks)
+    assert sum(block.size for block in blocks) == allocator.reserved_bytes
+    allocator.release_free_segments()
     assert allocator.reserved_bytes == 0
 
 
@@ -58,7 +58,7 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
 def test_a_limit_is_obeyed_or_what_is_missing_is_told(sizes, limit_mib):
     allocator = Allocator(limit_bytes=limit_mib * MIB)
     for size in sizes:
-        allocator.take(size)
+        allocator.malloc(size)
     assert (allocator.peak_reserved_bytes > limit_mib * MIB) == (allocator.missing_bytes > 0)
 
 
@@ -70,24 +70,24 @@ def test_a_limit_is_obeyed_or_what_is_missing_is_told(sizes, limit_mib):
 def test_segments_are_of_2_and_20_mib_or_their_own(sizes, reserved):
     allocator = Allocator()
     for size in sizes:
-        allocator.take(size)
+        allocator.malloc(size)
     assert allocator.reserved_bytes == reserved * MIB
 
 
-def test_the_smallest_free_piece_that_fits_is_taken_and_small_sizes_never_take_from_large():
+def test_the_smallest_free_block_that_fits_is_taken_and_small_sizes_never_take_from_large():
     allocator = Allocator()
-    pieces = [allocator.take(size * MIB) for size in (40, 12, 30)]
-    for piece in pieces:
-        allocator.give(piece)
-    assert allocator.take(25 * MIB) is pieces[2]
-    allocator.take(512)
+    blocks = [allocator.malloc(size * MIB) for size in (40, 12, 30)]
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.malloc(25 * MIB) is blocks[2]
+    allocator.malloc(512)
     assert allocator.reserved_bytes == 84 * MIB
 
 
 def test_where_memory_runs_out_free_segments_go_back_first():
     allocator = Allocator(limit_bytes=50 * MIB)
-    allocator.give(allocator.take(30 * MIB))
-    allocator.take(40 * MIB)
+    allocator.free(allocator.malloc(30 * MIB))
+    allocator.malloc(40 * MIB)
     assert (allocator.reserved_bytes, allocator.missing_bytes) == (40 * MIB, 0)
 
 
@@ -97,7 +97,7 @@ def test_a_replayed_step_reserves_at_least_its_peak_and_leaves_only_its_state(ch
     trace = estimated_trace(small(), run_config)
     allocator = replayed(trace)
     assert allocator.peak_reserved_bytes >= trace.peak_bytes
-    free = sum(size for pool in allocator.free_pieces.values() for size, _, _ in pool)
+    free = sum(size for pool in allocator.free_blocks.values() for size, _, _ in pool)
     assert allocator.reserved_bytes - free == trace.state_bytes
     assert replayed(trace, limit_bytes=allocator.peak_reserved_bytes).missing_bytes == 0
     assert replayed(trace, limit_bytes=trace.state_bytes).missing_bytes > 0
@@ -199,7 +199,7 @@ def traces(preset: str, architecture: str) -> MemoryTraces:
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
-    trace, _ = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
+    trace = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
     terms = device_terms(trace, run_config)
     assert terms.allocated_bytes + terms.context_high_bytes <= 12e9
     assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
@@ -217,7 +217,7 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
-    trace, _ = traces("bert-large-uncased", architecture).trace(run_config)
+    trace = traces("bert-large-uncased", architecture).trace(run_config)
     terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
 

@@ -21,6 +21,7 @@ from bertscope.analyses.memory.growth import MemoryGrowth, memory_growth
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import bert_inputs, run_model
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.run_config import Checkpointing, RunConfig, parse_strategies
@@ -286,7 +287,7 @@ def reports(run_config: RunConfig, **model):
     source = small(**model)
     yield estimate_memory(source, run_config)
     if run_config.device == "cpu":
-        yield memory(real_trace(source, run_config), "measured")
+        yield memory(real_trace(source, run_config), "measured", row_paths(run_model(source, run_config)))
 
 
 @pytest.mark.parametrize(
@@ -434,13 +435,14 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
     attention = fields.get("attention", "sdpa")
     run_config = RunConfig(batch=2, seq=8, **{name: value for name, value in fields.items() if name != "attention"})
     source = small(attention=attention, num_hidden_layers=layers)
-    short, ran = MemoryTraces(source).trace(run_config)
-    assert ran is not None
-    assert ran < layers
+    short = MemoryTraces(source).trace(run_config)
+    assert short.traced_layers is not None
+    assert short.traced_layers < layers
     whole = source_trace(source, run_config)
     assert same_events(short, whole)
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in whole.peaks()]
-    assert memory(short, "estimated").kept == memory(whole, "estimated").kept
+    rows = row_paths(run_model(source, run_config))
+    assert memory(short, "estimated", rows).kept == memory(whole, "estimated", rows).kept
 
 
 @pytest.mark.parametrize(
@@ -451,7 +453,7 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
     ids=str,
 )  # fmt: skip
 def test_layers_that_are_not_alike_all_run(run_config):
-    assert MemoryTraces(small(num_hidden_layers=8)).trace(run_config)[1] is None
+    assert MemoryTraces(small(num_hidden_layers=8)).trace(run_config).traced_layers is None
 
 
 def test_a_tape_that_differs_is_seen_to_differ():

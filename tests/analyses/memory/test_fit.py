@@ -103,7 +103,7 @@ def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
 
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
-    fitter = Fitter(small(), ways[0], 0)
+    fitter = Fitter(small(), 0)
     peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(small(), ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]

@@ -22,9 +22,11 @@ import bertscope
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory import profile_worker as worker
 from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.memory.profile import _message, profile_variants
-from bertscope.analyses.memory.profile_job import MESSAGES, Job
+from bertscope.analyses.memory.profile import _message, profile_report
+from bertscope.analyses.memory.profile_worker import MESSAGES, Job
+from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
@@ -147,8 +149,10 @@ def test_every_phase_is_measured_as_it_was_estimated(measured):
 def test_what_selective_checkpointing_keeps_is_measured_in_the_modules_that_made_it():
     """Its own mode hides what is dispatched to a profile, names of modules too."""
     source, run_config = small(), RunConfig(batch=3, seq=24, checkpointing="selective")
+    rows = row_paths(run_model(source, run_config))
     paths = [
-        {row.path for row in memory(trace(source, run_config), "").kept} for trace in (estimated_trace, real_trace)
+        {row.path for row in memory(trace(source, run_config), "", rows).kept}
+        for trace in (estimated_trace, real_trace)
     ]
     assert "bert.encoder.layer.0-1.intermediate.dense" in paths[1]
     assert paths[0] - paths[1] <= {"bert.encoder"}
@@ -318,13 +322,13 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, wo
 
 def test_the_same_seed_gives_the_same_step(folder):
     jobs = [Job(source=small(), run_config=RunConfig(batch=2, seq=8), steps=0, threads=1, seed=7)] * 2
-    one, two = profile_variants(jobs).variants
+    one, two = profile_report(jobs)[0].variants
     assert one.measured.phases == two.measured.phases
 
 
 def test_a_child_refuses_what_the_model_cannot_do():
     with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
-        profile_variants([Job(source=small(), run_config=RunConfig(seq=64))])
+        profile_report([Job(source=small(), run_config=RunConfig(seq=64))])
 
 
 def test_a_failure_that_nobody_foresaw_has_its_own_words():
@@ -372,7 +376,7 @@ def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
 def test_an_activation_without_a_name_is_refused_before_a_child_starts():
     job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), run_config=RunConfig())
     with pytest.raises(SelectionError, match="takes hidden_act by its name"):
-        profile_variants([job])
+        profile_report([job])
 
 
 def test_an_answer_arrives_as_it_was():
@@ -401,7 +405,8 @@ def test_an_answer_arrives_as_it_was():
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
     monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "_MAX_MESSAGE_BYTES", 2**20)
-    (variant,) = profile_variants([Job(source=small(), run_config=RunConfig())], timeout_seconds=20).variants
+    report, _ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
+    (variant,) = report.variants
     assert words in variant.failure
     assert variant.failure.isprintable()
     assert len(variant.failure) < 400

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bertscope import load
-from bertscope.analyses.memory.estimate import estimated_variant
+from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.errors import BertscopeError
 from bertscope.render.timeline.panels import COLORS, pictured
 from bertscope.render.timeline.timeline import check_suffix, timeline
@@ -50,7 +50,7 @@ def drawn(*phases: tuple[str, list[Parts]]) -> Variant:
 def report() -> MemoryReport:
     """A step of bert-tiny without and with checkpointing, short enough to hold every event."""
     run_configs = [RunConfig(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
-    return reporting(*(estimated_variant(load("bert-tiny"), run_config) for run_config in run_configs))
+    return reporting(*estimate_report(load("bert-tiny"), run_configs).variants)
 
 
 def records(report: MemoryReport) -> list[dict[str, str]]:
