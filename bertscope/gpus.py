@@ -1,10 +1,13 @@
-"""Known GPUs: the memory that CUDA offers, which is less than the nominal size, and the compute capability.
+"""Known GPUs: the memory that CUDA offers, which is less than the nominal size, compute capability and peak rates.
 
 Memory is torch's "total capacity" where a source has it, else the total of nvidia-smi, which may be up to 1 GiB
-more. It varies with the driver; `--budget` sets it exactly. The compute capability is that of NVIDIA's table.
+more. It varies with the driver; `--budget` sets it exactly. Peak FLOP/s are dense, and for tensor cores with sums in
+fp32. A rate without a source is None, also if products of the same name differ.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.memory import Gpu
@@ -14,31 +17,67 @@ _GIB, _MIB = 2**30, 2**20
 _ISSUE = "torch's total capacity, GitHub issue "
 _SMI = "nvidia-smi, GitHub issue "
 Capability = tuple[int, int]
-_ROWS: dict[str, tuple[float, str, Capability]] = {  # memory in bytes, its source, compute capability
-    "k80": (11.17 * _GIB, _ISSUE + "lllyasviel/Fooocus 2436 (one of its two halves)", (3, 7)),
-    "t4": (14.56 * _GIB, _ISSUE + "Zheng-Chong/CatVTON 133", (7, 5)),
-    "p100-16gb": (15.90 * _GIB, _ISSUE + "rmokady/CLIP_prefix_caption 7", (6, 0)),
-    "v100-16gb": (16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0)),
-    "v100-32gb": (31.74 * _GIB, _ISSUE + "liucongg/ChatGLM-Finetuning 73", (7, 0)),
-    "titan-x-12gb": (11.91 * _GIB, _ISSUE + "microsoft/Bringing-Old-Photos-Back-to-Life 87", (6, 1)),
-    "rtx-2080-ti": (10.76 * _GIB, _ISSUE + "JDAI-CV/image-captioning 11", (7, 5)),
-    "rtx-3060-12gb": (11.75 * _GIB, _ISSUE + "Kunhao-Liu/StyleGaussian 12", (8, 6)),
-    "rtx-3080-10gb": (9.78 * _GIB, _ISSUE + "zai-org/CogVideo 34", (8, 6)),
-    "rtx-3090": (23.70 * _GIB, _ISSUE + "GaoLii/DSP 10", (8, 6)),
-    "rtx-4090": (23.64 * _GIB, _ISSUE + "ali-vilab/VGen 104", (8, 9)),
-    "a10": (23028 * _MIB, _SMI + "mayooot/detect-gpu 3", (8, 6)),
-    "l4": (22.03 * _GIB, _ISSUE + "ArcInstitute/evo2 190", (8, 9)),
-    "a100-40gb": (42_298_834_944, "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873", (8, 0)),
-    "a100-80gb": (79.14 * _GIB, _ISSUE + "lianqi1008/Control-GIC 6", (8, 0)),
-    "h100-80gb": (81559 * _MIB, _SMI + "NVIDIA/nccl 1264", (9, 0)),
-    "h200": (143771 * _MIB, _SMI + "sgl-project/sglang 3196", (9, 0)),
-}
-GPUS = {name: Gpu(name=name, memory_bytes=int(memory), source=source) for name, (memory, source, _) in _ROWS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """A row of the table of GPUs."""
+
+    memory_bytes: int
+    memory_source: str
+    capability: Capability  # NVIDIA, CUDA GPU Compute Capability
+    fp32_flops: float | None = None  # per second, without tensor cores
+    half_flops: float | None = None  # per second, in fp16, and from capability 8.0 in bf16 too
+    bandwidth: float | None = None  # of memory, bytes per second
+    rates_source: str = ""
+
+
+def _gpu(memory: float, source: str, capability: Capability, sheet: str = "", fp32: float = 0, half: float = 0,
+         bandwidth: float = 0) -> GpuModel:  # fmt: skip
+    """Return a row from TFLOP/s and GB/s, as data sheets give them."""
+    return GpuModel(
+        memory_bytes=int(memory), memory_source=source, capability=capability, rates_source=sheet,
+        fp32_flops=fp32 * 1e12 or None, half_flops=half * 1e12 or None, bandwidth=bandwidth * 1e9 or None,
+    )  # fmt: skip
+
+
+_ROWS = {
+    "k80": _gpu(11.17 * _GIB, _ISSUE + "lllyasviel/Fooocus 2436 (one of its two halves)", (3, 7),
+                "Tesla K80 data sheet, halved", 4.37, 0, 240),
+    "t4": _gpu(14.56 * _GIB, _ISSUE + "Zheng-Chong/CatVTON 133", (7, 5), "T4 product brief", 8.1, 65, 320),
+    "p100-16gb": _gpu(15.90 * _GIB, _ISSUE + "rmokady/CLIP_prefix_caption 7", (6, 0),
+                      "Tesla P100 PCIe data sheet", 9.3, 18.7, 732),
+    "v100-16gb": _gpu(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0),
+                      "V100 data sheet (SXM2)", 15.7, 125, 900),
+    "v100-32gb": _gpu(31.74 * _GIB, _ISSUE + "liucongg/ChatGLM-Finetuning 73", (7, 0),
+                      "V100 data sheet (SXM2)", 15.7, 125, 900),
+    "titan-x-12gb": _gpu(11.91 * _GIB, _ISSUE + "microsoft/Bringing-Old-Photos-Back-to-Life 87", (6, 1)),
+    "rtx-2080-ti": _gpu(10.76 * _GIB, _ISSUE + "JDAI-CV/image-captioning 11", (7, 5),
+                        "Turing architecture whitepaper (reference clocks)", 13.4, 53.8, 616),
+    "rtx-3060-12gb": _gpu(11.75 * _GIB, _ISSUE + "Kunhao-Liu/StyleGaussian 12", (8, 6)),
+    "rtx-3080-10gb": _gpu(9.78 * _GIB, _ISSUE + "zai-org/CogVideo 34", (8, 6),
+                          "GA102 architecture whitepaper", 29.8, 59.5, 760),
+    "rtx-3090": _gpu(23.70 * _GIB, _ISSUE + "GaoLii/DSP 10", (8, 6), "GA102 architecture whitepaper", 35.6, 71, 936),
+    "rtx-4090": _gpu(23.64 * _GIB, _ISSUE + "ali-vilab/VGen 104", (8, 9),
+                     "Ada architecture whitepaper", 82.6, 165.2, 1008),
+    "a10": _gpu(23028 * _MIB, _SMI + "mayooot/detect-gpu 3", (8, 6), "A10 data sheet", 31.2, 125, 600),
+    "l4": _gpu(22.03 * _GIB, _ISSUE + "ArcInstitute/evo2 190", (8, 9),
+               "L4 data sheet, without sparsity", 30.3, 121, 300),
+    "a100-40gb": _gpu(42_298_834_944, "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873", (8, 0),
+                      "A100 data sheet", 19.5, 312, 1555),
+    "a100-80gb": _gpu(79.14 * _GIB, _ISSUE + "lianqi1008/Control-GIC 6", (8, 0),
+                      "A100 data sheet (SXM)", 19.5, 312, 2039),
+    "h100-80gb": _gpu(81559 * _MIB, _SMI + "NVIDIA/nccl 1264", (9, 0),
+                      "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
+    "h200": _gpu(143771 * _MIB, _SMI + "sgl-project/sglang 3196", (9, 0),
+                 "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
+}  # fmt: skip
+GPUS = {name: Gpu(name=name, memory_bytes=row.memory_bytes, source=row.memory_source) for name, row in _ROWS.items()}
 
 
 def capability(card: Gpu) -> Capability | None:
     """Return the compute capability of a GPU; None for one that is not in the table."""
-    return _ROWS[card.name][2] if card.name in _ROWS else None
+    return _ROWS[card.name].capability if card.name in _ROWS else None
 
 
 def sdpa_kernel(card: Gpu, dtype: str) -> str:
