@@ -1,7 +1,5 @@
 """The command line: the Typer app, and the conversion of an error to one line and an exit code."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

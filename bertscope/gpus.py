@@ -5,8 +5,6 @@ more. It varies with the driver; `--budget` sets it exactly. Peak FLOP/s are den
 fp32. A rate without a source is None, also if products of the same name differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bertscope.errors import SelectionError, suggestion

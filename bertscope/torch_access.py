@@ -3,8 +3,6 @@
 tests/test_torch_access.py fails when torch changes one of these names.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Counts and bytes as text; prefixes of 1000 and of 1024 are defined in this file only."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable

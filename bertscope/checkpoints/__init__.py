@@ -4,8 +4,6 @@ A checkpoint is `model.safetensors`, `pytorch_model.bin`, shards of either with 
 these. This module has the file names; `reading` reads the files.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bertscope.text_files import readable

@@ -1,7 +1,5 @@
 """The parts that all checkpoint readers share: limits, the open file, and the contents of a file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

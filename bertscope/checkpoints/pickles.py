@@ -5,8 +5,6 @@ dozen that a state dict needs. A global stays a name. The calls with which torch
 description of the tensor; any other call raises BadPickle.
 """
 
-from __future__ import annotations
-
 import pickletools
 from collections.abc import Callable
 from io import BytesIO

@@ -1,7 +1,5 @@
 """The entry point for checkpoints of every format: a file, shards with an index, or a folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any

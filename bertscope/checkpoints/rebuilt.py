@@ -1,7 +1,5 @@
 """Descriptions of the storages and tensors that the calls in a pickle of weights would make."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ refused: with the official limit of 100 MB, a file of that size takes gigabytes 
 tensor are reported as a problem; the official reader refuses such a file.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Files of `torch.save`: a zip since torch 1.6, consecutive pickles before. This module unpickles neither."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Iterator

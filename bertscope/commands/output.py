@@ -1,7 +1,5 @@
 """Output of reports: as text in the chosen format, to stdout or to a file, whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

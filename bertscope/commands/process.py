@@ -3,8 +3,6 @@
 It imports the standard library only, so that it can report any other module that fails to import.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Registration of commands, and bundles of options that become parameters of a command."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import pkgutil

@@ -3,8 +3,6 @@
 Attribute names equal the published checkpoints' keys, so `load_state_dict` needs no mapping.
 """
 
-from __future__ import annotations
-
 import torch
 
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture

@@ -1,7 +1,5 @@
 """The activations for `hidden_act` as modules, so that a printed model shows them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

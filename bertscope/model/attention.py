@@ -3,8 +3,6 @@
 Letters in the shapes: B batch, S query length, T key length, N heads, D head size, H hidden = N * D.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable

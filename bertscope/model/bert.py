@@ -4,8 +4,6 @@ Letters in the shapes: B batch, S sequence length, T = S + cached length, E enco
 H hidden size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

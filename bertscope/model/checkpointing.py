@@ -1,7 +1,5 @@
 """Activation checkpointing: layers that run again in the backward pass instead of saving activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Letters in the shapes: B batch, S sequence length, H hidden size, V vocabulary.
 Every forward takes BertModel's inputs under BertModel's names and, with labels, returns the loss first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ Letters in the shapes: B batch, S sequence length, T = S + cached length, E enco
 H hidden size. Nothing here reads a tensor's values, so everything runs on meta and on fake tensors.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

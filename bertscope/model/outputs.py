@@ -3,8 +3,6 @@
 B batch, S query length, T key length, N heads, D head size, H hidden size, V vocabulary, C choices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The names of weights in old and new checkpoints, translated to the names of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters in the shapes: B batch, S sequence length, L labels, C choices. Inputs as in `heads`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

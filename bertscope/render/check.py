@@ -1,7 +1,5 @@
 """The check report for people, for GitHub's annotations, as JUnit, and finding by finding as a table."""
 
-from __future__ import annotations
-
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values

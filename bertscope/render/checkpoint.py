@@ -1,7 +1,5 @@
 """The contents of a checkpoint as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from bertscope.errors import one_line

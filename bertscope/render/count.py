@@ -1,7 +1,5 @@
 """The count report as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial

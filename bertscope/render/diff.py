@@ -1,7 +1,5 @@
 """The diff report as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bertscope.render.console import Target

@@ -1,7 +1,5 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from typing import Any

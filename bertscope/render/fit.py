@@ -1,7 +1,5 @@
 """The fit report as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

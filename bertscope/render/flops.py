@@ -1,7 +1,5 @@
 """The flops report as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace

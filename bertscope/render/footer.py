@@ -1,7 +1,5 @@
 """The lines under a table: every total under the name of its convention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from bertscope.errors import one_line

@@ -1,7 +1,5 @@
 """The memory report as a table, CSV and Markdown; in the terminal with bars, and what to conclude."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial

@@ -1,7 +1,5 @@
 """The text under the table of a memory report: bars, conclusions, and how each number was obtained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bertscope.errors import one_line

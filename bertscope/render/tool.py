@@ -1,7 +1,5 @@
 """The reports of `presets`, `schema`, `print` and `doctor`, each with a renderer of its name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The tree report as a table, CSV and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A verification as text, CSV and Markdown: yes or no first, then what is wrong, then what is worth knowing."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from bertscope.errors import one_line

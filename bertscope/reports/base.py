@@ -3,8 +3,6 @@
 Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

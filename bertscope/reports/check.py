@@ -1,7 +1,5 @@
 """The report of `check`: every expectation and its result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The reports on checkpoints: the contents of a file, and its comparison with a model. Plain data in base units."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The report of `explain`: the steps of a model, with formulas and their values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

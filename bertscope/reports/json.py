@@ -3,8 +3,6 @@
 Every report in `bertscope.reports` has a schema; a new report needs no registration.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The reports on memory: the peak of a step, its moment and its parts. Plain data in bytes and seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The reader of reports in JSON: it builds each dataclass by the types of its fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The reports of `doctor`, `schema`, `print` and `presets`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

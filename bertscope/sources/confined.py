@@ -3,8 +3,6 @@
 `safe_config` refuses the known settings with these effects; this second protection is independent of the settings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import threading

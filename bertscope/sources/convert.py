@@ -6,8 +6,6 @@ under "bertscope". The members of a config.json that are no fields of a BertConf
 In `extra`, model_type null means that the config.json has no model_type.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

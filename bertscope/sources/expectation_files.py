@@ -9,8 +9,6 @@ expected: ...                   # as in `expectations`
 With `config` instead of `model` it has the form of a preset.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ expected:
     finetuning: {batch: 32, seq: 128, mode: training, optimizer: adamw, peak_bytes: 9 GiB, tolerance: 5 %}
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

@@ -6,8 +6,6 @@ Hugging Face cache, or `module:attribute` in the user's code. Nothing here impor
 only `download` uses the network.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ huggingface_hub reads HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HO
 and HF_TOKEN. TRANSFORMERS_CACHE, which only transformers reads, is searched as well.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

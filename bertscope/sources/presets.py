@@ -9,8 +9,6 @@ extra: {directionality: bidi}   # other members of a config.json, for `convert` 
 expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard

@@ -1,7 +1,5 @@
 """The first protection against code from a `config.json`: settings that lead to other code are refused."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`check`: comparison of models with the values that their files expect."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

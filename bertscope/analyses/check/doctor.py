@@ -1,7 +1,5 @@
 """`doctor`: versions, devices, extras and the folder of presets; it works if torch is missing or broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

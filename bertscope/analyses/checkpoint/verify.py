@@ -1,7 +1,5 @@
 """`verify`: comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ that of the value in an instance. Attributes that need other settings (cross-att
 models with these settings, and are marked with them.
 """
 
-from __future__ import annotations
-
 import dis
 import inspect
 import sys

@@ -4,8 +4,6 @@
 calls inside it are recorded instead. Views (view, transpose, an index) are not nodes but labels of the arrow.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`diagram`: a model as a class diagram, as the dataflow of its forward pass, or as the tree of its modules."""
 
-from __future__ import annotations
-
 from bertscope.analyses.diagram.classes import class_diagram
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.params.tree import tree

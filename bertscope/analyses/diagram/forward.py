@@ -4,8 +4,6 @@ It is recorded in a run on meta (see `dataflow`) with this configuration and the
 drawn once.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -4,8 +4,6 @@ The formulas are closed forms that only this file holds; the sums compare them w
 `flops` obtain from the built model.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

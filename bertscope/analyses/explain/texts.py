@@ -1,7 +1,5 @@
 """The sentences of `explain`, in English and in Chinese, by the key of their step or question."""
 
-from __future__ import annotations
-
 LANGUAGES = ("en", "zh")
 
 SENTENCES: dict[str, tuple[str, str]] = {

@@ -1,7 +1,5 @@
 """The FLOPs of the same run by the counting rules of other sources."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bertscope.config import BertConfig

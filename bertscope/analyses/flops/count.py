@@ -1,7 +1,5 @@
 """`flops`: the work of inference or of a training step, by module, from the operators that are dispatched."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ If layers may be equal, three run; if their work is equal, one of them is repeat
 parameters, a strategy that chooses layers) all run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The command line of a Python child process that imports nothing from the working directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import site

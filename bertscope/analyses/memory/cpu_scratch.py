@@ -1,7 +1,5 @@
 """Temporary memory of CPU kernels, which a dispatch mode does not see."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bertscope.torch_access import operator_name, torch

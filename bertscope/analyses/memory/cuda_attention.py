@@ -4,8 +4,6 @@ The rules are those of torch's sdp_utils.cpp and attention.cpp for compute capab
 and Blackwell torch prefers cuDNN's kernel, which saves the same tensors as flash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import sqrt
 from typing import Any

@@ -5,8 +5,6 @@ not. Functions of torch.nn.functional are patched, since the autograd engine dis
 recomputes a checkpointed layer. CUDA's autocast lists are registered under the CPU's autocast key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod

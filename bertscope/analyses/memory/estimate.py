@@ -4,8 +4,6 @@ Forward, backward, recomputation and the optimizer step are dispatched as in a r
 two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace

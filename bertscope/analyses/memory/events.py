@@ -4,8 +4,6 @@ Runs on fake tensors, profiler runs and runs on a CUDA device record the same tr
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields

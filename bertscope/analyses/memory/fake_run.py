@@ -5,8 +5,6 @@ the first one if nothing else references it (never while a mode is active), and 
 state of the CPU.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Two traces give the memory growth, from which the search computes a batch. The t
 next one then verify it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

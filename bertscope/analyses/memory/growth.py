@@ -3,8 +3,6 @@
 Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """`profile`: the measurement of each run in a new child process, whose failure does not end the parent."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

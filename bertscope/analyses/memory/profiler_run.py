@@ -3,8 +3,6 @@
 Sizes, order and addresses are the allocator's; modules, phases and gradients come from hooks on the model.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

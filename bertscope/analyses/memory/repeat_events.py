@@ -4,8 +4,6 @@ The events of the middle layer are repeated for each further layer. The caller v
 must turn one trace into that of a model with one layer more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache

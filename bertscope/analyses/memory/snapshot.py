@@ -1,7 +1,5 @@
 """The file of a trace for PyTorch's memory viewer (pytorch.org/memory_viz, or torch.cuda._memory_viz)."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from itertools import chain

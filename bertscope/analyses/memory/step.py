@@ -1,7 +1,5 @@
 """One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report on a memory trace: peaks by part, tensors saved for backward, and a timeline."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

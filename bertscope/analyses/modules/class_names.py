@@ -1,7 +1,5 @@
 """The names under which classes are imported."""
 
-from __future__ import annotations
-
 import sys
 
 from bertscope import torch_access

@@ -1,7 +1,5 @@
 """Freezing of the parameters that match patterns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 

@@ -3,8 +3,6 @@
 `period` says which layers may be equal; each analysis verifies this on the few layers that it runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

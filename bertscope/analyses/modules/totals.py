@@ -1,7 +1,5 @@
 """The sums of each convention, and the ties, of any module's tree."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`diff`: comparison of two models, parameter by parameter, with equal changes of neighbouring layers folded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

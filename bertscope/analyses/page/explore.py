@@ -4,8 +4,6 @@ The reports fold equal layers differently, so each is expanded to the paths of s
 over those that a row of the tree represents (`layer.0-11`).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """`report`: every report about one model, or about two side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """`count`: parameters by group, layer, module or parameter, of any torch module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

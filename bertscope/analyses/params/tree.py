@@ -1,7 +1,5 @@
 """`tree`: the module tree of any torch module, with equal neighbours folded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Fake copies of modules: their tensors have shapes, strides and a device, and no bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

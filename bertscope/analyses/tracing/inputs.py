@@ -1,7 +1,5 @@
 """Example inputs on meta for a model: token ids, masks and labels that fit its forward and its configuration."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Each autograd node is labelled with the innermost module whose output it compute
 backward pass are attributed to that module. A module's forward during a backward pass is recomputation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

@@ -5,8 +5,6 @@ the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kerne
 forward. An operator in no table is reported as not counted.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

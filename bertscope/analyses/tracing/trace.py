@@ -1,7 +1,5 @@
 """A record of one run of a module: its operators by module and phase, and the shapes of inputs and outputs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

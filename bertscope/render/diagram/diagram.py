@@ -1,7 +1,5 @@
 """The formats of `diagram`: Mermaid, DOT (Graphviz's language), and pictures that Graphviz draws from it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Diagrams as Mermaid text, within what Mermaid parses and draws."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """The words in a diagram, the same in every format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bertscope.errors import one_line

@@ -1,7 +1,5 @@
 """`explore` in the terminal: the app around the tree. The reports come in one after another, each fuller."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from textwrap import fill

@@ -1,7 +1,5 @@
 """The text and order of `explore`: labels, columns, details of a module, search. It uses no terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """The tree of `explore` as a widget: Textual's own, with columns next to the names and an order that can be chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

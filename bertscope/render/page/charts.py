@@ -1,7 +1,5 @@
 """The page's charts in plotly's words: a map of the parameters, FLOPs by module, and FLOPs over lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

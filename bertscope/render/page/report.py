@@ -1,7 +1,5 @@
 """The page of a model, or of two side by side: charts by plotly, pictures by Graphviz, tables that sort and search."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

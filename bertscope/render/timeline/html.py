@@ -1,7 +1,5 @@
 """The timeline as one HTML page: a chart for each variant, drawn by plotly, and the peaks as a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bertscope.render.footer import title

@@ -1,7 +1,5 @@
 """The timeline as SVG or PNG, drawn by matplotlib: the same bytes for the same report."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from typing import Any

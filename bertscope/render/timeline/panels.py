@@ -1,7 +1,5 @@
 """The content of every picture of a timeline: a panel for each variant, with its areas, phases and peak."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Live bytes over a step, as a picture (HTML, SVG, PNG) or as data (CSV, JSON); nothing is computed here."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from importlib.util import find_spec
 from operator import attrgetter
