@@ -17,8 +17,7 @@ from bertscope.sources.expectation_files import is_expectation_file, read_expect
 from bertscope.sources.presets import read_preset
 from bertscope.text_files import read_yaml
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope check
   bertscope check presets/bert-large-zh.yaml my-bert.yaml
   bertscope check models.bertscope.yaml
@@ -41,7 +40,7 @@ def _is_file_like_option(word: str) -> bool:
     return word.startswith("-") and word.endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
-@command(place=140, epilog=EPILOG, cls=WithFilesLikeOptions, short_help="Verify what files expect of their models.")
+@command(place=140, examples=EXAMPLES, cls=WithFilesLikeOptions, short_help="Verify what files expect of their models.")
 def check(
     files: Annotated[
         list[str] | None,

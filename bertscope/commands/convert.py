@@ -12,8 +12,7 @@ from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.sources.find import load
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope convert bert-base-cased
   bertscope convert my-bert.yaml --output config.json
   bertscope convert config.json
@@ -22,7 +21,7 @@ examples:
 _SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
-@command(place=160, epilog=EPILOG, short_help="Convert a preset to a config.json, or the reverse.")
+@command(place=160, examples=EXAMPLES, short_help="Convert a preset to a config.json, or the reverse.")
 def convert(
     model: Annotated[
         str,

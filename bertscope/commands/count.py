@@ -7,18 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands import model_options, run_options
-from bertscope.commands.model_options import ModelOptions, traced_shapes
-from bertscope.commands.output import Format, Output, show
+from bertscope.commands.model_options import Freeze, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
+from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
-from bertscope.reports.checkpoint import CheckpointReport
+from bertscope.reports.checkpoint import Stored
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope count bert-large-zh
   bertscope count bert-base-uncased --by group
   bertscope count bert-base-uncased --by parameter
@@ -30,12 +29,12 @@ examples:
 """
 
 
-@command(place=10, epilog=EPILOG, short_help="Count the parameters of a model or checkpoint, layer by layer.")
+@command(place=10, examples=EXAMPLES, short_help="Count the parameters of a model or checkpoint, layer by layer.")
 def count(
     *,
     by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="The unit of a row.")] = "layer",
     model: ModelOptions,
-    freeze: model_options.Freeze = None,
+    freeze: Freeze = None,
     dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The dtype for the bytes.")] = FP32.name,
     unfold: Annotated[
         bool | None,
@@ -51,15 +50,13 @@ def count(
             help="Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
         ),
     ] = None,
-    shapes: model_options.Shapes = False,
-    batch: run_options.Batch = 1,
-    seq: run_options.Seq = 128,
+    shapes: Shapes = False,
+    sizes: SizeOptions,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count the contents of MODEL's checkpoint instead of the model.")
     ] = False,
-    fmt: Format = "table",
-    output: Output = None,
-) -> None:
+    out: OutputOptions,
+) -> int:
     """Count the parameters of a model or of a checkpoint, layer by layer.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
@@ -67,20 +64,18 @@ def count(
     uses them).
     """
     expected = None if expect is None else _expected(expect)
-    if (weights := _weights(model.model, stored, model.download)) is not None:
-        counted = _stored_report(weights, by, fmt, output).stored
-        if expected is not None:
-            _judge(expected, counted.distinct_params, counted.stored_params, "under all names")
-        return
+    weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
+    if weights is not None:
+        contents = _show_stored(weights, by, out)
+        return _judge(expected, contents.distinct_params, contents.stored_params, "under all names")
     source, built = model.built(freeze)
     from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    found = traced_shapes(source, shapes, batch, seq)
+    found = traced_shapes(source, shapes, sizes.batch, sizes.seq)
     report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
-    show(report, renderer, fmt, output)
-    if expected is not None:
-        _judge(expected, report.totals.distinct_params, report.totals.layer_params)
+    out.show(report, renderer)
+    return _judge(expected, report.totals.distinct_params, report.totals.layer_params, "sum over layers")
 
 
 def _expected(text: str) -> int:
@@ -91,31 +86,29 @@ def _expected(text: str) -> int:
     return int(re.sub(r"[,_]", "", text))
 
 
-def _weights(model: str, stored: bool, download: bool) -> Path | None:
-    """Return the checkpoint to count, if MODEL is one or --stored is given."""
-    return weights_path(model, download=download) if stored else stored_alone(model)
-
-
-def _stored_report(path: Path, by: str, fmt: str, output: Path | None) -> CheckpointReport:
+def _show_stored(path: Path, by: str, out: OutputOptions) -> Stored:
     """Show the contents of a checkpoint; torch is not imported."""
     from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint
     from bertscope.render import checkpoint as checkpoint_renderer
 
     report = stored_report(read_checkpoint(path), by=by)
-    show(report, checkpoint_renderer, fmt, output)
-    return report
+    out.show(report, checkpoint_renderer)
+    return report.stored
 
 
-def _judge(expected: int, unique: int, over_layers: int, convention: str = "sum over layers") -> None:
-    for name, got in (("unique parameters", unique), (convention, over_layers)):
+def _judge(expected: int | None, unique: int, other: int, convention: str) -> int:
+    """Compare both counts with the expected one, if there is one; return the exit code."""
+    if expected is None:
+        return 0
+    for name, got in (("unique parameters", unique), (convention, other)):
         if got == expected:
             print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
-            return
+            return 0
     print(
         f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters "
-        f"(difference {signed_text(unique - expected)}), {convention} {count_text(over_layers)} "
-        f"({signed_text(over_layers - expected)})",
+        f"(difference {signed_text(unique - expected)}), {convention} {count_text(other)} "
+        f"({signed_text(other - expected)})",
         file=sys.stderr,
     )
-    raise typer.Exit(1)
+    return 1

@@ -4,15 +4,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Download, Model, Pooler, build_model
+from bertscope.commands.model_options import Architecture, Download, Model, ModelOptions, Pooler
 from bertscope.commands.output import Output, note, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.sources.find import DEFAULT_MODEL
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope diagram
   bertscope diagram bert-base-uncased --class BertAttention
   bertscope diagram --kind forward bert-large-zh
@@ -26,7 +25,7 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
              ".json": "json"}  # fmt: skip
 
 
-@command(place=100, epilog=EPILOG, short_help="Draw a model's classes, forward pass or module tree.")
+@command(place=100, examples=EXAMPLES, short_help="Draw a model's classes, forward pass or module tree.")
 def diagram(
     *,
     model: Model = DEFAULT_MODEL,
@@ -105,7 +104,8 @@ def diagram(
         changes |= {"is_decoder": True, "add_cross_attention": True}
     if position_embedding:
         changes["position_embedding_type"] = position_embedding
-    source, built = build_model(model, architecture, None, pooler, changes=changes, download=download)
+    options = ModelOptions(model=model, architecture=architecture, pooler=pooler, download=download)
+    source, built = options.built(changes=changes)
     if kind != "tree":
         source.require(f"--kind {kind}")
     from bertscope.analyses.diagram.diagram import diagram as analyse

@@ -4,14 +4,13 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Attention, Download, complete_model, found_model
+from bertscope.commands.model_options import Architecture, Attention, Download, ModelOptions, complete_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.render import diff as renderer
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope diff bert-base-cased bert-base-uncased
   bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
   bertscope diff my-bert.yaml bert-tiny --exit-code
@@ -21,7 +20,7 @@ _A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", a
 _B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)]
 
 
-@command(place=110, epilog=EPILOG, short_help="Compare two models: settings, parameters, totals, FLOPs.")
+@command(place=110, examples=EXAMPLES, short_help="Compare two models: settings, parameters, totals, FLOPs.")
 def diff(
     *,
     a: _A,
@@ -37,7 +36,10 @@ def diff(
 
     Equal changes of neighbouring layers are one row. --architecture and --attention apply to both.
     """
-    one, other = (found_model(name, architecture, attention, download=download) for name in (a, b))
+    one, other = (
+        ModelOptions(model=name, architecture=architecture, attention=attention, download=download).found()
+        for name in (a, b)
+    )
     from bertscope.analyses.page.diff import diff as analyse
 
     report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)

@@ -4,15 +4,14 @@ from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import doctor as renderer
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope doctor
   bertscope doctor --format json
   bertscope doctor --format markdown --output environment.md
 """
 
 
-@command(place=180, epilog=EPILOG, short_help="Show the environment: versions, devices, extras, presets.")
+@command(place=180, examples=EXAMPLES, short_help="Show the environment: versions, devices, extras, presets.")
 def doctor(*, out: OutputOptions) -> None:
     """Show the environment: versions, devices, extras found and missing, the folder of presets.
 

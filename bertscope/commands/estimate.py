@@ -7,8 +7,7 @@ from bertscope.commands.run_options import Kernel, Progress, RunOptions, ViewOpt
 from bertscope.render import memory as renderer
 from bertscope.run_config import RunConfig
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope estimate bert-large-zh --batch 32 --seq 512 --autocast
   bertscope estimate --checkpointing --batch 8 --seq 512
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
@@ -19,7 +18,7 @@ _RUN = RunOptions(batch=8)
 
 @command(
     place=40,
-    epilog=EPILOG,
+    examples=EXAMPLES,
     cls=WithBareCheckpointing,
     short_help="Estimate a step's memory: its peak, its parts, its place.",
 )

@@ -10,8 +10,7 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.render import explain as renderer
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope explain bert-large-zh
   bertscope explain bert-large-zh Transformer-0-FeedForward
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
@@ -19,7 +18,7 @@ examples:
 """
 
 
-@command(place=80, epilog=EPILOG, short_help="Explain a model step by step, with formulas for every number.")
+@command(place=80, examples=EXAMPLES, short_help="Explain a model step by step, with formulas for every number.")
 def explain(
     *,
     naming: Annotated[

@@ -16,8 +16,7 @@ from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strate
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.run_config import RunConfig
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
   bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
   bertscope explore --checkpointing every-2 --autocast
@@ -27,7 +26,7 @@ o restores the model's order, x opens or closes all, tab goes to the details, q 
 """
 
 
-@command(place=90, epilog=EPILOG, short_help="Explore the module tree in the terminal.")
+@command(place=90, examples=EXAMPLES, short_help="Explore the module tree in the terminal.")
 def explore(
     *,
     sizes: SizeOptions,

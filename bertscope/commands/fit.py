@@ -15,8 +15,7 @@ from bertscope.render import fit as renderer
 from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
 from bertscope.units import BF16, FP32, PRECISIONS
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
   bertscope fit --gpu t4 --precision fp32,autocast-bf16 --checkpointing none,full
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
@@ -26,7 +25,7 @@ _AUTOCAST = "autocast-"
 _PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 
 
-@command(place=60, epilog=EPILOG, short_help="Find the largest batch that a memory budget holds.")
+@command(place=60, examples=EXAMPLES, short_help="Find the largest batch that a memory budget holds.")
 def fit(
     *,
     budget: Annotated[

@@ -13,8 +13,7 @@ from bertscope.errors import SelectionError
 from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope flops bert-large-zh --seq 512
   bertscope flops bert-base-uncased --mode training --checkpointing full
   bertscope flops bert-base-chinese --convention calflops --attention eager
@@ -23,7 +22,7 @@ examples:
 """
 
 
-@command(place=30, epilog=EPILOG, short_help="Count the FLOPs of a forward pass or a training step.")
+@command(place=30, examples=EXAMPLES, short_help="Count the FLOPs of a forward pass or a training step.")
 def flops(
     *,
     batch: Annotated[

@@ -76,8 +76,14 @@ class ModelOptions:
     download: Download = False
 
     def found(self) -> ModelSource:
-        """Return the source that MODEL names."""
-        return found_model(self.model, self.architecture, self.attention, self.pooler, self.download)
+        """Return the source that MODEL names; print its note, if it has one."""
+        source = find(
+            self.model, architecture=self.architecture, attention=self.attention, add_pooling_layer=self.pooler,
+            download=self.download,
+        )  # fmt: skip
+        if source.notice:
+            note(source.notice)
+        return source
 
     def loaded(self) -> BertSource:
         """Return the BERT that MODEL names; raises SourceError for another model."""
@@ -86,43 +92,16 @@ class ModelOptions:
             download=self.download,
         )  # fmt: skip
 
-    def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
-        """Return the source that MODEL names and its model on meta."""
-        return build_model(
-            self.model, self.architecture, self.attention, self.pooler, freeze_patterns, download=self.download
-        )
+    def built(
+        self, freeze_patterns: list[str] | None = None, changes: Mapping[str, object] | None = None
+    ) -> tuple[ModelSource, nn.Module]:
+        """Return the source that MODEL names, with other fields of its configuration, and its model on meta."""
+        source = self.found().with_fields(changes or {})
+        from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
-
-def found_model(
-    model: str,
-    architecture: str | None,
-    attention: str | None = None,
-    pooler: bool | None = None,
-    download: bool = False,
-) -> ModelSource:
-    """Return the source that MODEL names; print its note, if it has one."""
-    source = find(model, architecture=architecture, attention=attention, add_pooling_layer=pooler, download=download)
-    if source.notice:
-        note(source.notice)
-    return source
-
-
-def build_model(
-    model: str,
-    architecture: str | None,
-    attention: str | None,
-    pooler: bool | None,
-    freeze_patterns: list[str] | None = None,
-    changes: Mapping[str, object] | None = None,
-    download: bool = False,
-) -> tuple[ModelSource, nn.Module]:
-    """Return the source that MODEL names and its model on meta; `changes` override fields of its configuration."""
-    source = found_model(model, architecture, attention, pooler, download).with_fields(changes or {})
-    from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
-
-    built = source.build()
-    freeze(built, freeze_patterns or ())
-    return source, built
+        built = source.build()
+        freeze(built, freeze_patterns or ())
+        return source, built
 
 
 def traced_shapes(source: ModelSource, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:

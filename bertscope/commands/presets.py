@@ -6,14 +6,13 @@ from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.presets import preset_paths, read_preset
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope presets
   bertscope presets --format json
 """
 
 
-@command(place=130, epilog=EPILOG)
+@command(place=130, examples=EXAMPLES)
 def presets(*, out: OutputOptions) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(

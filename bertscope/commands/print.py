@@ -10,8 +10,7 @@ from bertscope.commands.registry import command
 from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope print
   bertscope print bert-base-uncased
   bertscope print bert-base-uncased --architecture BertForSequenceClassification
@@ -19,7 +18,7 @@ examples:
 """
 
 
-@command(place=120, epilog=EPILOG)
+@command(place=120, examples=EXAMPLES)
 def print_model(
     *,
     model: ModelOptions,

@@ -11,8 +11,7 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import Progress, RunOptions, ViewOptions, WithBareCheckpointing, size
 from bertscope.render import memory as renderer
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope profile
   bertscope profile --checkpointing
   bertscope profile bert-tiny --batch 8 --checkpointing none,full,every-2,selective
@@ -22,7 +21,7 @@ examples:
 
 
 @command(
-    place=50, epilog=EPILOG, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
+    place=50, examples=EXAMPLES, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
 )
 def profile(
     *,

@@ -31,15 +31,16 @@ class OneOf(tuple[str, ...]):
     """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
 
 
-def command(*, place: int, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(*, place: int, examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command; `place` orders the list of commands.
 
-    Its name is that of its file. `settings` are those of Typer's decorator: epilog, short_help, cls.
+    Its name is that of its file. Its help ends with the examples. `settings` are those of Typer's decorator:
+    short_help, cls.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(**settings)(with_bundles(function))
+        app.command(epilog=f"\b\nexamples:{examples}", **settings)(with_bundles(function))
         _REGISTERED[function.__module__.rpartition(".")[2]] = (place, app)
         return function
 

@@ -13,8 +13,7 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import Progress, size
 from bertscope.errors import MissingExtraError, SelectionError
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope report bert-large-zh -o report.html
   bertscope report bert-base-uncased --compare bert-base-cased -o two.html
   bertscope report bert-tiny --batch 32 --seq 512 --budget 8GiB -o tiny.html
@@ -22,7 +21,7 @@ examples:
 """
 
 
-@command(place=70, epilog=EPILOG, short_help="Write everything about a model on one page.")
+@command(place=70, examples=EXAMPLES, short_help="Write everything about a model on one page.")
 def report(
     *,
     output: Annotated[

@@ -11,15 +11,14 @@ from bertscope.render.tool import schemas as renderer
 from bertscope.reports import json as report_json
 from bertscope.units import json_text
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope schema
   bertscope schema count
   bertscope schema memory --output memory.schema.json
 """
 
 
-@command(place=170, epilog=EPILOG, short_help="Print the JSON Schema of the output of --format json.")
+@command(place=170, examples=EXAMPLES, short_help="Print the JSON Schema of the output of --format json.")
 def schema(
     kind: Annotated[
         str | None,

@@ -10,8 +10,7 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.render import tree as renderer
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope tree --depth 3
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
@@ -19,7 +18,7 @@ examples:
 """
 
 
-@command(place=20, epilog=EPILOG)
+@command(place=20, examples=EXAMPLES)
 def tree(
     *,
     depth: Annotated[

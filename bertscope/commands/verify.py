@@ -5,15 +5,14 @@ from typing import Annotated
 import typer
 
 from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.commands.model_options import Architecture, Download, Pooler, complete_model, found_model
+from bertscope.commands.model_options import Architecture, Download, ModelOptions, Pooler, complete_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
 from bertscope.render import verify as renderer
 from bertscope.sources.find import weights_path
 from bertscope.units import PRECISIONS
 
-EPILOG = """\b
-examples:
+EXAMPLES = """
   bertscope verify ./my-bert
   bertscope verify bert-tiny ./my-bert/model.safetensors
   bertscope verify bert-tiny ./my-bert --architecture BertModel --allow unexpected
@@ -22,7 +21,7 @@ exit codes: 0 the checkpoint fits the model, 1 it does not, 2 a file cannot be r
 """
 
 
-@command(place=150, epilog=EPILOG, short_help="Compare a model with a checkpoint's header.")
+@command(place=150, examples=EXAMPLES, short_help="Compare a model with a checkpoint's header.")
 def verify(
     *,
     model: Annotated[
@@ -57,7 +56,7 @@ def verify(
     understood. The file's size is explained to the last byte.
     """
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
-    source = found_model(model, architecture, pooler=pooler, download=download)
+    source = ModelOptions(model=model, architecture=architecture, pooler=pooler, download=download).found()
     from bertscope.analyses.checkpoint.verify import verify as analyse
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())

@@ -349,9 +349,9 @@ def test_what_cannot_be_run_is_said_before_the_screen_opens(run, words):
 
 
 def examples():
-    from bertscope.commands.explore import EPILOG
+    from bertscope.commands.explore import EXAMPLES
 
-    return [line.strip() for line in EPILOG.splitlines() if line.strip().startswith("bertscope ")]
+    return [line.strip() for line in EXAMPLES.splitlines() if line.strip().startswith("bertscope ")]
 
 
 @pytest.mark.parametrize("example", examples())
