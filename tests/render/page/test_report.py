@@ -78,7 +78,7 @@ def _one_length():
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, _one_length):
     path = tmp_path_factory.mktemp("two") / "two.html"
-    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "16", "-o", str(path))
+    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "32", "-o", str(path))
     assert result.code == 0, result.err
     return path
 
@@ -232,7 +232,7 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert 'id="differences"' in text
     assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
     same = "--architecture BertModel --attention sdpa"
-    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 16 {same}"
+    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}"
     assert text.count("<section><h3>") == 2 * 7
 
 
@@ -242,7 +242,7 @@ def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatc
 
     monkeypatch.setattr(page, "inline_svg", missing)
     path = tmp_path / "plain.html"
-    assert cli("report", "bert-tiny", "--no-fit", "--seq", "16", "-o", str(path)).code == 0
+    assert cli("report", "bert-tiny", "--no-fit", "--seq", "32", "-o", str(path)).code == 0
     assert "flowchart" in path.read_text()
 
 
