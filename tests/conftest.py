@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
+
+gc.set_threshold(50_000, 20, 100)  # each collection goes over all of torch's objects
 
 
 @dataclass
@@ -127,7 +131,17 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable], Calla
 
 @pytest.fixture(scope="session")
 def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
-    """Return a function that runs a documented command in a copy of the user's folder, once for all tests."""
+    """Return a function that runs a documented command in a copy of the user's folder, once for all tests.
+
+    Commands with the same job for a child of `profile` share its answer.
+    """
+    from bertscope.analyses.memory import profile
+
+    ask = profile._ask
+
+    @once
+    def measured(job: Any, seconds: float) -> Any:
+        return ask(job, seconds, lambda text: None)
 
     def run(command: str) -> Result:
         folder = tmp_path_factory.mktemp("printed")
@@ -140,6 +154,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
             patch.chdir(folder)
             for variable in TERMINAL:
                 patch.delenv(variable, raising=False)
+            patch.setattr(profile, "_ask", lambda job, seconds, progress: measured(job, seconds))
             return run_cli(*shlex.split(command)[1:])
 
     return once(run)
@@ -147,7 +162,8 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(once: Callable) -> Iterator[None]:
-    """Trace each run of a BERT once for all tests: memory traces and FLOP reports are frozen."""
+    """Trace each run of a BERT once for all tests (memory traces and FLOP reports are frozen); ask torch once."""
+    from bertscope.analyses.check import doctor
     from bertscope.analyses.flops.sweep import FlopsRun
     from bertscope.analyses.memory import estimate
     from bertscope.sources.bert import BertSource
@@ -164,10 +180,13 @@ def _each_trace_once(once: Callable) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimate, "source_trace", of_berts(estimate.source_trace, lambda source: source))
         patch.setattr(FlopsRun, "at", of_berts(FlopsRun.at, lambda run: run.source))
+        patch.setattr(doctor, "_ask", once(doctor._ask))
         yield
 
 
-# Minutes as documented: these run with bert-tiny, the first two of several values, and these options as defaults.
+# Minutes as documented: these run with bert-tiny, the first two of several values, and these options as defaults;
+# sizes are replaced.
+SIZES = ("--batch", "--seq", "--steps")
 LONG = {
     "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
     "fit": {"--precision": "fp32", "--checkpointing": "none,full"},
@@ -182,6 +201,8 @@ def shortened(command: str) -> str:
         return command
     words = [",".join(re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word).split(",")[:2]) for word in words]
     model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
+    if name == "profile":
+        words = [LONG[name].get(option, word) if option in SIZES else word for option, word in pairwise(["", *words])]
     more = [word for option, value in LONG[name].items() if option not in words for word in (option, value) if word]
     return shlex.join([program, name, *model, *words, *more])
 

@@ -58,23 +58,35 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
         tmp_path, models=block("yaml", "model:"), wrong=DIFFERS, broken="model: bert-tony\n", empty="model: bert-tiny"
     )
     (tmp_path / "test_readme.py").write_text(block("python", "import torch\nfrom"))
+    (tmp_path / "test_wrong.py").write_text(
+        "import torch\n\ndef test_fixture(assert_params):\n"
+        "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
+    )
     done = run(*plugin, "-q", "--junitxml", "report.xml", cwd=tmp_path)
     assert done.returncode == 1
     assert f"\n{LINE}\n" in done.stdout
     assert "broken.bertscope.yaml:1: no preset or file named 'bert-tony'" in done.stdout
     assert "'bertscope check --write empty.bertscope.yaml' records today's counts" in done.stdout
     assert "Traceback" not in done.stdout
-    assert re.search(r"3 failed, 7 passed", done.stdout)
+    assert re.search(r"4 failed, 7 passed", done.stdout)
+    assert "AssertionError: Sequential: unique parameters: expected 14, got 13, difference -1" in done.stdout
+    assert "0: 9 (Linear)" in done.stdout
+    assert "bertscope/testing.py" not in done.stdout  # the failure stands where the test calls
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "report.xml").iter("testcase")}
     assert {"memory.finetuning", "flops.sentence", "ties", "readable", "test_the_head_has_its_size"} <= set(cases)
     properties = {item.get("name"): item.get("value") for item in cases["flops.sentence"].iter("property")}
     assert properties == {"expected": "28199092224", "got": "28199092224"}
 
 
-def test_one_expectation_can_be_named_and_the_plugin_left_out(plugin, tmp_path):
-    project(tmp_path, wrong=DIFFERS + "  layer_params: 4385920\n")
-    assert "1 passed" in run(*plugin, "-q", "wrong.bertscope.yaml::layer_params", cwd=tmp_path).stdout
-    assert "1 passed, 1 deselected" in run(*plugin, "-q", "-k", "layer_params", cwd=tmp_path).stdout
+def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp_path):
+    both = DIFFERS + "  layer_params: 4385920\n"
+    project(tmp_path, wrong=both, other=both)
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n\ndef pytest_collection_finish(session):\n    assert 'torch' not in sys.modules\n"
+    )
+    asked = ("-k", "layer_params", "wrong.bertscope.yaml::layer_params", "other.bertscope.yaml")
+    assert "2 passed, 1 deselected" in run(*plugin, "-q", *asked, cwd=tmp_path).stdout
+    (tmp_path / "other.bertscope.yaml").unlink()
     out = run(*plugin, "--collect-only", "-q", cwd=tmp_path).stdout
     assert out.splitlines()[:2] == ["wrong.bertscope.yaml::distinct_params", "wrong.bertscope.yaml::layer_params"]
 
@@ -87,28 +99,8 @@ def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_pa
     assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
 
 
-def test_a_file_is_collected_without_torch(plugin, tmp_path):
-    project(tmp_path, holds=HOLDS)
-    (tmp_path / "conftest.py").write_text(
-        "import sys\n\ndef pytest_collection_finish(session):\n"
-        "    assert len(session.items) == 1\n    assert 'torch' not in sys.modules\n"
-    )
-    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
-
-
 def test_this_suite_collects_no_expectation_file(request):
     assert not [item for item in request.session.items if item.path.suffix != ".py"]
-
-
-def test_the_fixture_and_the_helper_hold_any_module_to_its_number(plugin, tmp_path):
-    (tmp_path / "test_it.py").write_text(
-        "import torch\n\ndef test_fixture(assert_params):\n"
-        "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
-    )
-    out = run(*plugin, "-q", cwd=tmp_path).stdout
-    assert "AssertionError: Sequential: unique parameters: expected 14, got 13, difference -1" in out
-    assert "0: 9 (Linear)" in out
-    assert "bertscope/testing.py" not in out  # the failure stands where the test calls
 
 
 def test_assert_params_knows_both_conventions_and_what_is_trainable():
@@ -261,14 +253,13 @@ def installed(tmp_path_factory):
 
 def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     project(tmp_path, holds=HOLDS)
-    done = step("Check", tmp_path, {}, **installed)
-    assert (done.returncode, done.stdout) == (0, "1 file: 1 expectation holds, 0 do not\n"), done.stderr
     (tmp_path / "configs").mkdir()
     project(tmp_path / "configs", wrong=DIFFERS)
     done = step("Check", tmp_path, {}, **installed)
     assert done.returncode == 1
     place, _, message = LINE.partition(":3: ")
     assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
+    assert done.stdout.endswith("2 files: 1 expectation holds, 1 do not\n")
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations hold, 0 do not\n")
 
@@ -285,10 +276,11 @@ def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_na
 
 
 def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(installed, tmp_path):
-    project(tmp_path, wrong=DIFFERS)
+    project(tmp_path, broken="model: bert-tony\n")
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     done = run(*pytest_here, cwd=tmp_path, **installed)
-    assert (done.returncode, f"\n{LINE}\n" in done.stdout) == (1, True), done.stdout + done.stderr
+    line = "\nbroken.bertscope.yaml:1: no preset or file named 'bert-tony'"
+    assert (done.returncode, line in done.stdout) == (1, True), done.stdout + done.stderr
     done = run(*pytest_here, "-p", "no:bertscope", cwd=tmp_path, **installed)
     assert "no tests ran" in done.stdout
 

@@ -1,5 +1,5 @@
-// Reads {name: text} as JSON from stdin; writes {name: "flowchart-v2" or "error: ..."}.
-import { readFileSync } from "node:fs";
+// For each line of stdin, {name: text} as JSON, writes a line, {name: "flowchart-v2" or "error: ..."}.
+import { createInterface } from "node:readline";
 import { JSDOM } from "jsdom";
 
 const { window } = new JSDOM("<!doctype html><body></body>");
@@ -7,12 +7,14 @@ globalThis.window = window; // before mermaid: its sanitizer binds to the window
 globalThis.document = window.document;
 const { default: mermaid } = await import("mermaid");
 
-const verdicts = {};
-for (const [name, text] of Object.entries(JSON.parse(readFileSync(0, "utf8")))) {
-  try {
-    verdicts[name] = (await mermaid.parse(text)).diagramType;
-  } catch (error) {
-    verdicts[name] = `error: ${error.message ?? error}`;
+for await (const line of createInterface({ input: process.stdin })) {
+  const verdicts = {};
+  for (const [name, text] of Object.entries(JSON.parse(line))) {
+    try {
+      verdicts[name] = (await mermaid.parse(text)).diagramType;
+    } catch (error) {
+      verdicts[name] = `error: ${error.message ?? error}`;
+    }
   }
+  process.stdout.write(`${JSON.stringify(verdicts)}\n`);
 }
-process.stdout.write(JSON.stringify(verdicts));

@@ -28,9 +28,10 @@ OUTPUTS = {
     "presets": ["presets"],
     "check": ["check bert-tiny bert-base-cased", "check mine.bertscope.yaml"],
     "memory": ["estimate bert-tiny --checkpointing none,full", "estimate bert-tiny --device cuda --autocast",
-               "profile bert-tiny --batch 2 --seq 16"],
-    "fit": ["fit bert-tiny --budget 200MiB --seq 64", "fit bert-tiny --budget 2GiB --seq 64 --batch 4"],
-    "report": ["report bert-tiny --compare bert-mini --no-fit"],
+               "profile bert-tiny --batch 1 --seq 16 --steps 1 --optimizer sgd"],
+    "fit": ["fit bert-tiny --budget 200MiB --seq 64 --checkpointing none --precision fp32",
+            "fit bert-tiny --budget 2GiB --seq 64 --batch 4 --checkpointing none,full --precision fp32"],
+    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
     "schemas": ["schema"],
     "doctor": ["doctor"],
 }  # fmt: skip

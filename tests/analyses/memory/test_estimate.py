@@ -89,7 +89,7 @@ def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
 )  # fmt: skip
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_other_choice_is_estimated_to_the_byte(attention, fields):
-    check(RunConfig(batch=3, seq=24, **fields), attention=attention, num_hidden_layers=1)
+    check(RunConfig(batch=3, seq=24, optimizer="sgd", **fields), attention=attention, num_hidden_layers=1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_every_other_choice_is_estimated_to_the_byte(attention, fields):
      "BertForMultipleChoice", "BertForTokenClassification", "BertForNextSentencePrediction", "BertLMHeadModel"],
 )  # fmt: skip
 def test_every_class_is_estimated_to_the_byte(architecture):
-    check(RunConfig(batch=3, seq=24), architecture=architecture, num_hidden_layers=1)
+    check(RunConfig(batch=3, seq=24, optimizer="sgd"), architecture=architecture, num_hidden_layers=1)
 
 
 def test_what_the_host_copies_to_add_two_dtypes_is_counted():
@@ -322,7 +322,7 @@ def kept_but_random_states(run_config: RunConfig, **model) -> int:
     return sum(row.kept_bytes for row in rows if row.operator != "get_rng_state")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["full", "every-2", "every-3", "selective", "layers:1", "layers:0-2"]),
     st.sampled_from(["eager", "sdpa"]),
@@ -423,8 +423,8 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
         (8, {"autocast": "bf16", "checkpointing": "full", "optimizer": "sgd"}),
         (8, {"autocast": "bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
         (17, {"checkpointing": "every-2", "optimizer": "none"}),
-        (8, {"device": "cuda", "autocast": "bf16"}),
-        (8, {"device": "cuda", "checkpointing": "selective"}),
+        (8, {"device": "cuda", "autocast": "bf16", "optimizer": "sgd"}),
+        (8, {"device": "cuda", "checkpointing": "selective", "optimizer": "none"}),
         (8, {"mode": "inference", "autocast": "bf16"}),
         (8, {"optimizer": "adamw", "implementation": "foreach"}),
         (8, {"optimizer": "sgd", "padding": 0.5}),
@@ -467,19 +467,23 @@ def test_a_tape_that_differs_is_seen_to_differ():
 
 
 GROWING = (
-    RunConfig(seq=6), RunConfig(seq=6, device="cuda"), RunConfig(seq=6, autocast="bf16", checkpointing="full"),
+    RunConfig(seq=6), RunConfig(seq=6, device="cuda", optimizer="sgd"),
+    RunConfig(seq=6, autocast="bf16", checkpointing="full", optimizer="none"),
 )  # fmt: skip
+
+ONE_LAYER = small(num_hidden_layers=1)
 
 
 @functools.cache
 def growth(run_config: RunConfig) -> MemoryGrowth:
-    return memory_growth(*(estimated_trace(small(), replace(run_config, batch=batch)) for batch in (2, 3)))
+    return memory_growth(*(estimated_trace(ONE_LAYER, replace(run_config, batch=batch)) for batch in (2, 3)))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.sampled_from(GROWING), st.integers(1, 5000))
 def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(run_config, batch):
-    assert growth(run_config).peak_bytes(batch) == estimated_trace(small(), replace(run_config, batch=batch)).peak_bytes
+    trace = estimated_trace(ONE_LAYER, replace(run_config, batch=batch))
+    assert growth(run_config).peak_bytes(batch) == trace.peak_bytes
 
 
 def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand():

@@ -6,8 +6,9 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -24,7 +25,7 @@ INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--
 
 
 @pytest.fixture(scope="session")
-def parse(request: pytest.FixtureRequest) -> Callable[[dict[str, str]], dict[str, str]]:
+def parse(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, str]], dict[str, str]]]:
     """{name: text} -> {name: the type of diagram, or the error}; installs the parser once into pytest's cache."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
@@ -39,19 +40,23 @@ def parse(request: pytest.FixtureRequest) -> Callable[[dict[str, str]], dict[str
         if done.returncode:
             pytest.skip(f"npm cannot install Mermaid's parser here: {(done.stderr or done.stdout)[-300:]}")
 
-    def run(texts: dict[str, str]) -> dict[str, str]:
-        done = subprocess.run(
-            ["node", "parse.mjs"], cwd=folder, input=json.dumps(texts), capture_output=True, text=True, check=False,
-            timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    with (folder / "errors.txt").open("w+") as errors, subprocess.Popen(
+        ["node", "parse.mjs"], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as node:  # fmt: skip
 
-    return run
+        def run(texts: dict[str, str]) -> dict[str, str]:
+            print(json.dumps(texts), file=node.stdin, flush=True)
+            answer = node.stdout.readline()
+            assert answer, (folder / "errors.txt").read_text()
+            return json.loads(answer)
+
+        yield run
+        node.stdin.close()
+        assert node.wait(timeout=120) == 0
 
 
 def texts_of_every_kind(tiny) -> dict[str, str]:
-    """Every kind of diagram, architecture, kernel, position type and input."""
+    """Every kind of diagram, architecture, kernel, position type and input; the kernels take turns."""
     found = {}
     tiny = replace(tiny, num_hidden_layers=3, attn_implementation="eager")
     for name in CLASSES:
@@ -61,13 +66,13 @@ def texts_of_every_kind(tiny) -> dict[str, str]:
         found[f"opened {name}"] = bertscope.diagram(model, "forward", given=Given(seq=5), depth=9)
     for positions in ("absolute", "relative_key", "relative_key_query"):
         decoder = replace(tiny, position_embedding_type=positions, is_decoder=True, add_cross_attention=True)
-        for kernel in ("eager", "sdpa"):
-            model = build(replace(decoder, attn_implementation=kernel))
-            for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
-                         "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
-                found[f"{path} {positions} {kernel}"] = bertscope.diagram(
-                    model, "forward", path, given=Given(seq=5, cache=3)
-                )
+        models = cycle(build(replace(decoder, attn_implementation=kernel)) for kernel in ("eager", "sdpa"))
+        for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
+                     "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
+            model = next(models)
+            found[f"{path} {positions} {model.config.attn_implementation}"] = bertscope.diagram(
+                model, "forward", path, given=Given(seq=5, cache=3)
+            )
     return {name: mermaid(report) for name, report in found.items()}
 
 

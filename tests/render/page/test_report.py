@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.page import report as page_analysis
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
 from bertscope.errors import MissingExtraError
@@ -65,16 +66,24 @@ addEventListener("load", () => setTimeout(() => {
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_length():
+    """Ask for one length beside that of the page: the tables grow with it, not the laws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_analysis, "LENGTHS", (64,))
+        yield
+
+
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(tmp_path_factory, _one_length):
     path = tmp_path_factory.mktemp("two") / "two.html"
-    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "16", "-o", str(path))
+    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "32", "-o", str(path))
     assert result.code == 0, result.err
     return path
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written(tmp_path_factory, _one_length):
     folder = tmp_path_factory.mktemp("page")
     page_file, data_file = folder / "report.html", folder / "report.json"
     for path, extra in ((page_file, ()), (data_file, ("--format", "json"))):
@@ -167,7 +176,7 @@ def test_the_figures_on_top_are_those_of_the_commands(written, cli):
     step = cli("flops", "bert-tiny", *sizes, "--mode", "training").json["rows"][0]["total"]["matmul_flops"]
     variants = cli("estimate", "bert-tiny", *sizes, "--checkpointing", "none,full").json["variants"]
     peaks = [max(phase["peak_bytes"] for phase in variant["estimated"]["phases"]) for variant in variants]
-    fits = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "512", "--checkpointing", "none,full",
+    fits = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "64", "--checkpointing", "none,full",
                "--precision", "fp32", "--format", "json").json["rows"]  # fmt: skip
     assert [figure for figure, _ in figures] == [
         f"{totals['distinct_params']:,}", bytes_text(totals["fp32_bytes"]), f"{forward:,}", f"{step:,}",
@@ -222,7 +231,7 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert 'id="differences"' in text
     assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
     same = "--architecture BertModel --attention sdpa"
-    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 16 {same}"
+    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}"
     assert text.count("<section><h3>") == 2 * 7
 
 
@@ -232,7 +241,7 @@ def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatc
 
     monkeypatch.setattr(page, "inline_svg", missing)
     path = tmp_path / "plain.html"
-    assert cli("report", "bert-tiny", "--no-fit", "--seq", "16", "-o", str(path)).code == 0
+    assert cli("report", "bert-tiny", "--no-fit", "--seq", "32", "-o", str(path)).code == 0
     assert "flowchart" in path.read_text()
 
 
