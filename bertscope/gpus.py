@@ -44,7 +44,7 @@ _ROWS = {
                 "Tesla K80 data sheet, halved", 4.37, 0, 240),
     "t4": _gpu(14.56 * _GIB, _ISSUE + "Zheng-Chong/CatVTON 133", (7, 5), "T4 product brief", 8.1, 65, 320),
     "p100-16gb": _gpu(15.90 * _GIB, _ISSUE + "rmokady/CLIP_prefix_caption 7", (6, 0),
-                      "Tesla P100 PCIe data sheet; no tensor cores", 9.3, 9.3, 732),
+                      "Tesla P100 PCIe data sheet (no tensor cores)", 9.3, 0, 732),
     "v100-16gb": _gpu(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0),
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
     "v100-32gb": _gpu(31.74 * _GIB, _ISSUE + "liucongg/ChatGLM-Finetuning 73", (7, 0),
@@ -78,8 +78,7 @@ _ROWS = {
                       "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
     "h200": _gpu(143771 * _MIB, _SMI + "sgl-project/sglang 3196", (9, 0),
                  "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
-    "b200": _gpu(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002", (10, 0),
-                 "Blackwell data sheet (HGX), without sparsity", 0, 2250, 7700),
+    "b200": _gpu(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002", (10, 0)),
 }  # fmt: skip
 GPUS = {name: Gpu(name=name, memory_bytes=row.memory_bytes, source=row.memory_source) for name, row in _ROWS.items()}
 

@@ -12,7 +12,7 @@ import torch
 
 import bertscope
 from bertscope.analyses.check.doctor import EXTRAS, NEEDED
-from bertscope.sources.presets import preset_dir
+from bertscope.sources.presets import preset_dir, preset_paths
 from tests.conftest import ROOT
 
 
@@ -23,7 +23,7 @@ def test_it_tells_versions_devices_extras_and_presets(cli):
     assert data["torch_version"] == torch.__version__
     assert data["bertscope_version"] == bertscope.__version__
     assert data["python_version"] == ".".join(map(str, sys.version_info[:3]))
-    assert (data["presets"], data["preset_path"]) == (11, str(preset_dir()))
+    assert (data["presets"], data["preset_path"]) == (len(preset_paths()), str(preset_dir()))
     assert 1 <= data["devices"][0]["threads"] <= (os.cpu_count() or 1)  # of a fresh process: tests set their own
     assert len(data["devices"]) == 1 + torch.cuda.device_count()
     assert data["devices"][0]["memory_bytes"] > 2**28
