@@ -49,7 +49,7 @@ def test_the_installed_wheel_counts_from_any_folder(wheel, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "11 files: 168 expectations hold, 0 do not" in done.stdout
+    assert "11 files: 168 expectations passed, 0 failed" in done.stdout
 
 
 def test_python_dash_m_works_from_the_checkout(tmp_path):
