@@ -11,7 +11,6 @@ from functools import partial
 from bertscope.analyses.flops.conventions import conventions
 from bertscope.analyses.flops.count import flops_report, run_as_it_is, work_tree
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
@@ -79,23 +78,13 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
     reports = [run.at(batch, seq) for batch in batches for seq in seqs]
     config = run.source.bert_config
-    params = 0 if config is None else distinct_params(run)
+    params = sum(param.numel() for param in run.source.build().parameters()) if config else 0
     return replace(
         reports[0],
         sweep=tuple(map(sweep_point, reports)),
         polynomial=_polynomial(run),
         conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0])),
     )
-
-
-def distinct_params(run: FlopsRun) -> int:
-    """Return the unique parameters of the whole model, from a model with few layers."""
-    tree = None
-    if run.is_repetitive:
-        few = fold(read(run.model(run.source.with_layers(RAN))))
-        tree = repeated(few, run.source.layer_path, run.source.layers)
-    root = tree.root if tree else read(run.model(run.source))
-    return sum(held.distinct_numel for held in root.params)
 
 
 def sweep_point(found: FlopsReport) -> SweepPoint:
