@@ -68,7 +68,7 @@ def _find(name: str, download: bool) -> _Found:
         return read_preset(presets[name])
     place = _place(name)
     if not place.exists and is_factory(name):
-        return FactorySource(name=name, address=name)
+        return FactorySource(name=name)
     is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
     if place.exists or is_path:
         return _read(place)
