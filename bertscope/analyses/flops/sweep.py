@@ -33,22 +33,10 @@ class FlopsRun:
     checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
 
-    @property
-    def is_repetitive(self) -> bool:
-        """Return True if a few layers may be computed for all."""
-        one = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
-        return one and self.source.layers > RAN
-
-    def model(self, source: ModelSource) -> nn.Module:
-        """Return the model of this source or a shorter one, on meta, as it runs."""
-        model = source.build(attention=META_ATTENTION).train(self.mode == "training")
-        freeze(model, self.freeze)
-        source.checkpoint(model, self.checkpointing)
-        return model
-
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        if self.is_repetitive:
+        may_be_equal = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
+        if may_be_equal and self.source.layers > RAN:
             model, recorded, loss = self._run(self.source.with_layers(RAN), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
             if tree is not None:
@@ -60,8 +48,11 @@ class FlopsRun:
         return self._report(*self._run(self.source, batch, seq), batch, seq)
 
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
-        """Return the model, its trace, and the name of the loss that backward starts from."""
-        model, training = self.model(source), self.mode == "training"
+        """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
+        training = self.mode == "training"
+        model = source.build(attention=META_ATTENTION).train(training)
+        freeze(model, self.freeze)
+        source.checkpoint(model, self.checkpointing)
         inputs = inputs_for(model, batch, seq, labels=training)
         return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training))
 
