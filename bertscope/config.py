@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertscope.errors import ConfigError, suggestion
+from bertscope.errors import ConfigError
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
@@ -47,9 +47,8 @@ class Rule:
     """The values that one field accepts."""
 
     kind: type
-    least: float = -math.inf
+    least: float = -math.inf  # every number has these two
     most: float = math.inf
-    above: float = -math.inf  # an open lower bound
     choices: tuple[str, ...] = ()
     optional: bool = False
 
@@ -57,14 +56,10 @@ class Rule:
         """Return the accepted values in words."""
         if self.choices:
             words = "one of " + ", ".join(self.choices)
-        elif self.kind in (int, float):
-            words = "an integer" if self.kind is int else "a number"
-            if self.above > -math.inf:
-                words += f" above {self.above:g}"
-            elif self.least > -math.inf:
-                words += f" of at least {self.least:g}"
-            if self.most < math.inf:
-                words += f" and at most {int(self.most):,}" if self.kind is int else f" and at most {self.most:g}"
+        elif self.kind is int:
+            words = f"an integer of at least {self.least:g} and at most {int(self.most):,}"
+        elif self.kind is float:
+            words = f"a number of at least {self.least:g} and at most {self.most:g}"
         else:
             words = _WORDS[self.kind]
         return words + (", or null" if self.optional else "")
@@ -75,7 +70,7 @@ class Rule:
             return self.optional
         if self.kind in (int, float):
             is_number = isinstance(value, int if self.kind is int else (int, float)) and not isinstance(value, bool)
-            return is_number and self.least <= value <= self.most and value > self.above and abs(value) < math.inf
+            return is_number and self.least <= value <= self.most and abs(value) < math.inf
         if self.kind is tuple:
             return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
         if self.kind is dict:
@@ -198,7 +193,12 @@ class BertConfig:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"a configuration is a dictionary of fields; got {_shown(values)}")
-        _refuse_other_models(values)
+        model_type = values.get("model_type", "bert")
+        if model_type != "bert":
+            raise ConfigError(
+                f"model_type is {_shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
+                field="model_type",
+            )
         own = {name: value for name, value in values.items() if name in RULES}
         ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
         for name in ignored:
@@ -207,7 +207,10 @@ class BertConfig:
             own.update(tie_word_embeddings=False, return_dict=False)
             ignored.remove("torchscript")
         if values.get("id2label") is not None:
-            own["num_labels"] = _label_count(values["id2label"])
+            labels = values["id2label"]
+            if not isinstance(labels, Mapping) or not labels:
+                raise ConfigError(f"id2label must map numbers to label names; got {_shown(labels)}", field="id2label")
+            own["num_labels"] = len(labels)
         return cls(**own, ignored=tuple(ignored))
 
 
@@ -216,25 +219,11 @@ RULES: dict[str, Rule] = {
 }
 
 
-def unknown_field(name: str) -> ConfigError:
-    """Return the error for a key that is not a field of BertConfig."""
-    return ConfigError(f"unknown key {name!r} in config; {suggestion(name, RULES)}", field=name)
-
-
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
     return ConfigError(
         f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture"
     )
-
-
-def _refuse_other_models(values: Mapping[str, Any]) -> None:
-    model_type = values.get("model_type", "bert")
-    if model_type != "bert":
-        raise ConfigError(
-            f"model_type is {_shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
-            field="model_type",
-        )
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
@@ -270,12 +259,6 @@ def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
     near = difflib.get_close_matches(name, absent, n=1, cutoff=0.93)
     if near:
         raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
-
-
-def _label_count(id2label: Any) -> int:
-    if not isinstance(id2label, Mapping) or not id2label:
-        raise ConfigError(f"id2label must map numbers to label names; got {_shown(id2label)}", field="id2label")
-    return len(id2label)
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,6 @@ from bertscope.reports.checkpoint import FilePart, StoredTensor
 from bertscope.text_files import readable
 
 MAX_NAME = 1000  # characters in the name of a tensor
-MAX_ELEMENTS = 2**63  # bytes of a tensor; torch stores sizes in 64 bits
 
 # Name -> the limit. The largest published checkpoints have about 100,000 tensors, 150 bytes of header for each.
 LIMITS = {
@@ -91,7 +90,7 @@ class OpenFile:
 
 
 def is_size(value: Any) -> bool:
-    """Return True for a header value that is an integer in the range of sizes and offsets."""
+    """Return True for a header value that is an integer in the range of sizes and offsets, 64 bits in torch."""
     return type(value) is int and 0 <= value < 2**63
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bertscope.checkpoints.files import MAX_ELEMENTS, is_size
+from bertscope.checkpoints.files import is_size
 
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _REBUILD_PARAMETER = ("_rebuild_parameter", "_rebuild_parameter_with_state")
@@ -107,7 +107,7 @@ def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
         dtype = given.name if isinstance(given, Global) and given.module == "torch" else ""
     if dtype not in ITEM_BYTES:
         raise BadPickle("a tensor of an unknown dtype")
-    if math.prod(shape) >= MAX_ELEMENTS:
+    if not is_size(math.prod(shape)):
         raise BadPickle("a tensor of 2**63 elements or more")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
     if math.prod(shape) and last * ITEM_BYTES[dtype] > storage.bytes:

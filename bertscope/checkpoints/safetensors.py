@@ -37,7 +37,9 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     """Return the tensors of an open safetensors file; raises SourceError for any other file."""
     header_bytes, header = _header(file)
     file.budget.spend("tensors", len(header))
-    metadata = _metadata(file, header.pop("__metadata__", {}))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise file.broken("__metadata__ must map text to text")
     data_bytes = file.size - 8 - header_bytes
     placed = [_placed(file, name, entry, data_bytes) for name, entry in header.items()]
     placed.sort(key=lambda item: (item.begin, item.end))
@@ -74,12 +76,6 @@ def _header(file: OpenFile) -> tuple[int, dict[str, Any]]:
     if not isinstance(header, dict):
         raise file.broken("the header is no JSON object")
     return length, header
-
-
-def _metadata(file: OpenFile, found: Any) -> dict[str, str]:
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise file.broken("__metadata__ must map text to text")
-    return found
 
 
 def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> _Placed:

@@ -9,7 +9,6 @@ from typing import Any
 from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile
 from bertscope.checkpoints.pickles import described
 from bertscope.checkpoints.rebuilt import ITEM_BYTES, BadPickle, Storage, Table, Tensor
-from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_PICKLE_BYTES = 8 << 20
@@ -138,7 +137,7 @@ def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     with archive.open(info) as record:
         raw = record.read(MAX_PICKLE_BYTES + 1)
     if len(raw) > MAX_PICKLE_BYTES:
-        raise SourceError("the pickle is larger than it says; nothing was loaded or run", where=str(file.path))
+        raise file.broken("the pickle is larger than it says")
     return raw
 
 

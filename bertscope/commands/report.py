@@ -51,12 +51,12 @@ def report(
         if find_spec("plotly") is None:
             raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
     sources = [replace(model, model=name).loaded() for name in (model.model, compare) if name]
-    from bertscope.analyses.page.report import PageRun, page_report
+    from bertscope.analyses.page.report import page_report
     from bertscope.render.page import report as renderer
 
     limit = size("--budget", budget) if fit else None
     with Progress() as progress:
-        found = page_report(sources, PageRun(batch=batch, seq=seq, budget_bytes=limit), progress)
+        found = page_report(sources, batch, seq, limit, progress)
     show(found, renderer, fmt, output)
     if fmt == "html":
         note(f"the page is in {output}")

@@ -5,7 +5,7 @@ Attribute names equal the published checkpoints' keys, so `load_state_dict` need
 
 import torch
 
-from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
+from bertscope.config import BertConfig, unknown_architecture
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
@@ -35,7 +35,6 @@ CLASSES: dict[str, type[BertPreTrainedModel]] = {
 }
 
 __all__ = [
-    "ARCHITECTURES",
     "CLASSES",
     "BertAttention",
     "BertEmbeddings",

@@ -141,9 +141,7 @@ class BertSdpaSelfAttention(BertSelfAttention):
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
-        if (
-            mask is not None or query.shape[2] == 1
-        ):  # in a branch: as an argument, a traced comparison would be a tensor
+        if mask is not None or query.shape[2] == 1:  # no expression: traced, the comparison would be a tensor
             is_causal = False
         context = functional.scaled_dot_product_attention(
             query,
@@ -206,11 +204,8 @@ class BertAttention(nn.Module):
         if not heads:
             return  # keep the parameter objects, since an optimizer may refer to them
         attention, size = self.self, self.self.attention_head_size
-        left = [
-            head
-            for head in range(attention.num_attention_heads + len(self.pruned_heads))
-            if head not in self.pruned_heads
-        ]
+        before = attention.num_attention_heads + len(self.pruned_heads)
+        left = [head for head in range(before) if head not in self.pruned_heads]
         if not heads < set(left):
             raise ValueError(
                 f"heads {sorted(heads)} cannot be pruned; this layer has the heads {left}, and one must stay"

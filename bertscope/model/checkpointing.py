@@ -9,6 +9,13 @@ from torch import Tensor, nn
 
 from bertscope.run_config import Checkpointing
 
+# The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
+_SAVED = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+}  # fmt: skip
+
 
 def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
@@ -33,20 +40,4 @@ def _without_weight_cache(layer: nn.Module, hidden: Tensor, *others: Any) -> Any
 def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
     from torch.utils.checkpoint import CheckpointPolicy
 
-    return CheckpointPolicy.MUST_SAVE if operator in _matrix_products() else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _matrix_products() -> frozenset[Any]:
-    """Return the operators whose outputs are saved: matrix products and fused attention kernels."""
-    aten = torch.ops.aten
-    names = (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
-    return frozenset(getattr(aten, name).default for name in names if hasattr(aten, name))
+    return CheckpointPolicy.MUST_SAVE if operator.name() in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE

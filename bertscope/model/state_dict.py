@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 # Buffers that transformers before 4.31 saved; computed here.
-_STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -25,7 +25,7 @@ def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[st
     found = {
         own_name(modern_name(name), own): tensor
         for name, tensor in state_dict.items()
-        if not name.endswith(_STORED_BUFFERS)
+        if not name.endswith(STORED_BUFFERS)
     }
     return found, _fill_ties(found, model)
 

@@ -81,12 +81,9 @@ class BertForSequenceClassification(_WithClassifier):
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.config.problem_type or self._problem_of(labels)
         if problem == "regression":
-            is_single = self.num_labels == 1
-            return (
-                functional.mse_loss(logits.squeeze(), labels.squeeze())
-                if is_single
-                else functional.mse_loss(logits, labels)
-            )
+            if self.num_labels == 1:
+                logits, labels = logits.squeeze(), labels.squeeze()
+            return functional.mse_loss(logits, labels)
         if problem == "single_label_classification":
             return token_loss(logits, labels)
         return functional.binary_cross_entropy_with_logits(logits, labels)

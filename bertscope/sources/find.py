@@ -13,6 +13,7 @@ from pathlib import Path
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError, SourceError, one_line, suggestion
+from bertscope.sources import hub
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, is_factory
@@ -67,7 +68,7 @@ def _find(name: str, download: bool) -> _Found:
         return read_preset(presets[name])
     place = _place(name)
     if not place.exists and is_factory(name):
-        return FactorySource(name=name, address=name)
+        return FactorySource(name=name)
     is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
     if place.exists or is_path:
         return _read(place)
@@ -128,15 +129,11 @@ def _place(name: str | os.PathLike[str]) -> _Place:
 
 
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
-    from bertscope.sources import hub
-
     return hub.download(name, weights=weights) if download else hub.cached_folder(name)
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
-    from bertscope.sources import hub
-
     hint = "a .yaml preset or a config.json works too"
     if hub.is_hub_name(name):
         if hub.is_installed():

@@ -6,7 +6,6 @@ and HF_TOKEN. TRANSFORMERS_CACHE, which only transformers reads, is searched as 
 
 import os
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,19 +34,13 @@ def cached_folder(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     with readable(f"{name} in the Hugging Face cache"):
-        for cache in _caches():
+        others = map(os.environ.get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
+        for cache in (None, *filter(None, others)):  # None: huggingface_hub's own
             for file in (_CONFIG, *WEIGHTS):
                 found = try_to_load_from_cache(name, file, cache_dir=cache)
                 if isinstance(found, str):
                     return Path(found).parent
     return None
-
-
-def _caches() -> Iterator[str | None]:
-    yield None  # huggingface_hub's own
-    for variable in ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"):
-        if os.environ.get(variable):
-            yield os.environ[variable]
 
 
 def download(name: str, *, weights: bool = False) -> Path:
@@ -76,9 +69,6 @@ def _weights_of(name: str) -> list[str]:
     from huggingface_hub import model_info
 
     files = {item.rfilename for item in model_info(name).siblings or ()}
-    safe = files & {"model.safetensors", "model.safetensors.index.json"}
-    return (
-        ["model*.safetensors", "model.safetensors.index.json"]
-        if safe
-        else ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
-    )
+    if files & {"model.safetensors", "model.safetensors.index.json"}:
+        return ["model*.safetensors", "model.safetensors.index.json"]
+    return ["pytorch_model*.bin", "pytorch_model.bin.index.json"]

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +38,7 @@ class OtherSource:
     architecture: str | None = None
     stored_dtype: str | None = None
     where: str = ""  # `file:line` of its definition, if there is one
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # in its file, if there is one
     bert_config = None
     layers = 0
     layer_path = ""
@@ -52,11 +53,6 @@ class OtherSource:
     def notice(self) -> str:
         """Return an empty string: there is nothing to note."""
         return ""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Return no settings: the model has no file."""
-        return {}
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model."""
@@ -135,9 +131,7 @@ class GivenModule(OtherSource):
 
 @dataclass(frozen=True, kw_only=True)
 class FactorySource(OtherSource):
-    """The module that `package.module:attribute` names: a module, or a function or class that returns one."""
-
-    address: str
+    """The module that its name, `package.module:attribute`, gives: a module, or a call of a function or class."""
 
     @property
     def family(self) -> str:
@@ -147,24 +141,24 @@ class FactorySource(OtherSource):
     @property
     def notice(self) -> str:
         """Return a note on the code that runs."""
-        return f"runs your code: imports {self.address.partition(':')[0]} and takes {self.address} from it"
+        return f"runs your code: imports {self.name.partition(':')[0]} and takes {self.name} from it"
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
         from bertscope.torch_access import nn, torch
 
-        place, _, attribute = self.address.partition(":")
+        place, _, attribute = self.name.partition(":")
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)  # as `python -m` does
-        with torch.device(device), as_source_error(self.address), contextlib.redirect_stdout(sys.stderr):
+        with torch.device(device), as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
             found: Any = importlib.import_module(place)
             for name in attribute.split("."):
                 found = getattr(found, name)
             module = found() if callable(found) and not isinstance(found, nn.Module) else found
         if not isinstance(module, nn.Module):
             raise SourceError(
-                f"{self.address} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"
+                f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"
             )
         return module
 

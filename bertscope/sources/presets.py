@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_architecture, unknown_field
+from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
@@ -48,7 +48,7 @@ def preset_of(entries: Mapping, path: Path) -> BertSource:
             raise ConfigError(
                 f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
             )
-    fields, architecture = entries["config"].mapping("config"), entries["architecture"]
+    fields, architecture = entries["config"].mapping("config", RULES), entries["architecture"]
     config = _config(fields, entries["config"])
     if "extra" in entries:
         entries["extra"].mapping("extra")
@@ -93,8 +93,6 @@ def is_boolean(value: Any) -> bool:
 
 def _config(fields: Mapping, place: Entry) -> BertConfig:
     for name, entry in fields.items():
-        if name not in RULES:
-            raise unknown_field(name).at(entry.where)
         if isinstance(entry.value, Mapping) and RULES[name].kind is not dict:
             raise entry.error(f"{name} must be {RULES[name].allowed()}; got a mapping")
     try:

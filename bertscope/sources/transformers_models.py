@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +28,12 @@ class TransformersSource(OtherSource):
 
     model_type: str
     path: Path
-    where: str = ""  # file and line of its model_type
     attention: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)  # as its file says
 
     @property
     def family(self) -> str:
         """Return the model type."""
         return f"a {self.model_type} of transformers"
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Return the settings in its file."""
-        return self.config
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model with its own attention kernel, else with `attention`, else as transformers chooses.
@@ -55,7 +48,7 @@ class TransformersSource(OtherSource):
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
             with as_source_error(what):
-                config = config_class.from_dict(without_code(self.config), **options)
+                config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values():
                     model = model_class(config)
@@ -99,7 +92,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         model_type=place.value,
         path=place.path,
         where=place.where,
-        config=config,
+        settings=config,
         stored_dtype=stored_dtype(config),
     )
 
@@ -114,7 +107,7 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
     try:
         return transformers.models.auto.configuration_auto.CONFIG_MAPPING[source.model_type]
     except KeyError:
-        own = "; the code in its repository (auto_map) is not run" if "auto_map" in source.config else ""
+        own = "; the code in its repository (auto_map) is not run" if "auto_map" in source.settings else ""
         raise SourceError(
             f"transformers {transformers.__version__} does not know the model type {source.model_type!r}; "
             f"a newer one may{own}",
@@ -124,15 +117,18 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
-    family = [name for mapping in _mappings(transformers) for name in _names(mapping, config_class)]
+    family: list[str] = []
+    for mapping in _mappings(transformers):
+        classes = mapping.get(config_class, ())
+        family += [cls.__name__ for cls in (classes if isinstance(classes, (list, tuple)) else [classes])]
     name = source.architecture or (family[0] if family else "")
-    found = getattr(transformers, name, None)
-    if not isinstance(found, type) or getattr(found, "config_class", None) is not config_class:
+    model_class = getattr(transformers, name, None)
+    if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not config_class:
         raise ConfigError(
             f"unknown architecture {name[:60]!r} for a {source.model_type}; {suggestion(name, set(family))}",
             field="architecture",
         )
-    return found
+    return model_class
 
 
 def _mappings(transformers: Any) -> Iterator[Any]:
@@ -141,14 +137,6 @@ def _mappings(transformers: Any) -> Iterator[Any]:
     for name in sorted(vars(auto)):
         if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"):
             yield getattr(auto, name)
-
-
-def _names(mapping: Any, config_class: type) -> list[str]:
-    try:
-        found = mapping[config_class]
-    except KeyError:
-        return []
-    return [item.__name__ for item in (found if isinstance(found, (list, tuple)) else [found])]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError, SourceError
-from bertscope.model.state_dict import modern_name, own_name
+from bertscope.model.state_dict import STORED_BUFFERS, modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
 from bertscope.sources.model_source import ModelSource
@@ -17,7 +17,6 @@ from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
-_OLD_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _WRONG = ("missing", "unexpected", "shape", "dtype")
 _ORDER = (*_WRONG, "duplicate", "shared", "tied", "renamed", "buffer")
 
@@ -107,7 +106,7 @@ class _Model:
         if name in self.found:
             note = f"{self.found[name].name} is stored as well, for {name}"
             return self._row("unexpected", tensor.name, tensor, note)
-        is_buffer = name in self.buffers or tensor.name.endswith(_OLD_BUFFERS)
+        is_buffer = name in self.buffers or tensor.name.endswith(STORED_BUFFERS)
         if is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
             return self._row("buffer", tensor.name, tensor, "a buffer that older versions stored; computed")
         return self._row("unexpected", tensor.name, tensor)

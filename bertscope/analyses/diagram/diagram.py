@@ -86,7 +86,7 @@ def tree_diagram(
 def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
     """Return the row of a path; for one of several equal layers, such as `encoder.layer.7`, their common row."""
     for row in rows:
-        if row.path == path or covers(row.path, path):
+        if covers(row.path, path):
             return row
     known = [row.path for row in rows if row.path]
     raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")

@@ -51,28 +51,22 @@ def conventions(
     if config is None:
         return
     if not config.is_decoder and config.position_embedding_type == "absolute":
+        decoded = f"backward is 1 x forward, {ELECTRA_OUTPUT_SHARE} of the positions decoded"
         yield Convention(
             name="electra",
             value=round((2 if training else 1) * batch * electra_forward(config, seq, training=training)),
             unit="FLOPs",
             how="closed form with elementwise work and the embedding as a dense product, for any head; "
-            + (
-                f"backward is 1 x forward, {ELECTRA_OUTPUT_SHARE} of the positions decoded"
-                if training
-                else "a binary classifier on every token"
-            ),
+            + (decoded if training else "a binary classifier on every token"),
             source="google-research/electra, flops_computation.py",
         )
+    terms = "6 N + 12 L H Q T" if training else "2 N + 4 L H Q T"
+    share = "" if training else " (a third of a training step)"
     yield Convention(
         name="palm",
         value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
-        how=(
-            "6 N + 12 L H Q T for each token"
-            if training
-            else "2 N + 4 L H Q T for each token (a third of a training step)"
-        )
-        + f", with N = {distinct_params:,} parameters, embeddings included",
+        how=f"{terms} for each token{share}, with N = {distinct_params:,} parameters, embeddings included",
         source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
     )
 

@@ -30,12 +30,7 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
     """
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    recorded, loss = _recorded(module, inputs, mode == "training")
-    return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
-
-
-def _recorded(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
-    """Run the module on meta, or on its own tensors, and return the same as `run_as_it_is`."""
+    training = mode == "training"
     args, kwargs = on_meta(arguments(inputs))
     state = _meta_state(module)
 
@@ -44,11 +39,12 @@ def _recorded(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, st
         return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     try:
-        return _step(module, call, training)
+        recorded, loss = _step(module, call, training)
     except (RuntimeError, NotImplementedError):
         if any(parameter.is_meta for parameter in module.parameters()):
             raise
-        return run_as_it_is(module, inputs, training)
+        recorded, loss = run_as_it_is(module, inputs, training)
+    return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 
 def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:

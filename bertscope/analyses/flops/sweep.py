@@ -11,7 +11,6 @@ from functools import partial
 from bertscope.analyses.flops.conventions import conventions
 from bertscope.analyses.flops.count import flops_report, run_as_it_is, work_tree
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
@@ -34,22 +33,10 @@ class FlopsRun:
     checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
 
-    @property
-    def is_repetitive(self) -> bool:
-        """Return True if a few layers may be computed for all."""
-        one = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
-        return one and self.source.layers > RAN
-
-    def model(self, source: ModelSource) -> nn.Module:
-        """Return the model of this source or a shorter one, on meta, as it runs."""
-        model = source.build(attention=META_ATTENTION).train(self.mode == "training")
-        freeze(model, self.freeze)
-        source.checkpoint(model, self.checkpointing)
-        return model
-
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        if self.is_repetitive:
+        may_be_equal = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
+        if may_be_equal and self.source.layers > RAN:
             model, recorded, loss = self._run(self.source.with_layers(RAN), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
             if tree is not None:
@@ -61,8 +48,11 @@ class FlopsRun:
         return self._report(*self._run(self.source, batch, seq), batch, seq)
 
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
-        """Return the model, its trace, and the name of the loss that backward starts from."""
-        model, training = self.model(source), self.mode == "training"
+        """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
+        training = self.mode == "training"
+        model = source.build(attention=META_ATTENTION).train(training)
+        freeze(model, self.freeze)
+        source.checkpoint(model, self.checkpointing)
         inputs = inputs_for(model, batch, seq, labels=training)
         return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training))
 
@@ -79,23 +69,13 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
     reports = [run.at(batch, seq) for batch in batches for seq in seqs]
     config = run.source.bert_config
-    params = 0 if config is None else distinct_params(run)
+    params = sum(param.numel() for param in run.source.build().parameters()) if config else 0
     return replace(
         reports[0],
         sweep=tuple(map(sweep_point, reports)),
         polynomial=_polynomial(run),
         conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0])),
     )
-
-
-def distinct_params(run: FlopsRun) -> int:
-    """Return the unique parameters of the whole model, from a model with few layers."""
-    tree = None
-    if run.is_repetitive:
-        few = fold(read(run.model(run.source.with_layers(RAN))))
-        tree = repeated(few, run.source.layer_path, run.source.layers)
-    root = tree.root if tree else read(run.model(run.source))
-    return sum(held.distinct_numel for held in root.params)
 
 
 def sweep_point(found: FlopsReport) -> SweepPoint:

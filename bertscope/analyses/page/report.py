@@ -1,7 +1,7 @@
 """`report`: every report about one model, or about two side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
@@ -20,24 +20,16 @@ from bertscope.units import BF16, FP32
 LENGTHS = (64, 128, 256, 384, 512)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageRun:
-    """The sizes on the page, and the budget of its `fit` table (None: no table)."""
-
-    batch: int = 8
-    seq: int = 128
-    budget_bytes: int | None = 16 * 2**30
-    strategies: tuple[str, ...] = (NONE, FULL)
-
-
-def page_report(sources: Sequence[ModelSource], run: PageRun, progress: Progress = lambda text: None) -> PageReport:
-    """Return the page of one source, or of two with their differences."""
-    models = tuple(_model(source.require("report"), run, progress) for source in sources)
-    differences = diff(sources[0], sources[1], batch=run.batch, seq=run.seq) if len(sources) == 2 else None
+def page_report(
+    sources: Sequence[ModelSource], batch: int, seq: int, budget_bytes: int | None, progress: Progress
+) -> PageReport:
+    """Return the page of one source, or of two with their differences; without a budget it has no `fit` table."""
+    models = tuple(_model(source.require("report"), batch, seq, budget_bytes, progress) for source in sources)
+    differences = diff(sources[0], sources[1], batch=batch, seq=seq) if len(sources) == 2 else None
     return PageReport(models=models, diff=differences)
 
 
-def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
+def _model(source: BertSource, batch: int, seq: int, budget_bytes: int | None, progress: Progress) -> ModelPart:
     def say(text: str) -> None:
         progress(f"{source.name}: {text}")
 
@@ -46,20 +38,20 @@ def _model(source: BertSource, run: PageRun, progress: Progress) -> ModelPart:
     tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
     modules = tree(model, name=source.name)
     say("FLOPs")
-    lengths = tuple(seq for seq in LENGTHS if seq <= source.config.max_position_embeddings)
-    sizes = tuple(dict.fromkeys((run.seq, *lengths)))
-    steps = [RunConfig(batch=run.batch, seq=run.seq, checkpointing=strategy) for strategy in run.strategies]
-    given = Given(batch=run.batch, seq=run.seq)
+    lengths = tuple(length for length in LENGTHS if length <= source.config.max_position_embeddings)
+    sizes = tuple(dict.fromkeys((seq, *lengths)))
+    steps = [RunConfig(batch=batch, seq=seq, checkpointing=strategy) for strategy in (NONE, FULL)]
+    given = Given(batch=batch, seq=seq)
     first = f"{source.layer_path}.0"
     return ModelPart(
-        batch=run.batch,
-        seq=run.seq,
+        batch=batch,
+        seq=seq,
         tensors=tensors,
         tree=modules,
-        flops=flops_model(FlopsRun(source=source), (run.batch,), sizes),
-        training=flops_model(FlopsRun(source=source, mode="training"), (run.batch,), (run.seq,)),
+        flops=flops_model(FlopsRun(source=source), (batch,), sizes),
+        training=flops_model(FlopsRun(source=source, mode="training"), (batch,), (seq,)),
         memory=estimate_report(source, steps, say),
-        fit=_fit(source, steps, lengths[-1] if lengths else run.seq, run.budget_bytes, say),
+        fit=_fit(source, steps, lengths[-1] if lengths else seq, budget_bytes, say),
         forward=forward_diagram(model, name=source.name, given=given),
         layer=forward_diagram(model, first, name=source.name, given=given) if source.layers else None,
     )

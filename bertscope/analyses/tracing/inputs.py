@@ -102,15 +102,14 @@ def _bert_labels(name: str, config: BertConfig, batch: int, seq: int) -> Inputs:
             return {"labels": torch.empty(batch, config.num_labels, device="meta")}
         if is_regression or config.num_labels == 1:
             return {"labels": torch.empty(batch, device="meta")}
-    labels: dict[str, dict[str, tuple[int, ...]]] = {
+    if name.endswith(_TOKEN_LABELS):
+        return {"labels": _ids(batch, seq)}
+    others: dict[str, Inputs] = {
         "BertModel": {},
-        "BertForPreTraining": {"labels": (batch, seq), "next_sentence_label": (batch,)},
-        "BertForQuestionAnswering": {"start_positions": (batch,), "end_positions": (batch,)},
-        "BertForMaskedLM": {"labels": (batch, seq)},
-        "BertLMHeadModel": {"labels": (batch, seq)},
-        "BertForTokenClassification": {"labels": (batch, seq)},
+        "BertForPreTraining": {"labels": _ids(batch, seq), "next_sentence_label": _ids(batch)},
+        "BertForQuestionAnswering": {"start_positions": _ids(batch), "end_positions": _ids(batch)},
     }
-    return {label: _ids(*shape) for label, shape in labels.get(name, {"labels": (batch,)}).items()}
+    return others.get(name, {"labels": _ids(batch)})
 
 
 def loss_of(output: Any) -> tuple[torch.Tensor, str]:
