@@ -46,9 +46,6 @@ class LayerRange:
     def __str__(self) -> str:
         return f"{self.first}-{self.last}" if self.is_run else str(self.first)
 
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.first, self.last + 1))
 
@@ -88,17 +85,6 @@ def expand(path: str) -> Iterator[str]:
     for name in layers or [found[0][:-1]]:
         for rest in expand(path[found.end() :]):
             yield f"{path[: found.start()]}{name}{rest}"
-
-
-def covers(shown: str, path: str) -> bool:
-    """Return True when `path` is one of the paths that `shown` represents."""
-    given, wanted = path.split("."), shown.split(".")
-    return len(given) == len(wanted) and all(map(_name_covers, wanted, given))
-
-
-def _name_covers(shown: str, name: str) -> bool:
-    layers = LayerRange.parse(shown)
-    return name == shown or (layers is not None and number_of(name) in layers)
 
 
 def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bertscope.reports.layer_ranges import (
     LayerRange,
     collapse,
-    covers,
     expand,
     in_order,
     layers_in,
@@ -45,7 +44,6 @@ def test_each_collapsed_path_expands_in_the_order_of_numbers(paths):
     for shown in ranges_of(paths):
         expanded = list(expand(shown))
         assert expanded == sorted(expanded, key=in_order)
-        assert all(covers(shown, path) for path in expanded if "'" not in shown)
 
 
 @given(st.lists(st.tuples(PATHS, st.sampled_from("ab")), max_size=30))
@@ -84,7 +82,7 @@ def test_a_name_that_only_looks_like_a_number_is_none(name):
 
 def test_a_range_knows_its_numbers():
     layers = LayerRange.parse("2-4")
-    assert (list(layers), len(layers), str(layers), layers.is_run) == ([2, 3, 4], 3, "2-4", True)
+    assert (list(layers), str(layers), layers.is_run) == ([2, 3, 4], "2-4", True)
     assert 2 in layers
     assert 5 not in layers
     assert (str(LayerRange(7, 7)), LayerRange(7, 7).is_run) == ("7", False)
