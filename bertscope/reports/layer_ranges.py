@@ -46,6 +46,9 @@ class LayerRange:
     def __str__(self) -> str:
         return f"{self.first}-{self.last}" if self.is_run else str(self.first)
 
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.first, self.last + 1))
 

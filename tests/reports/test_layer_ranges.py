@@ -82,7 +82,7 @@ def test_a_name_that_only_looks_like_a_number_is_none(name):
 
 def test_a_range_knows_its_numbers():
     layers = LayerRange.parse("2-4")
-    assert (list(layers), str(layers), layers.is_run) == ([2, 3, 4], "2-4", True)
+    assert (list(layers), len(layers), str(layers), layers.is_run) == ([2, 3, 4], 3, "2-4", True)
     assert 2 in layers
     assert 5 not in layers
     assert (str(LayerRange(7, 7)), LayerRange(7, 7).is_run) == ("7", False)
