@@ -25,11 +25,6 @@ def from_json(text: str | bytes) -> Any:
         raise SourceError(f"the JSON is nested too deep for a report; {_REMEDY}") from None
     except ValueError as error:
         raise SourceError(f"the report is not JSON: {error}; {_REMEDY}") from None
-    return from_json_data(data)
-
-
-def from_json_data(data: Any) -> Any:
-    """Return the report whose `to_json_data` is `data`; raise SourceError for other data."""
     if not isinstance(data, dict):
         raise SourceError(f"a report must be a JSON object; got {_shown(data)}; {_REMEDY}")
     kind = data.get("kind")

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 
-from bertscope.errors import one_line
+from bertscope.render import footer
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.units import count_text, tensors_text
 
 
 def title(report: ClassReport | GraphReport) -> str:
     """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
-    subject = report.subject
-    parts = [subject.architecture, *([f"{subject.attention} attention"] if subject.attention else [])]
+    parts = [footer.title(report)]
     if isinstance(report, ClassReport):
         parts.append(f"classes of {report.package} {report.package_version}")
         parts += [f"around {report.around}"] if report.around else []
@@ -20,8 +19,7 @@ def title(report: ClassReport | GraphReport) -> str:
         size = f"forward at batch {report.batch}, seq {report.seq}"
         parts.append(size if is_forward else "modules with their parameters in all copies")
         parts += [f"{report.cache} cached"] if report.cache else []
-    head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
-    return head + ", ".join(parts)
+    return ", ".join(parts)
 
 
 def node_lines(node: DiagramNode) -> list[str]:
