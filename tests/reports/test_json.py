@@ -127,9 +127,9 @@ def test_pairs_and_mappings_have_their_schema():
         table: dict[str, int]
         maybe: tuple[float, ...] | None
 
-    from bertscope.reports.json import _object
+    from bertscope.reports.json import _object_schema
 
-    made = Draft202012Validator(_object(Example, {}))
+    made = Draft202012Validator(_object_schema(Example, {}))
     assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})
     for wrong in ({"pair": [1]}, {"pair": [1, "a", 2]}, {"pair": ["a", 1]}, {"table": {"x": "y"}}, {"maybe": ["x"]}):
         assert not made.is_valid({"pair": [1, "a"], "table": {}, "maybe": []} | wrong)

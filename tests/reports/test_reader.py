@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import bertscope
 from bertscope.errors import SourceError
 from bertscope.reports.base import to_json_data
-from bertscope.reports.json import report_classes
-from bertscope.reports.reader import typed
+from bertscope.reports.json import report_classes, typed
 from bertscope.reports.tool import PresetRow, PresetsReport
 
 CLASSES = [item for classes in report_classes().values() for item in classes]
