@@ -61,30 +61,24 @@ Download = Annotated[bool, typer.Option("--download", help="Download a missing m
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """MODEL and the options that change it."""
+    """MODEL and the options that change it, under the names that `find` and `load` take."""
 
     model: Model = DEFAULT_MODEL
     architecture: Architecture = None
     attention: Attention = None
-    pooler: Pooler = None
+    add_pooling_layer: Pooler = None
     download: Download = False
 
     def found(self) -> ModelSource:
         """Return the source that MODEL names; print its note, if it has one."""
-        source = find(self.model, **self._options())
+        source = find(**vars(self))
         if source.notice:
             note(source.notice)
         return source
 
     def loaded(self) -> BertSource:
         """Return the BERT that MODEL names; raises SourceError for another model."""
-        return load(self.model, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "architecture": self.architecture, "attention": self.attention, "add_pooling_layer": self.pooler,
-            "download": self.download,
-        }  # fmt: skip
+        return load(**vars(self))
 
     def built(
         self, freeze_patterns: list[str] | None = None, changes: Mapping[str, object] | None = None

@@ -117,9 +117,10 @@ class Explorer(App[BaseException]):
     def _redraw(self) -> None:
         self.modules.show_measures(self.width if self.width < _WIDE else 76)
         self.query_one("#header", Static).update(self.modules.header())
-        self._show_details()
+        self.on_tree_node_highlighted()
 
-    def _show_details(self) -> None:
+    def on_tree_node_highlighted(self) -> None:
+        """Show the details of the module under the cursor."""
         place = self.modules.place
         self.body.update(details(self.report, place))
         if place != self.detailed:
@@ -128,10 +129,6 @@ class Explorer(App[BaseException]):
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(text)
-
-    def on_tree_node_highlighted(self) -> None:
-        """Show the details of the module under the cursor."""
-        self._show_details()
 
     def action_sort(self, by: str) -> None:
         """Sort siblings by that measure, largest first; `order` is the model's own."""
