@@ -32,7 +32,7 @@ _HOMES = {
     "convert": "bertscope.sources.convert",
     "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",
-    "from_json": "bertscope.reports.reader",
+    "from_json": "bertscope.reports.json",
     "doctor": "bertscope.analyses.check.doctor",
     **dict.fromkeys(
         (

@@ -81,7 +81,7 @@ def test_every_example_of_the_help_runs(printed, example):
 def test_help_presets_and_completion_import_neither_torch_nor_rich():
     code = (
         "import sys; from bertscope import cli; from bertscope.commands.model_options import complete_model;"
-        "assert complete_model('bert-large-') == ['bert-large-cased', 'bert-large-uncased', 'bert-large-zh'];"
+        "assert 'bert-large-zh' in complete_model();"
         "sys.argv = ['bertscope', *sys.argv[1:]]; cli._run();"
         "sys.exit(' '.join({'torch', 'numpy', 'sympy', 'rich', 'pydantic'} & set(sys.modules)) or 0)"
     )

@@ -13,8 +13,8 @@ from bertscope.reports.memory import Gpu
 def test_each_figure_has_a_source(name):
     row = gpus._ROWS[name]
     assert row.memory_source
-    assert bool(row.rates_source) == bool(row.fp32_flops and row.bandwidth)
-    assert row.half_flops is None or row.half_flops > row.fp32_flops
+    assert bool(row.rates_source) == bool(row.fp32_tflops and row.bandwidth)
+    assert row.half_tflops == 0 or row.half_tflops > row.fp32_tflops
 
 
 def test_the_kernel_follows_from_the_compute_capability(monkeypatch):
@@ -25,5 +25,5 @@ def test_the_kernel_follows_from_the_compute_capability(monkeypatch):
     new = Gpu(name="new", memory_bytes=1, source="")
     assert capability(new) is None
     assert sdpa_kernel(new, "bf16") == "auto"  # as on most GPUs
-    monkeypatch.setitem(gpus._ROWS, "new", gpus._gpu(1, "", (6, 1)))
+    monkeypatch.setitem(gpus._ROWS, "new", gpus._Row(1, "", (6, 1)))
     assert sdpa_kernel(new, "bf16") == "math"

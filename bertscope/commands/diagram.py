@@ -106,7 +106,7 @@ def diagram(
         changes |= {"is_decoder": True, "add_cross_attention": True}
     if position_embedding:
         changes["position_embedding_type"] = position_embedding
-    options = ModelOptions(model=model, architecture=architecture, pooler=pooler, download=download)
+    options = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download)
     source, built = options.built(changes=changes)
     if kind != "tree":
         source.require(f"--kind {kind}")

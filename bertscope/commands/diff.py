@@ -16,15 +16,12 @@ EXAMPLES = """
   bertscope diff my-bert.yaml bert-tiny --exit-code
 """
 
-_A = Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=complete_model)]
-_B = Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)]
-
 
 @command(place=110, examples=EXAMPLES, short_help="Compare two models: settings, parameters, totals, FLOPs.")
 def diff(
     *,
-    a: _A,
-    b: _B,
+    a: Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=complete_model)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)],
     architecture: Architecture = None,
     attention: Attention = None,
     sizes: SizeOptions,

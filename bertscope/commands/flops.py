@@ -20,22 +20,15 @@ EXAMPLES = """
   bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
   bertscope flops bert-tiny --operators
 """
+_COMBINED = "if several, one row for each combination"
 
 
 @command(place=30, examples=EXAMPLES, short_help="Count the FLOPs of a forward pass or a training step.")
 def flops(
     *,
-    batch: Annotated[
-        str,
-        typer.Option(
-            "--batch", "-b", metavar="N[,N...]", help="Batch sizes; if several, one row for each combination."
-        ),
-    ] = "1",
+    batch: Annotated[str, typer.Option("--batch", "-b", metavar="N[,N...]", help=f"Batch sizes; {_COMBINED}.")] = "1",
     seq: Annotated[
-        str,
-        typer.Option(
-            "--seq", "-s", metavar="N[,N...]", help="Sequence lengths; if several, one row for each combination."
-        ),
+        str, typer.Option("--seq", "-s", metavar="N[,N...]", help=f"Sequence lengths; {_COMBINED}.")
     ] = "128",
     mode: Annotated[
         Literal["inference", "training"],

@@ -19,17 +19,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def complete_model(incomplete: str) -> list[str]:
-    """Return the preset names that begin with the typed text."""
-    return [name for name in preset_paths() if name.startswith(incomplete)]
+def complete_model() -> list[str]:
+    """Return the names of all presets; the shell completes file names itself if none matches."""
+    return list(preset_paths())
 
 
-def complete_architecture(incomplete: str) -> list[str]:
-    """Return the class names that begin with the typed text."""
-    return [name for name in ARCHITECTURES if name.startswith(incomplete)]
-
-
-# The shell completes file names itself if no preset matches.
 Model = Annotated[
     str,
     typer.Argument(
@@ -46,7 +40,7 @@ Architecture = Annotated[
         "-a",
         metavar="CLASS",
         help=f"The class to build instead of the model's own: {', '.join(ARCHITECTURES)}.",
-        autocompletion=complete_architecture,
+        autocompletion=lambda: list(ARCHITECTURES),
     ),
 ]
 Attention = Annotated[
@@ -67,30 +61,24 @@ Download = Annotated[bool, typer.Option("--download", help="Download a missing m
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """MODEL and the options that change it."""
+    """MODEL and the options that change it, under the names that `find` and `load` take."""
 
     model: Model = DEFAULT_MODEL
     architecture: Architecture = None
     attention: Attention = None
-    pooler: Pooler = None
+    add_pooling_layer: Pooler = None
     download: Download = False
 
     def found(self) -> ModelSource:
         """Return the source that MODEL names; print its note, if it has one."""
-        source = find(
-            self.model, architecture=self.architecture, attention=self.attention, add_pooling_layer=self.pooler,
-            download=self.download,
-        )  # fmt: skip
+        source = find(**vars(self))
         if source.notice:
             note(source.notice)
         return source
 
     def loaded(self) -> BertSource:
         """Return the BERT that MODEL names; raises SourceError for another model."""
-        return load(
-            self.model, architecture=self.architecture, attention=self.attention, add_pooling_layer=self.pooler,
-            download=self.download,
-        )  # fmt: skip
+        return load(**vars(self))
 
     def built(
         self, freeze_patterns: list[str] | None = None, changes: Mapping[str, object] | None = None

@@ -8,7 +8,7 @@ from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.commands.model_options import Architecture, Download, ModelOptions, Pooler, complete_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
-from bertscope.render import verify as renderer
+from bertscope.render.checkpoint import verify as renderer
 from bertscope.sources.find import weights_path
 from bertscope.units import PRECISIONS
 
@@ -56,7 +56,7 @@ def verify(
     understood. The report accounts for every byte of the file.
     """
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
-    source = ModelOptions(model=model, architecture=architecture, pooler=pooler, download=download).found()
+    source = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download).found()
     from bertscope.analyses.checkpoint.verify import verify as analyse
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())

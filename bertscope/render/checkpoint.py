@@ -1,12 +1,14 @@
-"""The contents of a checkpoint as a table, CSV and Markdown."""
+"""The contents of a checkpoint, and its comparison with a model, as a table, CSV and Markdown."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
-from bertscope.reports.checkpoint import CheckpointReport, Stored
+from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.reports.base import Shape
+from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3
@@ -25,13 +27,13 @@ def _columns(report: CheckpointReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def title(report: CheckpointReport) -> str:
+def _title(report: CheckpointReport) -> str:
     """Return `model.safetensors: safetensors, 62 tensors`."""
     stored = report.stored
     return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
 
 
-def stored_lines(stored: Stored) -> list[tuple[str, str]]:
+def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     """Return the sums: parameters, dtypes, and the file's size to the last byte."""
     dtypes = ", ".join(f"{count_text(row.params)} in {row.dtype} ({bytes_text(row.bytes)})" for row in stored.dtypes)
     sums = Counter[str]()
@@ -50,7 +52,7 @@ def stored_lines(stored: Stored) -> list[tuple[str, str]]:
 
 
 def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
-    lines = stored_lines(report.stored)
+    lines = _stored_lines(report.stored)
     if report.stored.metadata:
         metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
         lines.append(("metadata", one_line(metadata, limit=200)))
@@ -59,15 +61,82 @@ def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
 
 def table(report: CheckpointReport, target: Target) -> str:
     """Return the report for the terminal."""
-    return f"{title(report)}\n{table_text(_columns(report), report.rows, target)}{lines_text(_footer(report), 17)}"
+    return f"{_title(report)}\n{table_text(_columns(report), report.rows, target)}{lines_text(_footer(report), 17)}"
 
 
 def markdown(report: CheckpointReport) -> str:
     """Return the report for a pull request or a page."""
     body = markdown_text(_columns(report), report.rows)
-    return f"**{title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
+    return f"**{_title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
 
 
 def csv(report: CheckpointReport) -> str:
     """Return the tensors for a spreadsheet."""
     return csv_text(_columns(report), report.rows)
+
+
+# ---- verify ----
+
+
+def _label(row: VerifyRow) -> str:
+    name = f"{row.stored_name} -> {row.name}" if row.status == "renamed" else row.name
+    return one_line(name) + copies_text(row.copies)
+
+
+def _side(shape: Shape, dtype: str | None) -> str:
+    if shape is None:
+        return ""
+    return shape_text(shape) + ("" if dtype in (None, "float32") else f" {dtype}")
+
+
+_VERIFY = (
+    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
+    Column("what", lambda row: row.status, values("status")),
+    Column("tensor", _label, values("name", "stored_name", "copies")),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), give_up=2),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), give_up=2),
+    csv_only(values("dtype", "stored_dtype")),
+    number("params", "params", give_up=3),
+    Column("note", lambda row: one_line(row.note), values("note"), give_up=1),
+)
+_WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another shape", "dtype": "of another dtype"}
+
+
+def _answer(report: VerifyReport) -> str:
+    """Return one sentence: the checkpoint holds the model, or it does not."""
+    subject, stored = report.subject, one_line(report.stored.name, limit=120)
+    model = f"{one_line(subject.name, limit=120)} ({subject.architecture})"
+    if report.fits:
+        return f"yes: {stored} holds {model}"
+    wrong = Counter[str]()
+    for row in report.rows:
+        if row.is_wrong:
+            wrong[row.status] += row.copies
+    found = [f"{count} {_WORDS[status]}" for status, count in wrong.items()]
+    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+
+
+def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
+    counted = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
+    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {counted}")]
+    lines += _stored_lines(report.stored)
+    if report.fitting:
+        lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
+    return [*lines, ("verified", report.obtained)]
+
+
+def _verify_table(report: VerifyReport, target: Target) -> str:
+    body = table_text(_VERIFY, report.rows, target, lambda row: row.is_wrong) if report.rows else ""
+    return f"{_answer(report)}\n{body}{lines_text(_verify_footer(report), 17)}"
+
+
+def _verify_markdown(report: VerifyReport) -> str:
+    rows = markdown_text(_VERIFY, report.rows) + "\n" if report.rows else ""
+    return f"**{_answer(report)}**\n\n{rows}{lines_markdown(_verify_footer(report))}"
+
+
+# The renderer of `verify`: yes or no first, then what is wrong, then what is worth knowing.
+verify = SimpleNamespace(
+    table=_verify_table, markdown=_verify_markdown, csv=lambda report: csv_text(_VERIFY, report.rows)
+)

@@ -1,20 +1,13 @@
-"""The target of a table: its width and its colours. Only this file makes rich consoles.
+"""The target of a table: its width and its colours.
 
 A piped table takes its natural width: rich would assume 80 columns there and drop whole ones.
 """
 
-from __future__ import annotations
-
-import io
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
-    from rich.console import Console, RenderableType
-
-_UNLIMITED = 10_000
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 
 
@@ -51,33 +44,3 @@ def stdout_target() -> Target:
         color = _chosen[0] == "always"
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     return Target(width=width, color=color, unicode=encoding.startswith("utf"))
-
-
-def draw(renderable: RenderableType, target: Target) -> str:
-    """Return the renderable as text, lines without trailing blanks."""
-    console = _console(target)
-    console.print(renderable)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def natural_width(renderable: RenderableType) -> int:
-    """Return the width at which nothing wraps."""
-    return _console(Target()).measure(renderable).maximum
-
-
-def _console(target: Target) -> Console:
-    from rich.console import Console
-
-    # markup off: `[768, 3072]` in a cell is data; height: without it rich clamps to 80 under TERM=dumb.
-    options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": False}
-    return Console(
-        file=io.StringIO(),
-        width=target.width or _UNLIMITED,
-        height=_UNLIMITED,
-        force_terminal=target.color,
-        color_system="standard" if target.color else None,
-        no_color=not target.color,
-        legacy_windows=False,
-        **options,
-    )

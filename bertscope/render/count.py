@@ -1,33 +1,25 @@
 """The count report as a table, CSV and Markdown."""
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 
 from bertscope.render.console import Target
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
-from bertscope.render.tree import tensor_columns
+from bertscope.render.tree import Line, tensor_columns
 from bertscope.reports.params import CountReport, CountRow
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
+_INDENT = "  "
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A row at its depth: 0 a row, 1 a part of the row above."""
-
-    row: CountRow
-    depth: int
-
-
-def _table(report: CountReport) -> tuple[list[Column], list[_Line]]:
-    """Return the columns, and the rows with their parts below them."""
-    lines = [line for row in report.rows for line in (_Line(row, 0), *(_Line(part, 1) for part in row.parts))]
+def _table(report: CountReport) -> tuple[list[Column], list[Line]]:
+    """Return the columns, and the rows with their parts indented below them."""
+    lines = [line for row in report.rows for line in (Line(row, ""), *(Line(part, _INDENT) for part in row.parts))]
     rows = [line.row for line in lines]
     columns = [
-        Column("path", _label, values("depth") | _values("name", "path")),
+        Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
         Column("type", _type_text, _values("type"), give_up=4),
         Column("shapes", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
         *tensor_columns(rows, give_up=7, csv_order=3),
@@ -43,20 +35,20 @@ def _table(report: CountReport) -> tuple[list[Column], list[_Line]]:
     return columns, lines
 
 
-def _label(line: _Line) -> str:
-    row = line.row
-    return f"  {row.name}" if line.depth else (row.path or row.name) + copies_text(row.copies)
+def _label(line: Line) -> str:
+    row: CountRow = line.row
+    return line.branches + row.name if line.branches else (row.path or row.name) + copies_text(row.copies)
 
 
-def _each_text(line: _Line) -> str:
+def _each_text(line: Line) -> str:
     return count_text(line.row.each_params) if line.row.copies > 1 else ""
 
 
-def _type_text(line: _Line) -> str:
+def _type_text(line: Line) -> str:
     return " + ".join(dict.fromkeys(line.row.type.split(" + ")))
 
 
-def _shapes(line: _Line) -> str:
+def _shapes(line: Line) -> str:
     """Return `4 x [768, 768], 4 x [768]`; more than four kinds are counted instead."""
     kinds = Counter(line.row.shapes)
     if len(kinds) > 4:

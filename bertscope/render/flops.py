@@ -85,8 +85,6 @@ _SWEEP = (
     number("recomputed", "recompute_flops", give_up=2),
     number("total FLOPs", "total_flops"),
 )
-
-
 _OPERATORS = (
     Column("operator", lambda row: row.operator, values("operator")),
     Column("phase", lambda row: row.phase, values("phase")),

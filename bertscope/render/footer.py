@@ -1,20 +1,19 @@
 """The lines under a table: every total under the name of its convention."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.reports.explain import ExplainReport
-from bertscope.reports.flops import FlopsReport
-from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8
 
 
-def title(report: CountReport | TreeReport | FlopsReport | ExplainReport | MemoryReport | FitReport) -> str:
-    """Return `bert-large-zh: BertModel, sdpa attention`."""
-    subject = report.subject
+def title(report: Any) -> str:
+    """Return `bert-large-zh: BertModel, sdpa attention` for a report with a `subject`."""
+    subject: Subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
     return f"{head}{subject.architecture}{attention}"

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.render.console import Target, draw, natural_width
+from bertscope.render.console import Target
 from bertscope.units import count_text, visible
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
+    from rich.console import Console
     from rich.table import Table
-
 
 Strong = Callable[[Any], object] | None  # true for the rows in bold
 MANY = 2000  # rows
+_UNLIMITED = 10_000
 _GAP = "   "
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
@@ -93,10 +94,13 @@ class _RichTable:
     strong: Strong
 
     def width(self, columns: Sequence[Column]) -> int:
-        return natural_width(self._table(columns))
+        return _console(Target()).measure(self._table(columns)).maximum
 
     def text(self, columns: Sequence[Column]) -> str:
-        return draw(self._table(columns), self.target)
+        console = _console(self.target)
+        console.print(self._table(columns))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
     def _table(self, columns: Sequence[Column]) -> Table:
         from rich import box
@@ -111,6 +115,24 @@ class _RichTable:
             style = "bold" if self.strong and self.strong(row) else ""
             table.add_row(*(Text(visible(column.text(row))) for column in columns), style=style)
         return table
+
+
+def _console(target: Target) -> Console:
+    from rich.console import Console
+
+    # markup off: `[768, 3072]` in a cell is data; height: without it rich clamps to 80 under TERM=dumb.
+    return Console(
+        file=io.StringIO(),
+        width=target.width or _UNLIMITED,
+        height=_UNLIMITED,
+        force_terminal=target.color,
+        color_system="standard" if target.color else None,
+        no_color=not target.color,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
 
 
 class _Lines:

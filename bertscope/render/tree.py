@@ -17,7 +17,7 @@ _values = partial(values, of="row")
 
 @dataclass(frozen=True)
 class Line:
-    """A row and the branches drawn before it."""
+    """A row and the branches, or the indentation, before its name."""
 
     row: Any
     branches: str

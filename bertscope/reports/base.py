@@ -68,11 +68,6 @@ class Totals:
     unknown_tensors: int
 
 
-def to_json_data(report: Any) -> dict[str, Any]:
-    """Return the report as data for `json.dumps`, with `schema` and `kind` in front."""
-    return {"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)}
-
-
 def to_json(report: Any) -> str:
-    """Return the report as JSON text, which `from_json` reads back."""
-    return json_text(to_json_data(report))
+    """Return the report as JSON text, with `schema` and `kind` in front; `from_json` reads it back."""
+    return json_text({"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)})

@@ -90,17 +90,6 @@ def expand(path: str) -> Iterator[str]:
             yield f"{path[: found.start()]}{name}{rest}"
 
 
-def covers(shown: str, path: str) -> bool:
-    """Return True when `path` is one of the paths that `shown` represents."""
-    given, wanted = path.split("."), shown.split(".")
-    return len(given) == len(wanted) and all(map(_name_covers, wanted, given))
-
-
-def _name_covers(shown: str, name: str) -> bool:
-    layers = LayerRange.parse(shown)
-    return name == shown or (layers is not None and number_of(name) in layers)
-
-
 def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:
     """Merge items with equal keys whose paths differ in their first number, where the numbers are consecutive.
 

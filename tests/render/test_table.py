@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertscope.render import check, checkpoint, count, fit, tree, verify
+from bertscope.render import check, checkpoint, count, fit, tree
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.check import Finding
@@ -38,7 +38,7 @@ def test_a_column_is_text_in_a_table_and_a_raw_value_in_csv():
     [
         (count, CountRow, {"parts"}),  # rows of their own, with depth 1
         (tree, TreeRow, {"is_last"}),  # for drawing
-        (verify, VerifyRow, set()),
+        (checkpoint.verify, VerifyRow, set()),
         (checkpoint, StoredRow, set()),
         (check, Finding, set()),
         (fit, FitRow, {"extra_flops"}),  # a ratio of two values of step_flops

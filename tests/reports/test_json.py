@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 import bertscope
 from bertscope.commands import output
-from bertscope.reports.base import Subject, to_json_data
+from bertscope.reports.base import Subject, to_json
 from bertscope.reports.json import report_classes, schema
 from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport, ProcessMemory, Timing, Variant
 from bertscope.run_config import RunConfig
@@ -80,7 +80,7 @@ def test_the_report_on_what_fits_is_as_its_schema_says(card):
 
 def validate(report) -> None:
     """Through JSON, as a reader gets it."""
-    Draft202012Validator(schema(report.kind)).validate(json.loads(json.dumps(to_json_data(report))))
+    Draft202012Validator(schema(report.kind)).validate(json.loads(to_json(report)))
 
 
 def test_every_report_has_its_schema_and_every_schema_its_test(cli):
@@ -127,9 +127,9 @@ def test_pairs_and_mappings_have_their_schema():
         table: dict[str, int]
         maybe: tuple[float, ...] | None
 
-    from bertscope.reports.json import _object
+    from bertscope.reports.json import _object_schema
 
-    made = Draft202012Validator(_object(Example, {}))
+    made = Draft202012Validator(_object_schema(Example, {}))
     assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})
     for wrong in ({"pair": [1]}, {"pair": [1, "a", 2]}, {"pair": ["a", 1]}, {"table": {"x": "y"}}, {"maybe": ["x"]}):
         assert not made.is_valid({"pair": [1, "a"], "table": {}, "maybe": []} | wrong)

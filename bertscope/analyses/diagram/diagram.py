@@ -6,7 +6,7 @@ from bertscope.analyses.params.tree import tree
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel
 from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
-from bertscope.reports.layer_ranges import covers, is_run
+from bertscope.reports.layer_ranges import expand, is_run
 from bertscope.reports.params import TreeRow
 
 KINDS = ("class", "forward", "tree")
@@ -86,7 +86,7 @@ def tree_diagram(
 def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
     """Return the row of a path; for one of several equal layers, such as `encoder.layer.7`, their common row."""
     for row in rows:
-        if covers(row.path, path):
+        if path in (row.path, *expand(row.path)):
             return row
     known = [row.path for row in rows if row.path]
     raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")

@@ -21,8 +21,8 @@ from bertscope.analyses.memory.child import child_command
 from bertscope.analyses.memory.profile_worker import MESSAGES, Job
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
+from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, Timing, Variant
-from bertscope.reports.reader import typed
 from bertscope.run_config import COMMON_FIELDS, NONE
 from bertscope.units import bytes_text
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from bertscope.config import BertConfig
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
-from bertscope.reports.reader import typed
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 

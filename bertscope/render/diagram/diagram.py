@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.render.diagram.mermaid import mermaid, source
-from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
+from bertscope.render.diagram.texts import arrows, attributes, conditions, group_label, node_lines, title
 from bertscope.render.page.templating import filled, markup
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
@@ -64,11 +64,9 @@ def _in_record(written: str) -> str:
 
 
 def _graph(report: GraphReport) -> Iterator[str]:
-    nodes = {node.id: node for node in report.nodes}
     yield f"rankdir={report.direction};"
     yield from _group("", report)
-    for edge in report.edges:
-        lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
+    for edge, lines in arrows(report):
         label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
         yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from bertscope.errors import SelectionError
-from bertscope.render.diagram.texts import attributes, conditions, edge_lines, group_label, node_lines, title
+from bertscope.render.diagram.texts import arrows, attributes, conditions, group_label, node_lines, title
 from bertscope.reports.diagram import ClassBox, ClassReport, GraphReport
 from bertscope.units import visible
 
@@ -73,11 +73,9 @@ def _class(box: ClassBox, package: str) -> Iterator[str]:
 
 
 def _flowchart(report: GraphReport) -> Iterator[str]:
-    nodes = {node.id: node for node in report.nodes}
     yield f"flowchart {report.direction}"
     yield from _group("", report, 1)
-    for edge in report.edges:
-        lines = edge_lines(edge, nodes[edge.source], nodes[edge.target])
+    for edge, lines in arrows(report):
         label = f'|"{_joined(lines)}"|' if lines else ""
         yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
 

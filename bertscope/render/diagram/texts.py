@@ -2,26 +2,23 @@
 
 from collections.abc import Iterator
 
-from bertscope.errors import one_line
+from bertscope.render import footer
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.units import count_text, tensors_text
 
 
 def title(report: ClassReport | GraphReport) -> str:
     """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
-    subject = report.subject
-    parts = [subject.architecture, *([f"{subject.attention} attention"] if subject.attention else [])]
+    parts = [footer.title(report)]
     if isinstance(report, ClassReport):
         parts.append(f"classes of {report.package} {report.package_version}")
         parts += [f"around {report.around}"] if report.around else []
     else:
         parts += [report.path] if report.path else []
-        is_forward = report.diagram == "forward"
         size = f"forward at batch {report.batch}, seq {report.seq}"
-        parts.append(size if is_forward else "modules with their parameters in all copies")
+        parts.append(size if report.diagram == "forward" else "modules with their parameters in all copies")
         parts += [f"{report.cache} cached"] if report.cache else []
-    head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
-    return head + ", ".join(parts)
+    return ", ".join(parts)
 
 
 def node_lines(node: DiagramNode) -> list[str]:
@@ -37,11 +34,13 @@ def node_lines(node: DiagramNode) -> list[str]:
     return lines
 
 
-def edge_lines(edge: DiagramEdge, source: DiagramNode, target: DiagramNode) -> list[str]:
-    """Return the lines at an arrow: the view of the tensor, and its shape unless a box at an end shows it."""
-    is_shown = edge.shape in (source.shape, target.shape)
-    shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
-    return [", ".join(edge.views), *shapes] if edge.views else shapes
+def arrows(report: GraphReport) -> Iterator[tuple[DiagramEdge, list[str]]]:
+    """Yield each arrow with its lines: the view of the tensor, and its shape unless a box at an end shows it."""
+    shown = {node.id: node.shape for node in report.nodes}
+    for edge in report.edges:
+        is_shown = edge.shape in (shown[edge.source], shown[edge.target])
+        shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
+        yield edge, [", ".join(edge.views), *shapes] if edge.views else shapes
 
 
 def group_label(group: DiagramGroup) -> str:

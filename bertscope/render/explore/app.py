@@ -29,8 +29,8 @@ def _keys(bindings: Iterable[BindingType], width: int) -> str:
     return fill(named, width).replace("\u00a0", " ")
 
 
-class Explorer(App[None]):
-    """The tree, the module under the cursor, and a line to search in."""
+class Explorer(App[BaseException]):
+    """The tree, the module under the cursor, and a line to search in; it returns an error of `later`, if any."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -69,7 +69,6 @@ class Explorer(App[None]):
             os.environ.pop("NO_COLOR", None)  # an empty one means nothing; Textual would take it
         super().__init__(ansi_color=is_colourless)  # Textual then uses no colours
         self.report, self.later = report, later
-        self.failure: BaseException | None = None
         self.words, self.origin = "", 0
         self.width, self.detailed = 0, 0  # of the terminal; the module in the details
 
@@ -99,7 +98,7 @@ class Explorer(App[None]):
             for report in self.later:
                 self.call_later(self._show, report)  # in the app's own thread
         except BaseException as error:  # it must reach the person, whatever it is
-            self.call_later(self._fail, error)
+            self.call_later(self.exit, error)
 
     def _show(self, report: ExploreReport) -> None:
         """Show the same rows with more values."""
@@ -107,11 +106,6 @@ class Explorer(App[None]):
         self.modules.rows = report.rows
         self._say(status(report))
         self._redraw()
-
-    def _fail(self, error: BaseException) -> None:
-        """Exit; the command prints the reason."""
-        self.failure = error
-        self.exit()
 
     def on_resize(self, event: events.Resize) -> None:
         """Put the details next to the tree or below it, and show as many columns as fit."""
@@ -123,9 +117,10 @@ class Explorer(App[None]):
     def _redraw(self) -> None:
         self.modules.show_measures(self.width if self.width < _WIDE else 76)
         self.query_one("#header", Static).update(self.modules.header())
-        self._show_details()
+        self.on_tree_node_highlighted()
 
-    def _show_details(self) -> None:
+    def on_tree_node_highlighted(self) -> None:
+        """Show the details of the module under the cursor."""
         place = self.modules.place
         self.body.update(details(self.report, place))
         if place != self.detailed:
@@ -134,10 +129,6 @@ class Explorer(App[None]):
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(text)
-
-    def on_tree_node_highlighted(self) -> None:
-        """Show the details of the module under the cursor."""
-        self._show_details()
 
     def action_sort(self, by: str) -> None:
         """Sort siblings by that measure, largest first; `order` is the model's own."""
@@ -195,7 +186,6 @@ class Explorer(App[None]):
 
 def run(report: ExploreReport, later: Iterable[ExploreReport]) -> None:
     """Show it until the person leaves; raises what loading raised."""
-    app = Explorer(report, later)
-    app.run()
-    if app.failure is not None:
-        raise app.failure
+    failure = Explorer(report, later).run()
+    if failure is not None:
+        raise failure

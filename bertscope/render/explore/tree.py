@@ -35,16 +35,6 @@ class ModuleTree(Tree[int]):
         super().__init__(row_name(rows[0].module), data=0)
         self.guide_depth = INDENT
 
-    def on_mount(self) -> None:
-        """Fill the tree."""
-        self.rebuild()
-
-    def rebuild(self) -> None:
-        """Build all nodes again in the chosen order; the cursor and the open nodes stay."""
-        if self.nodes:
-            self.open = {place for place, node in self.nodes.items() if node.is_expanded}
-        self._fill(self.place)
-
     def toggle_all(self) -> None:
         """Open everything; if all is open, close everything but the root."""
         parents = {place for place, below in enumerate(self.below) if below}
@@ -90,9 +80,11 @@ class ModuleTree(Tree[int]):
         self.scroll_to_line(node.line, animate=False)
 
     def show_measures(self, width: int) -> None:
-        """Choose the columns for a width, and draw all again."""
+        """Choose the columns for a width, and build all nodes again; the cursor and the open nodes stay."""
         self.measures = shown(width, self.names, self.by)
-        self.rebuild()
+        if self.nodes:
+            self.open = {place for place, node in self.nodes.items() if node.is_expanded}
+        self._fill(self.place)
 
     def header(self) -> str:
         """Return the titles over the columns, with an arrow at the sorted one."""

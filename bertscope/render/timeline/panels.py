@@ -1,7 +1,8 @@
 """The content of every picture of a timeline: a panel for each variant, with its areas, phases and peak."""
 
+import operator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
@@ -72,12 +73,9 @@ class Pictured:
 
     def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
         """Return each part with the upper edge of its area, the lowest area first."""
-        edges = [0.0] * len(panel.samples)
-        stacked = []
-        for part in self.parts:
-            edges = [edge + height for edge, height in zip(edges, self.heights(panel, part), strict=True)]
-            stacked.append((part, edges))
-        return stacked
+        heights = (self.heights(panel, part) for part in self.parts)
+        tops = accumulate(heights, lambda below, part: [*map(operator.add, below, part)])
+        return list(zip(self.parts, tops, strict=True))
 
 
 def pictured(report: MemoryReport) -> Pictured:

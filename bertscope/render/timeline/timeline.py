@@ -1,6 +1,6 @@
 """Live bytes over a step, as a picture (HTML, SVG, PNG) or as data (CSV, JSON); nothing is computed here."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.util import find_spec
 from operator import attrgetter
 from types import SimpleNamespace
@@ -8,13 +8,12 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.render.table import csv_only, csv_text, values
-from bertscope.render.timeline.panels import variant_name
+from bertscope.render.timeline.panels import COLORS, variant_name
 from bertscope.reports.base import SCHEMA
-from bertscope.reports.memory import Memory, MemoryReport, Parts
+from bertscope.reports.memory import Memory, MemoryReport
 from bertscope.units import json_text
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
-_PARTS = tuple(field.name for field in fields(Parts))
 
 
 def timeline(report: MemoryReport, suffix: str) -> bytes:
@@ -48,11 +47,8 @@ def check_suffix(suffix: str) -> str:
     return name
 
 
-_COLUMNS = (
-    csv_only(values("variant", "obtained", "index")),
-    csv_only(values("phase", of="sample")),
-    csv_only({f"{part}_bytes": attrgetter(f"sample.parts.{part}") for part in (*_PARTS, "total")}),
-)
+_BYTES = {f"{part}_bytes": attrgetter(f"sample.parts.{part}") for part in (*COLORS, "total")}
+_COLUMNS = (csv_only(values("variant", "obtained", "index") | values("phase", of="sample") | _BYTES),)
 
 
 def csv(report: MemoryReport) -> str:

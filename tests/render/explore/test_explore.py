@@ -129,7 +129,7 @@ def explored(*keys, size=(80, 24), all_reports=True, run=None, wait=True, **chan
     async def pressed():
         app = Explorer(first, later if all_reports else ())
         async with app.run_test(size=size) as pilot:
-            while wait and all_reports and app.report.awaited and app.failure is None:
+            while wait and all_reports and app.report.awaited and app.return_value is None:
                 await pilot.pause(0.01)
             await pilot.press(*keys)
             await pilot.pause()
@@ -287,7 +287,7 @@ def test_details_of_another_module_begin_at_their_top():
 def test_q_and_control_c_quit(keys):
     app, _, _ = explored(*keys)
     assert app._exit
-    assert app.failure is None
+    assert app.return_value is None
 
 
 def test_what_loading_raises_reaches_the_command():
@@ -301,12 +301,12 @@ def test_what_loading_raises_reaches_the_command():
         app = Explorer(reports()[0], failing())
         async with app.run_test() as pilot:
             for _ in range(500):
-                if app.failure is not None:
+                if app.return_value is not None:
                     break
                 await pilot.pause(0.01)
         return app
 
-    assert str(asyncio.run(started()).failure) == "it went wrong"
+    assert str(asyncio.run(started()).return_value) == "it went wrong"
 
 
 def test_no_color_leaves_out_every_colour(monkeypatch):
