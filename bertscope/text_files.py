@@ -68,13 +68,14 @@ class Mapping(dict[str, Entry]):
             if known and key not in known:
                 raise entry.error(f"unknown key {key!r} in {place}; {suggestion(key, known)}", key)
 
-    def checked(self, key: str, default: Any, accepts: Callable[[Any], bool], words: str) -> Any:
-        """Return the value of a key, or the default; raise ConfigError unless `accepts` returns True for the value."""
+    def checked(self, key: str, default: Any, accepts: type | Callable[[Any], bool], words: str) -> Any:
+        """Return the value of a key, or the default; raise ConfigError unless a type or a test accepts it."""
         if key not in self:
             return default
-        if not accepts(self[key].value):
+        value = self[key].value
+        if not (isinstance(value, accepts) if isinstance(accepts, type) else accepts(value)):
             raise self[key].error(f"{key} must be {words}", key)
-        return self[key].value
+        return value
 
 
 def _plain(value: Any) -> Any:

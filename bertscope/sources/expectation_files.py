@@ -21,7 +21,7 @@ from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
 from bertscope.sources.find import load
-from bertscope.sources.presets import is_boolean, preset_of, preset_paths
+from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
@@ -59,7 +59,7 @@ def _model(entries: Mapping, path: Path) -> BertSource:
     settings = {
         "architecture": _one_of(entries, "architecture", ARCHITECTURES),
         "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
-        "add_pooling_layer": entries.checked("add_pooling_layer", None, is_boolean, "one of true, false"),
+        "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
     }
     try:
         return load(_named(entries["model"], path.parent), **settings)

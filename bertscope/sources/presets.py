@@ -77,18 +77,11 @@ def _preset_only(entries: Mapping) -> dict[str, Any]:
         "a list of names such as google-bert/bert-base-cased",
     )  # fmt: skip
     return {
-        "add_pooling_layer": entries.checked("add_pooling_layer", True, is_boolean, "true or false"),
-        "description": entries.checked(
-            "description", "", lambda value: isinstance(value, str), "text; put it in quotes"
-        ),
+        "add_pooling_layer": entries.checked("add_pooling_layer", True, bool, "true or false"),
+        "description": entries.checked("description", "", str, "text; put it in quotes"),
         "hub_names": tuple(names),
         "expected": tuple(read_expectations(entries.get("expected"))),
     }
-
-
-def is_boolean(value: Any) -> bool:
-    """Return True for true and false."""
-    return isinstance(value, bool)
 
 
 def _config(fields: Mapping, place: Entry) -> BertConfig:
