@@ -15,8 +15,8 @@ import statistics
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,15 @@ def _measure(step: Any, job: Job, say: Say) -> float:
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.torch_access import torch
 
-    say("stage", "making the optimizer's state")
-    step.make_optimizer_state()
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        """Send the phase of a step before the measured one."""
+        say("stage", f"in the {name} phase of the first steps")
+        yield
+
+    step.run_first_steps(stage)
     started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"))
+    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the measured step"))
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = time.perf_counter() - started
