@@ -250,7 +250,7 @@ def _() -> str:
     import torchinfo
 
     text = str(torchinfo.summary(cased(), depth=9, verbose=0))
-    return f"the word tied or shared stands {len(re.findall('tied|shared', text, re.IGNORECASE))} times"
+    return f"the words tied and shared occur {len(re.findall('tied|shared', text, re.IGNORECASE))} times"
 
 
 @answers("tensors", "torchinfo")

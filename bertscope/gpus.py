@@ -12,7 +12,7 @@ from bertscope.reports.memory import Gpu
 from bertscope.units import BF16
 
 _GIB, _MIB = 2**30, 2**20
-_ISSUE = "torch's total capacity, GitHub issue "
+_ISSUE = "capacity reported by torch, in GitHub issue "
 _SMI = "nvidia-smi, GitHub issue "
 Capability = tuple[int, int]
 

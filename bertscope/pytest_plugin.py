@@ -42,7 +42,7 @@ class ExpectationFile(pytest.File):
         try:
             self.source = source = read_expectation_file(self.path.relative_to(Path.cwd()) if is_below else self.path)
             if not source.expected:
-                raise SourceError(f"expects nothing; 'bertscope check --write {source.path}' records today's counts",
+                raise SourceError(f"expects nothing; 'bertscope check --write {source.path}' adds the current counts",
                                   where=f"{source.path}:1")  # fmt: skip
         except BertscopeError as error:
             yield Unreadable.from_parent(self, name="readable", error=error)

@@ -303,11 +303,11 @@ def _json_members(text: str, path: Path) -> Mapping:
         if text[position : position + 1] == ",":
             position = _skip(text, position + 1)
             if text[position : position + 1] == "}":
-                raise json.JSONDecodeError("a comma stands before the closing '}'", text, position)
+                raise json.JSONDecodeError("a comma before the closing '}'", text, position)
         elif text[position : position + 1] != "}":
             raise json.JSONDecodeError("',' or '}' was expected", text, position)
     if _skip(text, position + 1) != len(text):
-        raise json.JSONDecodeError("text stands after the closing '}'", text, _skip(text, position + 1))
+        raise json.JSONDecodeError("text after the closing '}'", text, _skip(text, position + 1))
     return found
 
 

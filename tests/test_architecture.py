@@ -21,6 +21,7 @@ import pytest
 
 from bertscope.gpus import GPUS
 from bertscope.run_config import OPTIMIZERS
+from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "bertscope"
@@ -350,8 +351,11 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(name):
 
 def test_no_test_contains_the_number_of_presets_commands_or_gpus():
     counted = re.compile(r"preset|command|gpus|cards", re.IGNORECASE)
+    presets = re.compile(rf"\b{len(preset_paths())} (presets|files)\b")
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not presets.search(node.value), f"{path.name}: {node.value}"
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
                 left, right = ast.unparse(node.left), node.comparators[0]
                 is_number = isinstance(right, ast.Constant) and isinstance(right.value, int) and right.value > 1

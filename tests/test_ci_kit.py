@@ -66,7 +66,7 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
     assert done.returncode == 1
     assert f"\n{LINE}\n" in done.stdout
     assert "broken.bertscope.yaml:1: no preset or file named 'bert-tony'" in done.stdout
-    assert "'bertscope check --write empty.bertscope.yaml' records today's counts" in done.stdout
+    assert "'bertscope check --write empty.bertscope.yaml' adds the current counts" in done.stdout
     assert "Traceback" not in done.stdout
     assert re.search(r"4 failed, 7 passed", done.stdout)
     assert "AssertionError: Sequential: unique parameters: expected 14, got 13, difference -1" in done.stdout
@@ -175,7 +175,7 @@ def test_pre_commit_passes_holds_back_and_passes_over(hooked):
     done = precommit()
     assert done.returncode == 1
     assert LINE in done.stdout
-    assert "3 files: 3 expectations hold, 1 do not" in done.stdout  # one process for all
+    assert "3 files: 3 expectations passed, 1 failed" in done.stdout  # one process for all
 
 
 @pytest.mark.parametrize("args", ["", "        args: [--format, github]\n"])
@@ -259,9 +259,9 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert done.returncode == 1
     place, _, message = LINE.partition(":3: ")
     assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
-    assert done.stdout.endswith("2 files: 1 expectation holds, 1 do not\n")
+    assert done.stdout.endswith("2 files: 1 expectation passed, 1 failed\n")
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
-    assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations hold, 0 do not\n")
+    assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
 
 
 def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_name(installed, tmp_path):

@@ -70,7 +70,7 @@ def test_the_expectation_file_of_the_readme_holds(cli, tmp_path):
     path = tmp_path / "models.bertscope.yaml"
     path.write_text(block("yaml", "model:"))
     result = cli("check", path)
-    assert (result.code, result.out) == (0, "1 file: 6 expectations hold, 0 do not\n"), result.out
+    assert (result.code, result.out) == (0, "1 file: 6 expectations passed, 0 failed\n"), result.out
 
 
 @pytest.mark.parametrize(("old", "new", "code"), [("108340804", "108340805", 1), ("adamw", "adamx", 2)])

@@ -96,7 +96,7 @@ def _weight_map(index: OpenFile) -> dict[str, str]:
     if not isinstance(places, dict) or not places:
         raise index.broken("an index needs a weight_map of tensors and their files")
     if not all(map(_is_shard_name, places.values())):
-        raise index.broken("a shard must be the plain name of a file beside the index")
+        raise index.broken("a shard must be the plain name of a file in the folder of the index")
     if len(set(places.values())) > MAX_SHARDS:
         raise SourceError(f"more than {MAX_SHARDS:,} shards", where=str(index.path))
     return places

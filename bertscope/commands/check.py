@@ -24,7 +24,7 @@ EXAMPLES = """
   bertscope check --format github .
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
-exit codes: 0 all hold, 1 something differs, 2 a file cannot be checked
+exit codes: 0 all expectations pass, 1 one fails, 2 a file cannot be checked
 """
 
 
@@ -40,20 +40,20 @@ def _is_file_like_option(word: str) -> bool:
     return word.startswith("-") and word.endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
-@command(place=140, examples=EXAMPLES, cls=WithFilesLikeOptions, short_help="Verify what files expect of their models.")
+@command(place=140, examples=EXAMPLES, cls=WithFilesLikeOptions, short_help="Verify the expectations in files.")
 def check(
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[FILES]...",
             help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
-            "all presets without one.",
+            "default: all presets.",
             autocompletion=complete_model,
         ),
     ] = None,
     write_to: Annotated[
         Path | None,
-        typer.Option("--write", metavar="FILE", help="Record today's counts into a file that expects nothing yet."),
+        typer.Option("--write", metavar="FILE", help="Add the current counts to a file without expectations."),
     ] = None,
     architecture: Architecture = None,
     fmt: Annotated[
@@ -62,7 +62,7 @@ def check(
     ] = "text",
     output: Output = None,
 ) -> int:
-    """Verify what files expect of their models: counts, ties, FLOPs of a run, estimated peak memory.
+    """Verify the expectations in files: counts, ties, FLOPs of a run, estimated peak memory.
 
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
@@ -83,7 +83,7 @@ def check(
 
 
 def _record(path: Path) -> None:
-    """Append today's counts to the file; its content stays as it is."""
+    """Append the current counts to the file; its content stays as it is."""
     source = read_expectation_file(path) if is_expectation_file(path) else read_preset(path)
     if source.expected:
         raise SourceError(
@@ -104,4 +104,4 @@ def _record(path: Path) -> None:
             "its own; rewrite it so, and the counts can be appended"
         ) from None
     write_file(path, content)
-    print(f"recorded today's counts in {path}", file=sys.stderr)
+    print(f"added the current counts to {path}", file=sys.stderr)

@@ -39,7 +39,8 @@ def count(
     unfold: Annotated[
         bool | None,
         typer.Option(
-            "--unfold/--fold", help="Show equal layers one by one, or as one row; by parameter they are unfolded."
+            "--unfold/--fold",
+            help="Show equal layers one by one, or as one row; default: as one row, except with --by parameter.",
         ),
     ] = None,
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
@@ -60,7 +61,7 @@ def count(
     """Count the parameters of a model or of a checkpoint, layer by layer.
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
-    under both conventions: unique parameters (every tensor once) and the sum over layers (at every layer that
+    in two ways: unique parameters (every tensor once) and the sum over layers (at every layer that
     uses them).
     """
     expected = None if expect is None else _expected(expect)

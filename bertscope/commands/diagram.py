@@ -37,7 +37,7 @@ def diagram(
         typer.Option("--kind", "-k", help="The classes, the dataflow of a forward pass, or the tree of modules."),
     ] = "class",
     class_name: Annotated[
-        str | None, typer.Option("--class", metavar="NAME", help="class: one class, its bases and parts only.")
+        str | None, typer.Option("--class", metavar="NAME", help="class: draw only this class, its bases and parts.")
     ] = None,
     implementation: Annotated[
         Literal["bertscope", "transformers"],
@@ -57,7 +57,7 @@ def diagram(
         typer.Option(help="The type of position embedding instead of the model's."),
     ] = None,
     cross_attention: Annotated[
-        bool, typer.Option("--cross-attention", help="As a decoder with cross-attention to another model's states.")
+        bool, typer.Option("--cross-attention", help="Build the model as a decoder with cross-attention.")
     ] = False,
     cache: Annotated[
         int | None,
@@ -66,7 +66,9 @@ def diagram(
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True,
     head_mask: Annotated[
         bool | None,
-        typer.Option("--head-mask/--no-head-mask", help="forward: with a head mask; default: for a self-attention."),
+        typer.Option(
+            "--head-mask/--no-head-mask", help="forward: with a head mask; default: only for a self-attention."
+        ),
     ] = None,
     sizes: SizeOptions,
     direction: Annotated[

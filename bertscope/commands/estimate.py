@@ -20,7 +20,7 @@ _RUN = RunOptions(batch=8)
     place=40,
     examples=EXAMPLES,
     cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: its peak, its parts, its place.",
+    short_help="Estimate a step's memory: the peak, its parts and operator.",
 )
 def estimate(
     *,
@@ -30,7 +30,7 @@ def estimate(
     view: ViewOptions,
     out: OutputOptions,
 ) -> None:
-    """Estimate the memory of a step: its peak, and the parts and place of the peak. Nothing is allocated.
+    """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
 
     torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
     peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.

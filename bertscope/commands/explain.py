@@ -23,7 +23,7 @@ def explain(
     *,
     naming: Annotated[
         Literal["hf", "tf", "keras"] | None,
-        typer.Option(help="Show the three vocabularies side by side, this one first."),
+        typer.Option(help="Show Hugging Face, TensorFlow and Keras names side by side, this one first."),
     ] = None,
     lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
     model: ModelOptions,

@@ -38,7 +38,7 @@ def explore(
 ) -> None:
     """Explore the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
 
-    FLOPs and memory are those of a training step at --batch and --seq; they appear when they are computed.
+    FLOPs and memory are those of a training step at --batch and --seq; they appear as soon as they are computed.
     Needs the extra 'explore'.
     """
     _check_terminal()

@@ -25,11 +25,12 @@ _AUTOCAST = "autocast-"
 _PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 
 
-@command(place=60, examples=EXAMPLES, short_help="Find the largest batch that a memory budget holds.")
+@command(place=60, examples=EXAMPLES, short_help="Find the largest batch that fits in a memory budget.")
 def fit(
     *,
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory budget: 16GiB (on CUDA with its context).")
+        str | None,
+        typer.Option(metavar="SIZE", help="The memory budget, such as 16GiB (on CUDA, including the context).")
     ] = None,
     gpu: Annotated[
         str | None,
@@ -38,7 +39,8 @@ def fit(
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="Find the runs that hold this batch.")
+        int | None,
+        typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits.")
     ] = None,
     checkpointing: Annotated[
         str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
@@ -57,9 +59,9 @@ def fit(
     model: ModelOptions,
     out: OutputOptions,
 ) -> int:  # fmt: skip
-    """Find the largest batch that a memory budget holds, for each checkpointing strategy and precision.
+    """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
-    With --batch, find the strategies and precisions that hold that batch, cheapest first. Exit code 1 if
+    With --batch, find the strategies and precisions with which it fits, cheapest first. Exit code 1 if
     nothing fits.
     """
     known = find_gpu(gpu) if gpu else None

@@ -26,13 +26,20 @@ EXAMPLES = """
 def flops(
     *,
     batch: Annotated[
-        str, typer.Option("--batch", "-b", metavar="N[,N...]", help="Batch sizes; several give a sweep.")
+        str,
+        typer.Option(
+            "--batch", "-b", metavar="N[,N...]", help="Batch sizes; if several, one row for each combination."
+        ),
     ] = "1",
     seq: Annotated[
-        str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths; several give a sweep.")
+        str,
+        typer.Option(
+            "--seq", "-s", metavar="N[,N...]", help="Sequence lengths; if several, one row for each combination."
+        ),
     ] = "128",
     mode: Annotated[
-        Literal["inference", "training"], typer.Option(help="A forward pass, or a forward and a backward pass.")
+        Literal["inference", "training"],
+        typer.Option(help="A forward pass, or a forward and a backward pass; the optimizer step is not counted."),
     ] = "inference",
     checkpointing: Strategy = RunConfig.checkpointing,
     model: ModelOptions,
@@ -43,7 +50,7 @@ def flops(
     operators: Annotated[bool, typer.Option("--operators", help="List every operator instead of the modules.")] = False,
     convention: Annotated[
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
-        typer.Option(help="Show the total by the convention of this source, and the others."),
+        typer.Option(help="Show the total under every convention, this one first."),
     ] = None,
     out: OutputOptions,
 ) -> None:

@@ -21,7 +21,7 @@ from bertscope.units import visible_lines
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, whole or not at all, instead of stdout."),
+    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, completely or not at all, instead of stdout."),
 ]
 
 

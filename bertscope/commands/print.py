@@ -29,7 +29,7 @@ def print_model(
 ) -> None:
     """Print the model as PyTorch prints it.
 
-    With the sdpa kernel the attention shows as BertSdpaSelfAttention, with eager as BertSelfAttention.
+    With the sdpa kernel the attention is printed as BertSdpaSelfAttention, with eager as BertSelfAttention.
     """
     source, built = model.built()
     from bertscope.analyses.modules.totals import subject

@@ -31,7 +31,7 @@ def profile(
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="The threads of torch.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of weights and inputs.")] = 0,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory limit of the process: 4GiB.")
+        str | None, typer.Option(metavar="SIZE", help="The memory limit of the process, such as 4GiB.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
     view: ViewOptions,
@@ -39,8 +39,8 @@ def profile(
 ) -> int:
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
-    The peak is that of the allocator, by torch's profiler; times are of separate steps without it. Exit code 3
-    if a run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
+    torch's profiler records the allocator's peak; separate steps without it give the times. Exit code 3 if a
+    run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
     """
     run_configs = run.run_configs()
     view.check_timeline()

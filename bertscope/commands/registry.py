@@ -18,7 +18,7 @@ from bertscope.render.console import choose_color
 
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
-    typer.Option(help="Colour; auto: by the terminal, NO_COLOR and FORCE_COLOR.", show_default=False),
+    typer.Option(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.", show_default=False),
 ]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)

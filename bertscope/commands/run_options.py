@@ -50,7 +50,7 @@ Strategy = Annotated[
     str,
     typer.Option(
         metavar="STRATEGY",
-        help=f"With training, which layers are recomputed: {STRATEGIES}.",
+        help=f"The layers to recompute in backward: {STRATEGIES}.",
         autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
     ),
 ]
@@ -71,7 +71,9 @@ class PrecisionOptions:
     dtype: Annotated[
         str | None,
         OneOf(PRECISIONS),
-        typer.Option(help="For the parameters; with --autocast, for matrix products.", show_default=RunConfig.dtype),
+        typer.Option(
+            help="The dtype of the parameters; with --autocast, of matrix products.", show_default=RunConfig.dtype
+        ),
     ] = None
     autocast: Annotated[
         bool,
@@ -96,10 +98,13 @@ class StepOptions:
     mode: Annotated[
         str,
         OneOf(MODES),
-        typer.Option(help="Eval; or train with tensors saved for backward; or forward, backward and optimizer."),
+        typer.Option(
+            help="inference: forward in eval mode; forward: forward in train mode; "
+            "training: forward, backward and optimizer step."
+        ),
     ] = RunConfig.mode
     optimizer: Annotated[
-        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The class in torch, with its defaults.")
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The torch.optim class, with its defaults.")
     ] = RunConfig.optimizer
     implementation: Annotated[
         str,
@@ -129,17 +134,17 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
         typer.Option(
             "--checkpointing",
             metavar="[STRATEGY[,...]]",
-            help=f"The next word is its value when each comma-separated part is one of {STRATEGIES}, else it is MODEL "
-            f"and the value is {COMPARED}.",
+            help=f"The strategies to compare: {STRATEGIES}; without a value {COMPARED}. The next word is its value "
+            "when each comma-separated part is a strategy, else it is MODEL.",
             autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
         ),
     ] = RunConfig.checkpointing
-    reentrant: Annotated[bool, typer.Option("--reentrant", help="Checkpoint by torch's reentrant implementation.")] = (
+    reentrant: Annotated[bool, typer.Option("--reentrant", help="Use torch's reentrant checkpointing.")] = (
         RunConfig.reentrant
     )
-    device: Annotated[
-        str, OneOf(DEVICES), typer.Option(help="The device that runs the step, or that is estimated.")
-    ] = RunConfig.device
+    device: Annotated[str, OneOf(DEVICES), typer.Option(help="The device of the step, real or estimated.")] = (
+        RunConfig.device
+    )
 
     def run_configs(self, **others: Any) -> list[RunConfig]:
         """Return one run for each strategy; raises SelectionError or ConfigError for an impossible one."""
@@ -152,12 +157,10 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
 class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
-    rows: Annotated[
-        int, typer.Option(metavar="N", min=0, help="The number of kinds of saved tensors to list; 0: all.")
-    ] = 10
+    rows: Annotated[int, typer.Option(metavar="N", min=0, help="The number of rows of saved tensors; 0: all.")] = 10
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw live bytes over the step: .html, .svg, .png, .csv or .json."),
+        typer.Option(metavar="FILE", help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json."),
     ] = None
     snapshot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")

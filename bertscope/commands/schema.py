@@ -24,7 +24,7 @@ def schema(
         str | None,
         typer.Argument(
             metavar="[KIND]",
-            help="A kind of report: count, flops, memory ...; the list without one.",
+            help="A kind of report: count, flops, memory ...; default: list the kinds.",
             autocompletion=lambda: list(report_json.report_classes()),
         ),
     ] = None,

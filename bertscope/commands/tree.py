@@ -33,8 +33,8 @@ def tree(
 ) -> None:
     """Show the module tree with parameters and shares.
 
-    Every row sums its module and all below it, so the totals are the same at every depth. Numbers
-    such as 3-6 are torchinfo's: the sixth module at depth 3.
+    Every row sums its module and all below it, so the totals are the same at every depth. A number
+    such as 3-6 means the sixth module at depth 3, as in torchinfo.
     """
     source, built = model.built(freeze)
     from bertscope.analyses.params.tree import tree as analyse

@@ -33,7 +33,7 @@ def verify(
         typer.Argument(
             metavar="[CHECKPOINT]",
             help="A .safetensors or .bin file, an index, a folder with one, or a model in the Hugging Face cache; "
-            "MODEL's own without it.",
+            "default: that of MODEL.",
         ),
     ] = None,
     dtype: Annotated[
@@ -43,7 +43,7 @@ def verify(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="missing|unexpected|dtype", help="Report this without failing. Repeatable."),
+        typer.Option(metavar="missing|unexpected|dtype", help="Report this difference without failing. Repeatable."),
     ] = None,
     architecture: Architecture = None,
     pooler: Pooler = None,
@@ -52,8 +52,8 @@ def verify(
 ) -> int:
     """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
 
-    No weight is loaded and no pickle run. Names of old checkpoints (gamma and beta, bert. in front or not) are
-    understood. The file's size is explained to the last byte.
+    No weight is loaded, no pickle is run. Names of old checkpoints (gamma and beta, bert. in front or not) are
+    understood. The report accounts for every byte of the file.
     """
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
     source = ModelOptions(model=model, architecture=architecture, pooler=pooler, download=download).found()

@@ -25,7 +25,7 @@ def line(finding: Finding) -> str:
 def _summary(report: CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
     files = f"{report.files} {'file' if report.files == 1 else 'files'}"
-    text = f"{files}: {passed} {'expectation holds' if passed == 1 else 'expectations hold'}, {failed} do not"
+    text = f"{files}: {passed} {'expectation' if passed == 1 else 'expectations'} passed, {failed} failed"
     return text + (f", {errors} could not be checked\n" if errors else "\n")
 
 

@@ -54,7 +54,7 @@ def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
     if report.stored.metadata:
         metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
         lines.append(("metadata", one_line(metadata, limit=200)))
-    return [*lines, ("read", "from the header alone; nothing was loaded or run")]
+    return [*lines, ("read", "only the header; nothing was loaded or run")]
 
 
 def table(report: CheckpointReport, target: Target) -> str:

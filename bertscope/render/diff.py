@@ -15,7 +15,7 @@ _FIELDS = (
 )
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    Column("is", lambda row: row.status, values("status")),
+    Column("change", lambda row: row.status, values("status")),
     csv_only(values("copies")),
     Column("shape in a", lambda row: _shape(row.shape_a), {"shape_a": lambda row: _shape(row.shape_a)}, give_up=2),
     Column("shape in b", lambda row: _shape(row.shape_b), {"shape_b": lambda row: _shape(row.shape_b)}, give_up=2),
@@ -54,7 +54,7 @@ def table(report: DiffReport, target: Target) -> str:
     """Return the settings, parameters and totals that differ, for the terminal."""
     heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
     body = "".join(table_text(columns, rows, target) for columns, rows in parts(report))
-    note = "FLOPs: matrix products alone, a multiply-add is 2\n"
+    note = "FLOPs: matrix products only, a multiply-add is 2\n"
     return heading + body + note + ("the two do not differ\n" if report.is_empty else "")
 
 

@@ -37,7 +37,7 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products alone, a multiply-add is 2\n"
+    at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2\n"
     sums = "".join(_sum(item) for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
     return f"{title(report)}\n{at}\n{blocks}\n{sums}{questions}"

@@ -21,7 +21,7 @@ def columns(report: FitReport) -> list[Column]:
         Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "is_tight"),
                right=True),
         number("peak", "peak_bytes", bytes_text),
-        Column("peak of one more", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
+        Column("peak of batch + 1", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
                right=True, give_up=2, shown=searched),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1,
                shown=searched),
@@ -51,7 +51,7 @@ def heading(report: FitReport) -> str:
     place = f"{report.card.name}: " if report.card else ""
     asked = f", batch {report.asked_batch}" if report.asked_batch else ""
     budget = f"{place}{bytes_text(report.budget_bytes)}"
-    return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, in {budget}\n"
+    return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, budget {budget}\n"
 
 
 def notes(report: FitReport) -> Iterator[str]:
@@ -60,14 +60,14 @@ def notes(report: FitReport) -> Iterator[str]:
         least = min(report.rows, key=lambda row: row.peak_bytes)
         short = bytes_text(least.peak_bytes - report.budget_bytes)
         what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
-        yield f"not even {what} fits: the nearest, {_way(least)}, is {short} too much"
+        yield f"not even {what} fits: the nearest, {_way(least)}, exceeds the budget by {short}"
     elif report.asked_batch:
         for seq in dict.fromkeys(row.seq for row in report.rows):
             # the rows come in the order of their cost
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, "nothing that was tried")
-            yield f"cheapest that holds batch {report.asked_batch} at {seq}: {cheapest}"
-    yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of one more"
+            yield f"cheapest setting for batch {report.asked_batch} at seq {seq}: {cheapest}"
+    yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of batch + 1"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
         if (
@@ -75,12 +75,13 @@ def notes(report: FitReport) -> Iterator[str]:
             and any(BF16.name in row.precision for row in report.rows)
             and sdpa_kernel(report.card, BF16.name) == "math"
         ):
-            on = f"on {report.card.name}, attention keeps its scores"
+            on = f"on {report.card.name}, attention saves its scores"
             yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"
     if report.run.get("device") == "cuda":
         overhead = bytes_text(report.overhead_bytes)
-        yield f"peaks hold {overhead} for context and workspaces (--context: your card's own); unchecked on a card"
-        yield "tight: the allocator's own fragments might not leave room, by its rules replayed under this budget"
+        context = f"{overhead} for context and workspaces (--context sets that of your GPU)"
+        yield f"peaks include {context}; not compared with a GPU"
+        yield "tight: the simulated allocator, with fragmentation, needs more than this budget"
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 

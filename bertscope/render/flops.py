@@ -47,24 +47,24 @@ def _footer(report: FlopsReport) -> list[tuple[str, str]]:
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
     lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
     if report.batch:
-        lines.insert(0, ("at", f"batch {report.batch}, seq {report.seq}, {report.mode}"))
+        lines.insert(0, ("run", f"batch {report.batch}, seq {report.seq}, {report.mode}"))
     if report.mode == "training":
         recomputed = f"{count_text(root.recompute.matmul_flops)} FLOPs (checkpointing {report.checkpointing})"
         lines.append(("backward", f"{count_text(root.backward.matmul_flops)} FLOPs, from {report.loss}"))
         lines.append(("recomputed", recomputed))
     matmul = f"{count_text(root.total.matmul_flops)} FLOPs = {count_text(root.total.macs)} MACs"
     elementwise = count_text(root.total.elementwise_flops)
-    lines.append(("total", f"{matmul}, matrix products alone"))
-    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 an element)"))
+    lines.append(("total", f"{matmul}, matrix products only"))
+    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 for each element)"))
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
         lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
-    traced = f"; {report.traced_layers} equal layers run, multiplied" if report.traced_layers else ""
+    traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated" if report.traced_layers else ""
     return [
         *lines,
-        ("convention", "a multiply-add is 2 FLOPs; bytes moved: every operator reads and writes its tensors"),
-        ("not counted", ", ".join(report.unknown_operators) or "nothing: every operator seen is known"),
+        ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
+        ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
         (subject.obtained, f"from the operators dispatched on meta{traced}; torch {subject.torch_version}"),
     ]
 

@@ -57,7 +57,7 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
         yield line("  worst error", "error", lambda error: f"{100 * error:+.4f} %")
     if has("process"):
         yield line("process: one step", "process", _step_text)
-        yield line("process: all its life", "process.peak_bytes")
+        yield line("process: whole run", "process.peak_bytes")
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(f"step, median of {steps}", "timing", _seconds)

@@ -59,27 +59,27 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
             points = "".join(
-                f", at {point.batch} from {bytes_text(point.first_bytes)} to {bytes_text(point.peak_bytes)}"
+                f"; at batch {point.batch}: {bytes_text(point.peak_bytes)} instead of {bytes_text(point.first_bytes)}"
                 for point in other.outlook.points
             )
-            yield f"from batch {other.outlook.pays_from_batch} on it falls{points} (estimated)"
+            yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
 
 
 def _place(peak: PhasePeak) -> str:
-    text = "in the optimizer's step" if peak.phase == "optimizer" else f"in {peak.phase}"
+    text = "in the optimizer step" if peak.phase == "optimizer" else f"in {peak.phase}"
     if peak.operator:
-        text += f", at {peak.operator}"
+        text += f", in {peak.operator}"
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
 
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
     before, after = first_memory.peak.peak_bytes, memory.peak.peak_bytes
-    kept = f"keeps {bytes_text(memory.kept_bytes)} for backward instead of {bytes_text(first_memory.kept_bytes)}"
+    kept = f"saves {bytes_text(memory.kept_bytes)} for backward instead of {bytes_text(first_memory.kept_bytes)}"
     text = f"{variant_name(other)} {kept}; the peak "
     if after < before:
         text += f"falls by {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
     elif after == before:
-        text += "does not change: no tensor saved for backward is left there"
+        text += "does not change: no tensor saved for backward exists at the peak"
     else:
         text += f"rises by {bytes_text(after - before)}"
     if first.timing and other.timing and first.timing.median_seconds:
@@ -95,26 +95,27 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     memories = [variant.memory for variant in report.variants if variant.memory]
     obtained = {memory.obtained for memory in memories}
     if "measured" in obtained:
-        yield f"measured: the allocator's own events on {report.machine}; times of bare steps, run apart"
+        yield f"measured: the allocator's events on {report.machine}; times from separate steps without the profiler"
     if "estimated" in obtained:
         device = report.run.get("device")
-        accuracy = "found within 0.1 % of the allocator's peak in training (docs/accuracy.md)"
+        accuracy = "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)"
         if device == "cuda":
-            accuracy = "not yet checked against a card"
-        yield f"estimated: {device} semantics on fake tensors; every operator dispatched, nothing allocated; {accuracy}"
+            accuracy = "not compared with a GPU"
+        how = "a run on fake tensors; torch dispatches every operator, nothing is allocated"
+        yield f"estimated for {device}: {how}; {accuracy}"
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
-        yield f"{max(layers)} layers ran; the others are extrapolated (verified)"
+        yield f"{max(layers)} layers ran; the other layers are extrapolated (verified)"
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms)
-    yield "1 MiB = 2**20 B; tied tensors once; a step in its steady state: optimizer state there, no gradients before"
+    yield "1 MiB = 2**20 B; tied tensors once; not the first step: it starts with optimizer state, without gradients"
 
 
 def _device_notes(device: DeviceTerms) -> Iterator[str]:
     low, high = device.context_low_bytes, device.context_high_bytes
     if low == high:
-        yield f"context, and whatever else is on the card: {bytes_text(low)}, measured"
+        yield f"context and other memory in use on the GPU: {bytes_text(low)}, measured"
         return
     workspaces = bytes_text(device.workspace_bytes)
     yield f"allocated: in blocks of 512 B, with {workspaces} for cuBLAS (on Hopper 32 MiB for each thread)"
-    yield "reserved is the caching allocator replayed over two steps; the real one may keep up to a tenth more or less"
-    yield f"the CUDA context comes on top, outside torch: {bytes_text(low)} to {bytes_text(high)} by card and driver"
+    yield "reserved: the simulated caching allocator over two steps; the real one may differ by a tenth"
+    yield f"the CUDA context adds {bytes_text(low)} to {bytes_text(high)} outside torch, depending on GPU and driver"

@@ -80,7 +80,7 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
     text = drawing.text(kept)
     left_out = [column.title for column in columns if column not in kept]
     if left_out:
-        text += f"(too narrow for the columns {', '.join(left_out)}; widen the terminal, or pipe)\n"
+        text += f"(columns left out: {', '.join(left_out)}; widen the terminal, or pipe)\n"
     return text
 
 

@@ -43,7 +43,7 @@ schemas = _listing(
     (
         Column("kind", lambda row: row.report, values("report")),
         Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}, give_up=1),
-        Column("what it says", lambda row: row.description, values("description")),
+        Column("content", lambda row: row.description, values("description")),
     ),
     "'bertscope schema KIND' prints the JSON Schema of one.\n",
 )
@@ -56,12 +56,12 @@ _PACKAGES = (
     Column("package", lambda row: row.name),
     Column("version", lambda row: row.version or "missing"),
     Column("extra", lambda row: row.extra or "(needed)", give_up=1),
-    Column("for", lambda row: row.purpose, give_up=2),
+    Column("purpose", lambda row: row.purpose, give_up=2),
     Column("to install", lambda row: row.remedy),
 )
 _DEVICES = (
     Column("device", lambda row: row.name),
-    Column("is", lambda row: row.description),
+    Column("type", lambda row: row.description),
     number("threads", "threads", _optional(str)),
     number("memory", "memory_bytes", _optional(bytes_text)),
 )

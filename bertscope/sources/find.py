@@ -152,7 +152,7 @@ def _read(place: _Place) -> _Found:
     path = place.config or place.path
     if place.has_weights and not place.config:
         raise SourceError(
-            f"{path} holds tensors and no configuration; put its config.json beside it, "
+            f"{path} contains tensors and no configuration; put config.json into their folder, "
             "or ask 'bertscope count' what it stores"
         )
     if path.suffix != ".json":

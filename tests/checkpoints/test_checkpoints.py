@@ -348,7 +348,7 @@ def test_an_index_reaches_no_file_but_those_beside_it(cli, tmp_path, shard):
     path = write(inner, json.dumps({"weight_map": {"a": shard}}).encode(), "model.safetensors.index.json")
     result = cli("count", path)
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "the plain name of a file beside the index" in result.err
+    assert "the plain name of a file in the folder of the index" in result.err
 
 
 @pytest.mark.parametrize(

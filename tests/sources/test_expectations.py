@@ -235,8 +235,8 @@ def test_a_folder_stands_for_the_files_in_it(cli, tmp_path, monkeypatch):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text)
     (tmp_path / "env" / "pyvenv.cfg").touch()
-    assert cli("check", ".").out == "2 files: 2 expectations hold, 0 do not\n"
-    assert cli("check", ".hidden").out == "1 file: 1 expectation holds, 0 do not\n"
+    assert cli("check", ".").out == "2 files: 2 expectations passed, 0 failed\n"
+    assert cli("check", ".hidden").out == "1 file: 1 expectation passed, 0 failed\n"
     assert cli("check", "env/lib/d.bertscope.yaml", "--architecture", "BertForMaskedLM").code == 1
     assert "unknown architecture" in cli("check", "env/lib/d.bertscope.yaml", "-a", "Bert").err
 
@@ -255,7 +255,7 @@ def test_write_records_counts_and_ties_that_hold(cli, tmp_path, head):
 def test_a_preset_file_takes_the_same_expectations(cli, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text((ROOT / "presets" / "bert-tiny.yaml").read_text() + "  ties: {}\n  flops: {}\n")
-    assert cli("check", path).out == "1 file: 16 expectations hold, 0 do not\n"
+    assert cli("check", path).out == "1 file: 16 expectations passed, 0 failed\n"
 
 
 def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):

@@ -199,8 +199,8 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
     torch.save(bertscope.BertModel(tiny).state_dict(), tmp_path / "pytorch_model.bin")
     alone = cli("tree", tmp_path / "pytorch_model.bin")
-    assert "put its config.json beside it" in alone.err
-    assert "put its config.json beside it" in cli("tree", tmp_path).err
+    assert "put config.json into their folder" in alone.err
+    assert "put config.json into their folder" in cli("tree", tmp_path).err
     (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
     assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
     assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"

@@ -39,7 +39,7 @@ def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
     try:
         source = load_expected(name, architecture=architecture)
         if not source.expected:
-            remedy = f"'bertscope check --write {source.path}' records today's counts"
+            remedy = f"'bertscope check --write {source.path}' adds the current counts"
             if source.path is not None and source.path.suffix == ".json":
                 remedy = "expected counts belong in a preset file (.yaml); write one with this configuration"
             raise SourceError(f"{source.path} expects nothing: {remedy}")

@@ -93,7 +93,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         (
             "Why is token_type_ids all zeros for a single sentence?",
             "The id says which sentence a token belongs to: 0 the first, 1 the second. With one sentence every token "
-            "belongs to the first, so every token gets row 0 of the table; a model that is given none assumes this.",
+            "belongs to the first, so every token gets row 0 of the table; without token_type_ids, the model assumes this.",
         ),
         (
             "为什么单句输入的 token_type_ids 全为 0？",
@@ -103,7 +103,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "padding_idx": (
         (
             "What does padding_idx mean?",
-            "Row {padding} of the token table stands for the padding token: it starts as zeros and receives no "
+            "Row {padding} of the token table is the padding token: it starts as zeros and receives no "
             "gradient from the lookup. It counts as parameters like every other row. Attention ignores padding only if "
             "an attention_mask says so.",
         ),

@@ -22,21 +22,21 @@ def conventions(
         name="torch",
         value=total.matmul_flops,
         unit="FLOPs",
-        how="matrix products alone, a multiply-add is 2, as dispatched",
+        how="matrix products only, a multiply-add is 2, as dispatched",
         source="torch.utils.flop_counter",
     )
     yield Convention(
         name="macs",
         value=total.macs,
         unit="MACs",
-        how="matrix products alone, a multiply-add is 1",
+        how="matrix products only, a multiply-add is 1",
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )
     yield Convention(
         name="calflops",
         value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
         unit="FLOPs",
-        how="a multiply-add is 2, LayerNorm 5 and softmax 1 an element, GELU and additions not seen"
+        how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
         + ("; backward is 2 x forward, whatever is frozen" if training else ""),
         source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
     )
@@ -45,7 +45,7 @@ def conventions(
             name="fvcore",
             value=forward.macs + _elementwise(report, _FVCORE),
             unit="MACs",
-            how="a multiply-add is 1, and LayerNorm 5 an element",
+            how="a multiply-add is 1, and LayerNorm 5 for each element",
             source="fvcore 0.1.5, FlopCountAnalysis",
         )
     if config is None:
@@ -55,7 +55,7 @@ def conventions(
             name="electra",
             value=round((2 if training else 1) * batch * electra_forward(config, seq, training=training)),
             unit="FLOPs",
-            how="closed form with elementwise work and the embedding as a dense product, whatever the head; "
+            how="closed form with elementwise work and the embedding as a dense product, for any head; "
             + (
                 f"backward is 1 x forward, {ELECTRA_OUTPUT_SHARE} of the positions decoded"
                 if training
@@ -67,8 +67,12 @@ def conventions(
         name="palm",
         value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
-        how=("6 N + 12 L H Q T" if training else "2 N + 4 L H Q T, a third of a training step's,")
-        + f" a token, with N = {distinct_params:,} parameters, embeddings included",
+        how=(
+            "6 N + 12 L H Q T for each token"
+            if training
+            else "2 N + 4 L H Q T for each token (a third of a training step)"
+        )
+        + f", with N = {distinct_params:,} parameters, embeddings included",
         source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
     )
 

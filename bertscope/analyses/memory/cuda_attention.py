@@ -28,8 +28,8 @@ def kernel_for(
     efficient = dtype in (*_HALF, torch.float32) and head_size % (8 if dtype in _HALF else 4) == 0 and is_plain
     if (asked == "flash" and not flash) or (asked == "efficient" and not efficient):
         raise SelectionError(
-            f"the {asked} kernel does not compute {str(dtype).removeprefix('torch.')}"
-            f"{' under a mask' if has_mask else ''}, {head_size} wide; use --sdpa-kernel auto"
+            f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {head_size}"
+            f"{' and a mask' if has_mask else ''}; use --sdpa-kernel auto"
         )
     return asked if asked != "auto" else "flash" if flash else "efficient" if efficient else "math"
 

@@ -121,4 +121,4 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
         raise SelectionError("the module returns no floating-point tensor for backward; use mode 'inference'")
-    return floating[0].sum(), "the sum of the first output (what else comes out is unused)"
+    return floating[0].sum(), "the sum of the first output (other outputs are unused)"

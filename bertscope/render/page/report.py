@@ -66,7 +66,7 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
         "a": a,
         "b": b,
         "tables": diff_parts(diff),
-        "notes": ["FLOPs: matrix products alone, a multiply-add is 2"] + ["the two do not differ"] * diff.is_empty,
+        "notes": ["FLOPs: matrix products only, a multiply-add is 2"] + ["the two do not differ"] * diff.is_empty,
         "commands": [f"bertscope diff {shlex.quote(a.name)} {shlex.quote(b.name)} {sizes}{same}"],
     }
 
