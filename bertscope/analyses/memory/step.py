@@ -161,7 +161,7 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     mode = "training" if run_config.mode == "training" else "inference"
     checkpointing = run_config.checkpointing if mode == "training" else NONE
     run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
-    return run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
+    return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
