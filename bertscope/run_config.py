@@ -163,6 +163,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
+STORED = "stored"  # the dtypes of the model's own parameters
 MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "flash", "efficient", "math")
@@ -209,7 +210,7 @@ class RunConfig:
             if not 1 <= getattr(self, name) < MAX_SIZE:
                 raise SelectionError(f"{name} must be at least 1 and below 2**31; got {getattr(self, name)}")
         allowed: dict[str, Collection[str | None]] = {
-            "mode": MODES, "dtype": PRECISIONS, "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
+            "mode": MODES, "dtype": (*PRECISIONS, STORED), "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
             "implementation": IMPLEMENTATIONS, "device": DEVICES, "sdpa_kernel": KERNELS,
             "autocast": (None, *(name for name, precision in PRECISIONS.items() if precision.autocast)),
         }  # fmt: skip
@@ -219,7 +220,7 @@ class RunConfig:
                 raise SelectionError(f"{name} must be one of {words}; got {getattr(self, name)!r}")
         if not 0 <= self.padding < 1:
             raise SelectionError(f"padding is a share of each sequence, from 0 to below 1; got {self.padding}")
-        if self.autocast and self.dtype != FP32.name:
+        if self.autocast and self.dtype not in (FP32.name, STORED):
             raise SelectionError(
                 f"autocast keeps the parameters in {FP32.name}; leave dtype {FP32.name}, or autocast out"
             )

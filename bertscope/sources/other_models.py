@@ -42,6 +42,7 @@ class OtherSource:
     layers = 0
     layer_path = ""
     has_equal_layers = False
+    has_own_dtypes = False
 
     @property
     def family(self) -> str:
@@ -120,6 +121,7 @@ class GivenModule(OtherSource):
     """A module that exists already in Python; it is not changed."""
 
     module: nn.Module
+    has_own_dtypes = True
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Return a copy of the module on the device."""
@@ -138,6 +140,7 @@ class FactorySource(OtherSource):
     """The module that `package.module:attribute` names: a module, or a function or class that returns one."""
 
     address: str
+    has_own_dtypes = True
 
     @property
     def family(self) -> str:

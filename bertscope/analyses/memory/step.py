@@ -13,10 +13,10 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
-from bertscope.run_config import NONE, OPTIMIZERS, RunConfig
+from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
@@ -140,7 +140,8 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
-    return model.to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
+    model = model if run_config.dtype == STORED else model.to(TORCH_DTYPES[run_config.dtype])
+    return model.train(run_config.mode != "inference")
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
@@ -150,8 +151,9 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
             raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
         inputs["attention_mask"] = torch.empty(inputs["input_ids"].shape, dtype=torch.long, device="meta")
-    if isinstance(inputs, dict) and run_config.dtype != FP32.name:
-        dtype = TORCH_DTYPES[run_config.dtype]
+    floats = (param.dtype for param in model.parameters() if param.is_floating_point())
+    dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
+    if isinstance(inputs, dict) and dtype != torch.float32:
         inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     return inputs
 

@@ -138,7 +138,8 @@ def part_name(part: str) -> str:
 def run_text(run: dict[str, Any]) -> str:
     """Return `training, batch 8, sequence 512, fp32, adamw, cpu`."""
     sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
-    words = [run.get("mode"), *sizes, run.get("dtype")]
+    dtype = run.get("dtype")
+    words = [run.get("mode"), *sizes, "the dtypes of its parameters" if dtype == "stored" else dtype]
     if run.get("autocast"):
         words.append(f"{run['autocast']} autocast")
     words += loop_words(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -93,3 +95,36 @@ def test_gradients_of_an_earlier_micro_batch_exist_during_forward():
 def test_settings_that_contradict_are_one_line(settings, words):
     with pytest.raises(SelectionError, match=words):
         RunConfig(**settings)
+
+
+FACTORY = """
+import torch
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(300, 64), torch.nn.Linear(64, 300)
+        self.unused = torch.nn.Linear(256, 256)
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+def tagger():
+    return Tagger().to(torch.bfloat16)
+"""
+
+
+def test_a_factorys_module_keeps_its_dtype_and_its_unused_parameters_have_no_state(cli, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "factory_of_a_tagger.py").write_text(FACTORY)
+    result = cli("estimate", "factory_of_a_tagger:tagger", "--batch", "4", "--seq", "16", "--format", "json")
+    (variant,) = result.json["variants"]
+    found = max(phase["peak_bytes"] for phase in variant["estimated"]["phases"])
+    real = peak_bytes(
+        importlib.import_module("factory_of_a_tagger").tagger,
+        lambda model: {"input_ids": torch.randint(0, 300, (4, 16))},
+        lambda params: torch.optim.AdamW(params, lr=0.0),
+    )
+    assert found == pytest.approx(real, rel=TOLERANCE)
+    parts = variant["estimated"]["phases"][0]["parts"]
+    params = 300 * 64 + 64 * 300 + 300 + 256 * 256 + 256
+    assert parts["parameters"] == 2 * params
+    assert parts["optimizer_state"] == 2 * 2 * (300 * 64 + 64 * 300 + 300) + 3 * 4  # and three step counters
