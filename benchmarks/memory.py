@@ -104,7 +104,7 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     estimated = MemoryTraces(source).trace(run_config)
     model = run_model(source, run_config, "cpu")
     step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
-    step.make_optimizer_state()
+    step.run_first_steps()
     pairs = zip(measured(step).peaks(), estimated.peaks(), strict=True)
     return [(real.phase, real.live_bytes, guess.live_bytes) for real, guess in pairs]
 

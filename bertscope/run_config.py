@@ -139,6 +139,7 @@ class Optimizer:
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
     state: tuple[str, ...] = ()  # of each parameter, with torch's defaults; of Adafactor, for 2 dimensions
+    takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
 
     def has(self, implementation: str) -> bool:
         """Return True if torch has that implementation of this optimizer."""
@@ -147,9 +148,9 @@ class Optimizer:
 
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 OPTIMIZERS = {
-    "sgd": Optimizer(class_name="SGD"),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE),
-    "adamw": Optimizer(class_name="AdamW", state=_ADAM_STATE),
+    "sgd": Optimizer(class_name="SGD", takes=("momentum",)),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",)),
+    "adamw": Optimizer(class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",)),
     "adafactor": Optimizer(
         class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var")
     ),
@@ -162,6 +163,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
+STORED = "stored"  # the dtypes of the model's own parameters
 MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "flash", "efficient", "math")
@@ -174,6 +176,9 @@ class RunConfig:
 
     inference: eval, nothing saved. forward: train, tensors saved for backward. training: forward, backward
     and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
+    The step has `accumulate` micro-batches of `batch` sequences; with `keep_gradients` they are set to zero after it
+    and not freed; with `ema` the loop has an average of the weights; with `hold_outputs` the output of the model lives
+    until the micro-batch ends.
     dtype is that of the parameters; with `autocast` they stay fp32 and matrix products run in that dtype.
     padding is the share of each sequence that is padding, masked by an attention mask.
     """
@@ -192,13 +197,20 @@ class RunConfig:
     freeze: tuple[str, ...] = ()
     device: str = "cpu"
     sdpa_kernel: str = "auto"  # of fused attention on CUDA; auto: torch's choice by dtype and mask
+    accumulate: int = 1
+    keep_gradients: bool = False  # zero_grad(set_to_none=False)
+    momentum: float = 0.0
+    amsgrad: bool = False
+    ema: bool = False
+    clip_grad_norm: bool = False
+    hold_outputs: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq"):
+        for name in ("batch", "seq", "accumulate"):
             if not 1 <= getattr(self, name) < MAX_SIZE:
                 raise SelectionError(f"{name} must be at least 1 and below 2**31; got {getattr(self, name)}")
         allowed: dict[str, Collection[str | None]] = {
-            "mode": MODES, "dtype": PRECISIONS, "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
+            "mode": MODES, "dtype": (*PRECISIONS, STORED), "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
             "implementation": IMPLEMENTATIONS, "device": DEVICES, "sdpa_kernel": KERNELS,
             "autocast": (None, *(name for name, precision in PRECISIONS.items() if precision.autocast)),
         }  # fmt: skip
@@ -208,7 +220,7 @@ class RunConfig:
                 raise SelectionError(f"{name} must be one of {words}; got {getattr(self, name)!r}")
         if not 0 <= self.padding < 1:
             raise SelectionError(f"padding is a share of each sequence, from 0 to below 1; got {self.padding}")
-        if self.autocast and self.dtype != FP32.name:
+        if self.autocast and self.dtype not in (FP32.name, STORED):
             raise SelectionError(
                 f"autocast keeps the parameters in {FP32.name}; leave dtype {FP32.name}, or autocast out"
             )
@@ -216,14 +228,30 @@ class RunConfig:
         if row and not row.has(self.implementation):
             words = ", ".join(word for word in IMPLEMENTATIONS if row.has(word))
             raise SelectionError(f"torch has no {self.implementation} {row.class_name}; choose one of {words}")
+        if not 0 <= self.momentum < 1:
+            raise SelectionError(f"momentum is a share from 0 to below 1; got {self.momentum}")
+        for name in ("momentum", "amsgrad"):
+            if getattr(self, name) and not (row and name in row.takes):
+                takers = ", ".join(key for key, other in OPTIMIZERS.items() if name in other.takes)
+                raise SelectionError(f"{self.optimizer} has no {name}; leave it out, or choose one of {takers}")
+        if self.mode != "training":
+            for name in ("accumulate", "keep_gradients", "ema", "clip_grad_norm"):
+                if getattr(self, name) != getattr(RunConfig, name):
+                    raise SelectionError(f"{name} concerns a training step; leave it out, or use mode training")
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property
-    def optimizer_arguments(self) -> dict[str, bool]:
-        """Return `foreach` and `fused` for the optimizer's class, by default torch's choice for the device."""
+    def has_gradients_before(self) -> bool:
+        """Return True if the gradients of an earlier micro-batch or step exist while a micro-batch runs."""
+        return self.accumulate > 1 or self.keep_gradients
+
+    @property
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)
         is_foreach = self.implementation == "default" and self.device == "cuda" and row and row.foreach_on_cuda
-        return IMPLEMENTATIONS["foreach" if is_foreach else self.implementation]
+        chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
+        return IMPLEMENTATIONS["foreach" if is_foreach else self.implementation] | chosen
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data, as reports and JSON hold it."""

@@ -1,11 +1,13 @@
 """`bertscope estimate`."""
 
+from dataclasses import replace
+
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Kernel, Progress, RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.render import memory as renderer
-from bertscope.run_config import RunConfig
+from bertscope.run_config import STORED, RunConfig
 
 EXAMPLES = """
   bertscope estimate bert-large-zh --batch 32 --seq 512 --autocast
@@ -38,6 +40,8 @@ def estimate(
     run_configs = run.run_configs(sdpa_kernel=kernel)
     view.check_timeline()
     source = model.found()
+    if source.has_own_dtypes and run.dtype is None:
+        run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     if view.snapshot is not None:
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,13 +116,28 @@ class StepOptions:
     ] = RunConfig.padding
     no_dropout: Annotated[bool, typer.Option("--no-dropout", help="Set every dropout to 0.")] = False
     freeze: Freeze = None
+    accumulate: Annotated[
+        int, typer.Option(metavar="N", help="The number of micro-batches of --batch for each optimizer step.")
+    ] = RunConfig.accumulate
+    keep_gradients: Annotated[
+        bool,
+        typer.Option("--keep-gradients", help="Zero the gradients after a step, as zero_grad(set_to_none=False)."),
+    ] = RunConfig.keep_gradients
+    momentum: Annotated[float, typer.Option(metavar="SHARE", help="The momentum of sgd.")] = RunConfig.momentum
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="AMSGrad, for adam and adamw.")] = RunConfig.amsgrad
+    ema: Annotated[bool, typer.Option("--ema", help="Keep a moving average of the weights.")] = RunConfig.ema
+    clip_grad_norm: Annotated[
+        bool, typer.Option("--clip-grad-norm", help="Clip the norm of the gradients before the optimizer step.")
+    ] = RunConfig.clip_grad_norm
+    hold_outputs: Annotated[
+        bool, typer.Option("--hold-outputs", help="Keep the model's output in a variable during backward.")
+    ] = RunConfig.hold_outputs
 
     def run_config(self, **others: Any) -> RunConfig:
         """Return the run by these options and the other fields of RunConfig; raises SelectionError."""
-        return RunConfig(
-            mode=self.mode, optimizer=self.optimizer, implementation=self.implementation, padding=self.padding,
-            dropout=not self.no_dropout, freeze=tuple(self.freeze or ()), **others,
-        )  # fmt: skip
+        own = {field.name: getattr(self, field.name) for field in fields(StepOptions)}
+        own["dropout"], own["freeze"] = not own.pop("no_dropout"), tuple(self.freeze or ())
+        return RunConfig(**own, **others)
 
 
 @dataclass(frozen=True, kw_only=True)

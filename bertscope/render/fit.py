@@ -7,6 +7,7 @@ from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.timeline.panels import loop_words
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.units import BF16, FP16, bytes_text, count_text
 
@@ -47,11 +48,11 @@ def _batch(report: FitReport, row: FitRow) -> str:
 def heading(report: FitReport) -> str:
     """Return the model, its run, and the budget."""
     run: dict[str, Any] = report.run
-    optimizer = f", optimizer {run.get('optimizer')}" if run.get("mode") == "training" else ""
+    loop = "".join(f", {words}" for words in loop_words(run))
     place = f"{report.card.name}: " if report.card else ""
     asked = f", batch {report.asked_batch}" if report.asked_batch else ""
     budget = f"{place}{bytes_text(report.budget_bytes)}"
-    return f"{title(report)}, {run.get('mode')}{optimizer}{asked}, {run.get('device')}, budget {budget}\n"
+    return f"{title(report)}, {run.get('mode')}{loop}{asked}, {run.get('device')}, budget {budget}\n"
 
 
 def notes(report: FitReport) -> Iterator[str]:

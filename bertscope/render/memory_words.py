@@ -107,7 +107,9 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield f"{max(layers)} layers ran; the other layers are extrapolated (verified)"
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms)
-    yield "1 MiB = 2**20 B; tied tensors once; not the first step: it starts with optimizer state, without gradients"
+    has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
+    start = f"optimizer state, {'and adds to existing' if has_gradients else 'without'} gradients"
+    yield f"1 MiB = 2**20 B; tied tensors once; not the first step: it starts with {start}"
 
 
 def _device_notes(device: DeviceTerms) -> Iterator[str]:

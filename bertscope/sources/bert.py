@@ -31,6 +31,7 @@ class BertSource:
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
+    has_own_dtypes = False
 
     def expected_params(self, key: str) -> int | None:
         """Return the expected count under `key`, or None."""

@@ -56,6 +56,10 @@ class ModelSource(Protocol):
         """Return the path of the stack of layers that `with_layers` can shorten; empty without one."""
 
     @property
+    def has_own_dtypes(self) -> bool:
+        """Return True if code of the user chooses the dtypes of the parameters, which then stay as built."""
+
+    @property
     def has_equal_layers(self) -> bool:
         """Return True if the configuration makes all layers at `layer_path` equal."""
 

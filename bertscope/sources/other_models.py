@@ -43,6 +43,7 @@ class OtherSource:
     layers = 0
     layer_path = ""
     has_equal_layers = False
+    has_own_dtypes = False
 
     @property
     def family(self) -> str:
@@ -116,6 +117,7 @@ class GivenModule(OtherSource):
     """A module that exists already in Python; it is not changed."""
 
     module: nn.Module
+    has_own_dtypes = True
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Return a copy of the module on the device."""
@@ -132,6 +134,8 @@ class GivenModule(OtherSource):
 @dataclass(frozen=True, kw_only=True)
 class FactorySource(OtherSource):
     """The module that its name, `package.module:attribute`, gives: a module, or a call of a function or class."""
+
+    has_own_dtypes = True
 
     @property
     def family(self) -> str:

@@ -29,7 +29,10 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
 # Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
-MODULE_FIELDS = ("mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding")
+MODULE_FIELDS = (
+    "mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding", "accumulate",
+    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs",
+)  # fmt: skip
 
 
 def estimate_memory(source: ModelSource, run_config: RunConfig, model: nn.Module | None = None) -> Memory:
@@ -108,10 +111,10 @@ def estimate(
     """Estimate the memory of a step of any module, without allocating it or changing the module.
 
     `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
-    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. `run` are fields of
-    RunConfig: mode, autocast, optimizer, implementation, device, sdpa_kernel, padding; with padding above 0,
-    questions such as `mask.all()` are answered as for a mask that hides positions. Raises SelectionError for other
-    fields, for a module that cannot be copied, and for one whose operators depend on the values of tensors.
+    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. `run` are the fields of
+    RunConfig in MODULE_FIELDS; with padding above 0, questions such as `mask.all()` are answered as for a mask that
+    hides positions. Raises SelectionError for other fields, for a module that cannot be copied, and for one whose
+    operators depend on the values of tensors.
     """
     run_config = module_run(run)
     found = module_memory(module, inputs, run_config, loss)

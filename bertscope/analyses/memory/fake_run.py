@@ -21,60 +21,64 @@ from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_na
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
-    """Return the trace of one step on fake tensors after a first step; the caller enters FakeTensorMode.
+    """Return the trace of one step in the steady state on fake tensors; the caller enters FakeTensorMode.
 
-    If the step is for CUDA, the fake CPU tensors represent CUDA tensors.
+    If the step is for CUDA, the fake CPU tensors represent CUDA tensors. Of several micro-batches one is recorded that
+    begins with the gradients of another. The state of the optimizer exists for the parameters that get a gradient:
+    a first optimizer step, which is not recorded, creates it after the backward pass.
     """
-    own_counts = _owned_by_autograd()
-    with _AnsweringMode(step):
-        step.make_optimizer_state()
-    mode = _FakeRunMode(step, own_counts)
+    mode = _FakeRunMode(step, _owned_by_autograd())
     with mode.tracker.track(step.model), mode, mode.random_states():
-        step.run(mode.phase)
+        if step.run_config.has_gradients_before:
+            step.run_micro_batch(mode.unrecorded_phase)
+        mode.add_state()
+        step.run_micro_batch(mode.phase)
+        if step.optimizer is not None:
+            with mode.unrecorded_phase(OPTIMIZER):
+                step.optimizer.step()
+            mode.add_state()
+            step.update(mode.phase)
     return mode.recorder.trace(step.run_config.device)
 
 
-class _AnsweringMode(TorchDispatchMode):
-    """A mode that answers data-dependent questions such as `mask.any()`, which fake tensors cannot answer."""
+class _FakeRunMode(TorchDispatchMode):
+    """A mode that records memory, and answers questions such as `mask.any()`, which fake tensors cannot answer."""
 
-    def __init__(self, step: ModelStep) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.step, self.name = step, OPTIMIZER
-        self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten._local_scalar_dense.default:
-            return 1 if self.name == OPTIMIZER else self.answers.truth(operator, args[0])
-        out = self.run(operator, args, kwargs or {})
-        self.answers.note(operator, args, out)
-        return out
-
-    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Run any other operator."""
-        return operator(*args, **kwargs)
-
-
-class _FakeRunMode(_AnsweringMode):
     def __init__(self, step: ModelStep, own_counts: tuple[int, int] | None) -> None:
-        super().__init__(step)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.step = step
+        self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         self.own_counts = own_counts  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch_bytes = cuda_scratch_bytes if self.on_device else cpu_scratch_bytes
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.watched: dict[int, weakref.ref[Any]] = {}
         self.name, self.operator, self.updated = "", "", ""
+        self.is_recording = False
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
-        for block, tensor in step.state():
+
+    def add_state(self) -> None:
+        """Record what is allocated now and not known yet as state, which exists before the step."""
+        is_fused = self.step.run_config.implementation == "fused"
+        for block, tensor in self.step.state():
             # A step counter is on the CPU, unless a fused kernel reads it.
-            is_counter = self.on_device and block.path.endswith(".step") and step.run_config.implementation != "fused"
-            if not is_counter:
+            is_counter = self.on_device and not is_fused and block.path.endswith(".step")
+            if not is_counter and storage_key(tensor) not in self.watched:
                 self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
                 is_state = block.part == "optimizer_state"
                 self.owners[storage_key(tensor)] = block.path.rpartition(".")[0] if is_state else block.path
                 self._watch(tensor)
 
-    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten._local_scalar_dense.default:
+            return 1 if self.name == OPTIMIZER else self.answers.truth(operator, args[0])
+        named = kwargs or {}
+        out = self._recorded(operator, args, named) if self.is_recording else operator(*args, **named)
+        self.answers.note(operator, args, out)
+        return out
+
+    def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
@@ -141,9 +145,10 @@ class _FakeRunMode(_AnsweringMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Set the phase; at its end mark saved activations and gradients."""
-        self.name = name
+        """Record a phase; at its end mark saved activations and gradients."""
+        self.name, self.is_recording = name, True
         yield
+        self.is_recording = False
         if name == FORWARD:
             self.recorder.end_forward()
         for path, param in self.step.model.named_parameters():
@@ -153,6 +158,12 @@ class _FakeRunMode(_AnsweringMode):
                 self.recorder.name((key,), "gradients")
 
     @contextmanager
+    def unrecorded_phase(self, name: str) -> Iterator[None]:
+        """Run a phase without recording it."""
+        self.name = name
+        yield
+
+    @contextmanager
     def random_states(self) -> Iterator[None]:
         """Record the random state of the CPU, which checkpointing saves for each layer."""
         original = torch.get_rng_state
@@ -160,7 +171,7 @@ class _FakeRunMode(_AnsweringMode):
         def watched() -> torch.Tensor:
             """Return the random state, and record it."""
             state = original()
-            if not self.on_device:
+            if self.is_recording and not self.on_device:
                 self.operator = "get_rng_state"
                 self._add(state)
             return state

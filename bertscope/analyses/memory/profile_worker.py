@@ -15,8 +15,8 @@ import statistics
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
         return "refused", str(error)
     text = str(error)
     words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
-    if isinstance(error, MemoryError) or any(word in text for word in words):
+    is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
+    if is_limited or isinstance(error, MemoryError) or any(word in text for word in words):
         return "out of memory", text
     return "failed", f"{type(error).__name__}: {text}"
 
@@ -178,10 +179,15 @@ def _measure(step: Any, job: Job, say: Say) -> float:
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.torch_access import torch
 
-    say("stage", "making the optimizer's state")
-    step.make_optimizer_state()
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        """Send the phase of a step before the measured one."""
+        say("stage", f"in the {name} phase of the first steps")
+        yield
+
+    step.run_first_steps(stage)
     started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the first step"))
+    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the measured step"))
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = time.perf_counter() - started
@@ -209,11 +215,12 @@ def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
         say("stage", f"timing step {number + 1} of {job.steps}")
         seconds.append(step_seconds(step))
     median = statistics.median(seconds or [0.0])
+    tokens = job.run_config.accumulate * job.run_config.batch * job.run_config.seq
     timing = Timing(
         warmup_seconds=warmup,
         step_seconds=tuple(seconds),
         median_seconds=median,
-        tokens_per_second=job.run_config.batch * job.run_config.seq / median if median else 0.0,
+        tokens_per_second=tokens / median if median else 0.0,
         flops=flops,
         flops_per_second=flops / median if median else 0.0,
     )

@@ -99,7 +99,7 @@ def profile(
     estimated = module_memory(module, inputs, run_config, loss)
     with _restored(module):
         step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
-        step.make_optimizer_state()
+        step.run_first_steps()
         started = time.perf_counter()
         trace = measured(step)
         warmup = time.perf_counter() - started

@@ -13,10 +13,10 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
-from bertscope.run_config import NONE, OPTIMIZERS, RunConfig
+from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
@@ -42,40 +42,60 @@ class ModelStep:
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
+        # The exponential moving average of the weights is a copy of the model.
+        tensors_of_model = (*self.model.named_parameters(), *self.model.named_buffers())
+        self.average = {path: value.detach().clone() for path, value in tensors_of_model if self.run_config.ema}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Run forward and, if the mode has them, backward and the optimizer step; free the output before backward.
+        """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
+        if not self.run_config.keep_gradients:
+            self.model.zero_grad(set_to_none=True)
+        for _ in range(self.run_config.accumulate):
+            self.run_micro_batch(phase)
+        self.update(phase)
 
-        Gradients of an earlier step are freed first.
+    def run_micro_batch(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run forward and, if the mode has it, backward; free the output before backward, or with `hold_outputs` after.
+
+        The gradients are added to those that exist.
         """
-        self.model.zero_grad(set_to_none=True)
+        held: list[Any] = []
+        hook = self.model.register_forward_hook(lambda module, args, output: held.append(output))
+        if not self.run_config.hold_outputs:
+            hook.remove()
         with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
             loss = self.loss(self.model, self.inputs)
+            if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
+                loss = loss / self.run_config.accumulate
+        hook.remove()
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
             with phase(BACKWARD):
                 loss.backward()
                 del loss
-        if self.optimizer is not None:
-            with phase(OPTIMIZER):
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+
+    def update(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run the optimizer step, if there is one, with what the loop does after backward."""
+        if self.optimizer is None:
+            return
+        with phase(OPTIMIZER):
+            if self.run_config.clip_grad_norm:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
+            for path, param in self.model.named_parameters() if self.average else ():
+                self.average[path].lerp_(param.detach(), 0.001)
+
+    def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run two steps of the loop, so that the next one is in the steady state."""
+        for _ in range(2 if self.optimizer is not None else 0):
+            self.run(phase)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.run_config.autocast is None:
             return nullcontext()
         return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast])
-
-    def make_optimizer_state(self) -> None:
-        """Create the optimizer's state by a step with zero gradients, and free these."""
-        if self.optimizer is None:
-            return
-        for param in self.model.parameters():
-            if param.requires_grad:
-                param.grad = torch.zeros_like(param)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
         """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
@@ -91,6 +111,8 @@ class ModelStep:
             yield "parameters", path, parameter
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
+        for path, mean in self.average.items():
+            yield "parameters", path, mean
         for name, value in self.inputs.items():
             for tensor in tensors(value):
                 yield "inputs", name, tensor
@@ -99,6 +121,9 @@ class ModelStep:
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     yield "optimizer_state", f"{paths[param]}.{name}", value
+        for path, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                yield "gradients", path, parameter.grad
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -115,7 +140,8 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
-    return model.to(TORCH_DTYPES[run_config.dtype]).train(run_config.mode != "inference")
+    model = model if run_config.dtype == STORED else model.to(TORCH_DTYPES[run_config.dtype])
+    return model.train(run_config.mode != "inference")
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
@@ -125,8 +151,9 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
             raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
         inputs["attention_mask"] = torch.empty(inputs["input_ids"].shape, dtype=torch.long, device="meta")
-    if isinstance(inputs, dict) and run_config.dtype != FP32.name:
-        dtype = TORCH_DTYPES[run_config.dtype]
+    floats = (param.dtype for param in model.parameters() if param.is_floating_point())
+    dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
+    if isinstance(inputs, dict) and dtype != torch.float32:
         inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     return inputs
 
@@ -136,7 +163,7 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     mode = "training" if run_config.mode == "training" else "inference"
     checkpointing = run_config.checkpointing if mode == "training" else NONE
     run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
-    return run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
+    return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:

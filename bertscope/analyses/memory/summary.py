@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from bertscope.analyses.memory.events import Block, MemoryTrace
 from bertscope.analyses.tracing.module_tracker import FORWARD
@@ -58,9 +59,10 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], device: D
 def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
     """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
     found: dict[Block, list[int]] = defaultdict(list)
-    for event in trace.events:
+    phases = [list(events) for phase, events in groupby(trace.events, lambda event: event.phase) if phase == FORWARD]
+    for event in phases[-1] if phases else ():  # of the last micro-batch
         block = event.block
-        if event.phase == FORWARD and block.part == "activations" and event.size_bytes > 0:
+        if block.part == "activations" and event.size_bytes > 0:
             row = block._replace(path=rows.get(block.path, block.path))
             found[row].append(trace.rounded(event.size_bytes))
     kept = [

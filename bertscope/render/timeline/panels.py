@@ -136,9 +136,26 @@ def part_name(part: str) -> str:
 def run_text(run: dict[str, Any]) -> str:
     """Return `training, batch 8, sequence 512, fp32, adamw, cpu`."""
     sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
-    words = [run.get("mode"), *sizes, run.get("dtype")]
+    dtype = run.get("dtype")
+    words = [run.get("mode"), *sizes, "the dtypes of its parameters" if dtype == "stored" else dtype]
     if run.get("autocast"):
         words.append(f"{run['autocast']} autocast")
-    if run.get("mode") == "training":
-        words.append(f"optimizer {run.get('optimizer')}")
+    words += loop_words(run)
     return ", ".join(str(word) for word in (*words, run.get("device")) if word)
+
+
+def loop_words(run: dict[str, Any]) -> list[str]:
+    """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
+    if run.get("mode") != "training":
+        return []
+    words = {
+        f"optimizer {run.get('optimizer')}": True,
+        f"momentum {run.get('momentum')}": run.get("momentum"),
+        "amsgrad": run.get("amsgrad"),
+        f"{run.get('accumulate')} micro-batches": run.get("accumulate", 1) > 1,
+        "gradients kept": run.get("keep_gradients"),
+        "gradients clipped": run.get("clip_grad_norm"),
+        "average of the weights": run.get("ema"),
+        "outputs held": run.get("hold_outputs"),
+    }
+    return [text for text, is_set in words.items() if is_set]

@@ -35,7 +35,7 @@ def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The allocator's own trace of the same step, really run."""
     model = run_model(source, run_config, "cpu")
     step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
-    step.make_optimizer_state()
+    step.run_first_steps()
     return measured(step)
 
 

@@ -207,7 +207,7 @@ def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, fo
     assert (result.code, result.out) == (3, "")
     note = result.err.splitlines()[-1]
     assert note.startswith("note: none could not be measured: the child ran out of memory (limit 700.00 MiB, of which")
-    assert "while in the forward phase of the first step; the estimate is" in note
+    assert "while in the forward phase of the first steps; the estimate is" in note
     assert "try a smaller --batch or --seq, --checkpointing, or a higher --memory-limit" in note
 
 
@@ -326,9 +326,10 @@ def test_the_same_seed_gives_the_same_step(folder):
 
 
 def test_a_failure_that_nobody_foresaw_has_its_own_words():
-    assert worker._explained(RuntimeError("strange"), None) == ("failed", "RuntimeError: strange")
-    assert worker._explained(RuntimeError("CUDA out of memory. Tried"), None)[0] == "out of memory"
-    assert worker._explained(MemoryError(), None)[0] == "out of memory"
+    job = Job(source=small(), run_config=RunConfig())
+    assert worker._explained(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
+    assert worker._explained(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
+    assert worker._explained(MemoryError(), job)[0] == "out of memory"
 
 
 def test_a_terminal_gets_one_line_of_progress_that_goes_away(folder):

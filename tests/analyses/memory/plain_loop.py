@@ -1,0 +1,66 @@
+"""A plain training loop and its peak memory by torch's profiler: the witness of estimates.
+
+It imports nothing of bertscope's analyses. The profiler starts before the model is built; the third step is measured.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+STEPS = 3
+
+
+def peak_bytes(
+    make_model: Callable[[], torch.nn.Module],
+    make_inputs: Callable[[torch.nn.Module], dict[str, torch.Tensor]],
+    make_optimizer: Callable[[Any], torch.optim.Optimizer],
+    *,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    keep_gradients: bool = False,
+    ema: bool = False,
+    clip_grad_norm: bool = False,
+    hold_outputs: bool = False,
+) -> int:
+    """Return the highest sum of the allocator's events during the last of three steps on the CPU."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model = make_model().train()
+        inputs = make_inputs(model)
+        optimizer = make_optimizer(param for param in model.parameters() if param.requires_grad)
+        average = copy.deepcopy(model).requires_grad_(False) if ema else None
+        for number in range(STEPS):
+            with record_function(f"plain step {number}"):
+                for _ in range(accumulate):
+                    with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+                        output = model(**inputs)
+                        loss = output.loss if getattr(output, "loss", None) is not None else output[0].sum()
+                    if accumulate > 1:
+                        loss = loss / accumulate
+                    if not hold_outputs:
+                        del output
+                    loss.backward()
+                    del loss
+                if clip_grad_norm:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=not keep_gradients)
+                for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
+                    mean.lerp_(param.detach(), 0.001)
+                if hold_outputs:
+                    del output
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    last = next(event for event in events if event.name() == f"plain step {STEPS - 1}")
+    live = peak = 0
+    for event in events:
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU and event.start_ns() <= last.end_ns():
+            live += event.nbytes()
+            if event.start_ns() >= last.start_ns():
+                peak = max(peak, live)
+    return peak

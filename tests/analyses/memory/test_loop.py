@@ -1,0 +1,130 @@
+"""The estimate of a step against a plain training loop, which uses none of the analyses."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.errors import SelectionError
+from bertscope.run_config import OPTIMIZERS, RunConfig
+from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.steps import estimated_trace, small
+
+BATCH, SEQ = 3, 24
+WIDE = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 500}
+TOLERANCE = 0.001
+
+
+def measured(source, run_config):
+    """The peak of the plain loop of this model."""
+
+    def model():
+        built = bertscope.build(source.config, source.architecture, device="cpu")
+        if run_config.checkpointing != "none":
+            built.gradient_checkpointing_enable(strategy=run_config.checkpointing)
+        return built
+
+    def inputs(built):
+        ids = torch.randint(0, source.config.vocab_size, (run_config.batch, run_config.seq))
+        by_token = source.architecture == "BertForMaskedLM"
+        labels = ids.clone() if by_token else torch.zeros(run_config.batch, dtype=torch.long)
+        return {"input_ids": ids} | ({} if source.architecture == "BertModel" else {"labels": labels})
+
+    arguments = {name: getattr(run_config, name) for name in ("momentum", "amsgrad") if getattr(run_config, name)}
+    kind = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
+    loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "hold_outputs")
+    return peak_bytes(
+        model, inputs, lambda params: kind(params, lr=0.0, **arguments),
+        autocast=torch.bfloat16 if run_config.autocast else None, **{name: getattr(run_config, name) for name in loop},
+    )  # fmt: skip
+
+
+LOOPS = [
+    {},
+    {"accumulate": 2},
+    {"keep_gradients": True},
+    {"keep_gradients": True, "accumulate": 2, "checkpointing": "full"},
+    {"optimizer": "sgd", "momentum": 0.9},
+    {"optimizer": "adam", "amsgrad": True},
+    {"ema": True},
+    {"clip_grad_norm": True},
+    {"hold_outputs": True},
+    {"optimizer": "adafactor", "accumulate": 2},
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertModel"])
+def test_the_estimate_is_the_peak_of_a_plain_loop(architecture, loop):
+    source, run_config = small(architecture, "eager", **WIDE), RunConfig(batch=BATCH, seq=SEQ, **loop)
+    assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+
+
+def test_the_estimate_under_autocast_is_the_peak_of_a_plain_loop():
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 3000, "num_attention_heads": 4}
+    source, run_config = small(**wide), RunConfig(batch=BATCH, seq=SEQ, accumulate=2, autocast="bf16")
+    assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+
+
+def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
+    trace = estimated_trace(small("BertModel"), RunConfig(batch=1, seq=8))
+    state = {block.path for block, _ in trace.state if block.part == "optimizer_state"}
+    assert "encoder.layer.0.output.dense.weight.exp_avg" in state
+    assert not any(path.startswith("pooler") for path in state)  # the loss is the sum of the hidden states
+
+
+def test_gradients_of_an_earlier_micro_batch_exist_during_forward():
+    one, two = (estimated_trace(small(), RunConfig(batch=1, seq=8, accumulate=count)) for count in (1, 2))
+    params = sum(size for block, size in one.state if block.part == "parameters")
+    assert two.state_bytes - one.state_bytes == params  # fp32: a gradient is as large as its parameter
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"accumulate": 0}, "accumulate must be at least 1"),
+        ({"momentum": 0.9}, "adamw has no momentum; leave it out, or choose one of sgd"),
+        ({"optimizer": "sgd", "amsgrad": True}, "sgd has no amsgrad; leave it out, or choose one of adam, adamw"),
+        ({"optimizer": "sgd", "momentum": 1.0}, "from 0 to below 1"),
+        ({"mode": "inference", "ema": True}, "ema concerns a training step"),
+    ],
+)
+def test_settings_that_contradict_are_one_line(settings, words):
+    with pytest.raises(SelectionError, match=words):
+        RunConfig(**settings)
+
+
+FACTORY = """
+import torch
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(300, 64), torch.nn.Linear(64, 300)
+        self.unused = torch.nn.Linear(256, 256)
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+def tagger():
+    return Tagger().to(torch.bfloat16)
+"""
+
+
+def test_a_factorys_module_keeps_its_dtype_and_its_unused_parameters_have_no_state(cli, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "factory_of_a_tagger.py").write_text(FACTORY)
+    result = cli("estimate", "factory_of_a_tagger:tagger", "--batch", "4", "--seq", "16", "--format", "json")
+    (variant,) = result.json["variants"]
+    found = max(phase["peak_bytes"] for phase in variant["estimated"]["phases"])
+    real = peak_bytes(
+        importlib.import_module("factory_of_a_tagger").tagger,
+        lambda model: {"input_ids": torch.randint(0, 300, (4, 16))},
+        lambda params: torch.optim.AdamW(params, lr=0.0),
+    )
+    assert found == pytest.approx(real, rel=TOLERANCE)
+    parts = variant["estimated"]["phases"][0]["parts"]
+    params = 300 * 64 + 64 * 300 + 300 + 256 * 256 + 256
+    assert parts["parameters"] == 2 * params
+    assert parts["optimizer_state"] == 2 * 2 * (300 * 64 + 64 * 300 + 300) + 3 * 4  # and three step counters
