@@ -27,7 +27,7 @@ class _Row:
     rates_source: str = ""
     fp32_tflops: float = 0  # TFLOP/s without tensor cores
     half_tflops: float = 0  # TFLOP/s in fp16, and from capability 8.0 in bf16 too
-    bandwidth: float = 0  # of memory, GB/s
+    bandwidth_gb_per_second: float = 0  # of memory
 
 
 _ROWS = {

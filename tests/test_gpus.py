@@ -13,7 +13,7 @@ from bertscope.reports.memory import Gpu
 def test_each_figure_has_a_source(name):
     row = gpus._ROWS[name]
     assert row.memory_source
-    assert bool(row.rates_source) == bool(row.fp32_tflops and row.bandwidth)
+    assert bool(row.rates_source) == bool(row.fp32_tflops and row.bandwidth_gb_per_second)
     assert row.half_tflops == 0 or row.half_tflops > row.fp32_tflops
 
 
