@@ -147,11 +147,12 @@ class Variant:
 
     @property
     def error(self) -> float | None:
-        """Return the error of the estimate as a fraction of the measured peak; the largest over the phases."""
+        """Return the error of the estimate as a fraction of the measured peak; the largest over the phases of both."""
         if self.estimated is None or self.measured is None:
             return None
-        pairs = zip(self.estimated.phases, self.measured.phases, strict=True)
-        errors = [(one.peak_bytes - other.peak_bytes) / other.peak_bytes for one, other in pairs if other.peak_bytes]
+        estimated = {phase.phase: phase.peak_bytes for phase in self.estimated.phases}
+        measured = {phase.phase: phase.peak_bytes for phase in self.measured.phases if phase.phase in estimated}
+        errors = [(estimated[name] - found) / found for name, found in measured.items() if found]
         return max(errors, key=abs, default=0.0)
 
 

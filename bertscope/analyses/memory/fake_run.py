@@ -64,11 +64,15 @@ class _FakeRunMode(TorchDispatchMode):
         for block, tensor in self.step.state():
             # A step counter is on the CPU, unless a fused kernel reads it.
             is_counter = self.on_device and not is_fused and block.path.endswith(".step")
-            if not is_counter and storage_key(tensor) not in self.watched:
-                self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
+            key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
+            if not is_counter and key not in self.watched:
+                self.recorder.state.append((block, size))
                 is_state = block.part == "optimizer_state"
-                self.owners[storage_key(tensor)] = block.path.rpartition(".")[0] if is_state else block.path
+                self.owners[key] = block.path.rpartition(".")[0] if is_state else block.path
                 self._watch(tensor)
+                if block.part == "gradients":  # the step may free them
+                    place = Place(path=block.path)
+                    self.recorder.living[key] = Allocation(size, place, block.shape, block.dtype, block.part)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:

@@ -82,6 +82,17 @@ def test_gradients_of_an_earlier_micro_batch_exist_during_forward():
     assert two.state_bytes - one.state_bytes == params  # fp32: a gradient is as large as its parameter
 
 
+@pytest.mark.parametrize("loop", [{"accumulate": 2}, {"keep_gradients": True}], ids=str)
+def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
+    module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
+    report = bertscope.profile(module, torch.rand(8, 64), steps=1, optimizer="sgd", momentum=0.9, **loop)
+    (variant,) = report.variants
+    assert abs(variant.error) < TOLERANCE
+    kept = variant.estimated.kept_bytes  # of one micro-batch; the number of them is a scalar of the real loop
+    assert variant.measured.kept_bytes == pytest.approx(kept, abs=8)
+    assert len(variant.measured.phases) >= 2
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
