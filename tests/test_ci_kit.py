@@ -71,7 +71,7 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
     assert re.search(r"4 failed, 7 passed", done.stdout)
     assert "AssertionError: Sequential: unique parameters: expected 14, got 13, difference -1" in done.stdout
     assert "0: 9 (Linear)" in done.stdout
-    assert "bertscope/testing.py" not in done.stdout  # the failure stands where the test calls
+    assert "bertscope/testing.py" not in done.stdout  # pytest shows the line of the test that fails
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "report.xml").iter("testcase")}
     assert {"memory.finetuning", "flops.sentence", "ties", "readable", "test_the_head_has_its_size"} <= set(cases)
     properties = {item.get("name"): item.get("value") for item in cases["flops.sentence"].iter("property")}

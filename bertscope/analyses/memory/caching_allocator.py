@@ -33,6 +33,14 @@ class SegmentBlock:
         """Return True if the block is a whole segment."""
         return self.before is None and self.after is None
 
+    def absorb_next(self) -> None:
+        """Take over the memory of the block behind this one, if there is one."""
+        if self.after is not None:
+            self.size += self.after.size
+            self.after = self.after.after
+        if self.after is not None:
+            self.after.before = self
+
 
 class Allocator:
     """The memory pools of one stream; `limit_bytes` limits the reserved bytes."""
@@ -77,19 +85,13 @@ class Allocator:
 
     def free(self, block: SegmentBlock) -> None:
         """Free a block and merge it with free neighbours."""
-        before, after = block.before, block.after
-        if before is not None and before.is_free:
-            self._remove(before)
-            block.size += before.size
-            block.before = before.before
-            if block.before is not None:
-                block.before.after = block
-        if after is not None and after.is_free:
-            self._remove(after)
-            block.size += after.size
-            block.after = after.after
-            if block.after is not None:
-                block.after.before = block
+        if block.after is not None and block.after.is_free:
+            self._remove(block.after)
+            block.absorb_next()
+        if block.before is not None and block.before.is_free:
+            block = block.before
+            self._remove(block)
+            block.absorb_next()
         self._set_free(block)
 
     def _set_free(self, block: SegmentBlock) -> None:

@@ -43,8 +43,8 @@ class ModelStep:
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
         # The exponential moving average of the weights is a copy of the model.
-        tensors_of_model = (*self.model.named_parameters(), *self.model.named_buffers())
-        self.average = {path: value.detach().clone() for path, value in tensors_of_model if self.run_config.ema}
+        averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
+        self.average = {path: value.detach().clone() for path, value in averaged}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
@@ -60,14 +60,13 @@ class ModelStep:
         The gradients are added to those that exist.
         """
         held: list[Any] = []
-        hook = self.model.register_forward_hook(lambda module, args, output: held.append(output))
-        if not self.run_config.hold_outputs:
-            hook.remove()
-        with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
+        holding: AbstractContextManager[Any] = nullcontext()
+        if self.run_config.hold_outputs:
+            holding = self.model.register_forward_hook(lambda module, args, output: held.append(output))
+        with holding, phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
             loss = self.loss(self.model, self.inputs)
             if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
                 loss = loss / self.run_config.accumulate
-        hook.remove()
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
