@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
@@ -163,11 +164,21 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
+# Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
+TRANSFORMERS, INSTALLED, BERTSCOPE = "transformers", "transformers-installed", "bertscope"
+MODEL_IMPLEMENTATIONS = (TRANSFORMERS, INSTALLED, BERTSCOPE)
 STORED = "stored"  # the dtypes of the model's own parameters
 MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "flash", "efficient", "math")
 MAX_SIZE = 2**31
+
+
+def implementation_name(implementation: str) -> str:
+    """Return the name in reports of one of MODEL_IMPLEMENTATIONS, such as `as in transformers 4.43.4`."""
+    if implementation == INSTALLED:
+        return f"transformers {version('transformers')}"
+    return "as in transformers 4.43.4" if implementation == TRANSFORMERS else "bertscope's own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +190,7 @@ class RunConfig:
     The step has `accumulate` micro-batches of `batch` sequences; with `keep_gradients` they are set to zero after it
     and not freed; with `ema` the loop has an average of the weights; with `hold_outputs` the output of the model lives
     until the micro-batch ends.
+    model_implementation is one of MODEL_IMPLEMENTATIONS and concerns only BERTs, which differ in their memory.
     dtype is that of the parameters; with `autocast` they stay fp32 and matrix products run in that dtype.
     padding is the share of each sequence that is padding, masked by an attention mask.
     """
@@ -190,6 +202,7 @@ class RunConfig:
     autocast: str | None = None
     optimizer: str = "adamw"
     implementation: str = "default"  # of the optimizer: torch's foreach=, fused=
+    model_implementation: str = TRANSFORMERS
     checkpointing: str = NONE
     reentrant: bool = False
     padding: float = 0.0
@@ -211,7 +224,8 @@ class RunConfig:
                 raise SelectionError(f"{name} must be at least 1 and below 2**31; got {getattr(self, name)}")
         allowed: dict[str, Collection[str | None]] = {
             "mode": MODES, "dtype": (*PRECISIONS, STORED), "optimizer": (NO_OPTIMIZER, *OPTIMIZERS),
-            "implementation": IMPLEMENTATIONS, "device": DEVICES, "sdpa_kernel": KERNELS,
+            "implementation": IMPLEMENTATIONS, "model_implementation": MODEL_IMPLEMENTATIONS, "device": DEVICES,
+            "sdpa_kernel": KERNELS,
             "autocast": (None, *(name for name, precision in PRECISIONS.items() if precision.autocast)),
         }  # fmt: skip
         for name, values in allowed.items():

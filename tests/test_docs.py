@@ -100,6 +100,7 @@ def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention
     rows = measured_rows("A base model, phase by phase")
     autocast = ("--autocast",) if precision != "fp32" else ()
     data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
+               "--implementation", "bertscope",
                *autocast, "--checkpointing", "none,full,every-2,selective", "--format", "json").json  # fmt: skip
     for variant in data["variants"]:
         told = rows[attention, precision, variant["checkpointing"]]

@@ -8,7 +8,7 @@ import typer
 from bertscope.commands.model_options import Freeze, ModelOptions
 from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Strategy, numbers
+from bertscope.commands.run_options import ModelImplementation, Strategy, numbers
 from bertscope.errors import SelectionError
 from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig
@@ -36,6 +36,7 @@ def flops(
     ] = "inference",
     checkpointing: Strategy = RunConfig.checkpointing,
     model: ModelOptions,
+    implementation: ModelImplementation = RunConfig.model_implementation,
     freeze: Freeze = None,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")
@@ -58,7 +59,10 @@ def flops(
     source = model.found()
     from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 
-    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()))
+    run = FlopsRun(
+        source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()),
+        model_implementation=implementation,
+    )  # fmt: skip
     report = flops_model(run, batches, seqs)
     if depth is not None:
         report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))

@@ -1,5 +1,6 @@
 """`bertscope print`."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -29,9 +30,11 @@ def print_model(
 ) -> None:
     """Print the model as PyTorch prints it.
 
-    With the sdpa kernel the attention is printed as BertSdpaSelfAttention, with eager as BertSelfAttention.
+    With the sdpa kernel the attention is printed as BertSdpaSelfAttention, with eager as BertSelfAttention. A preset
+    may set the kernel that is printed (printed_attention); --attention is stronger.
     """
-    source, built = model.built()
+    printed = getattr(model.found(), "printed_attention", None)
+    source, built = replace(model, attention=model.attention or printed).built()
     from bertscope.analyses.modules.totals import subject
 
     show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)

@@ -22,6 +22,7 @@ from bertscope.run_config import (
     EXAMPLE_STRATEGIES,
     IMPLEMENTATIONS,
     KERNELS,
+    MODEL_IMPLEMENTATIONS,
     MODES,
     NO_OPTIMIZER,
     NONE,
@@ -52,6 +53,17 @@ Strategy = Annotated[
         metavar="STRATEGY",
         help=f"The layers to recompute in backward: {STRATEGIES}.",
         autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
+    ),
+]
+
+
+ModelImplementation = Annotated[
+    str,
+    OneOf(MODEL_IMPLEMENTATIONS),
+    typer.Option(
+        "--implementation",
+        help="Whose BERT: transformers: as in transformers 4.43.4, without needing it; transformers-installed: the "
+        "class of the installed version; bertscope: the built-in model, which adds no mask.",
     ),
 ]
 
@@ -111,6 +123,7 @@ class StepOptions:
         OneOf(IMPLEMENTATIONS),
         typer.Option("--optimizer-implementation", help="The optimizer's implementation in torch."),
     ] = RunConfig.implementation
+    model_implementation: ModelImplementation = RunConfig.model_implementation
     padding: Annotated[
         float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
     ] = RunConfig.padding

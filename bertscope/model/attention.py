@@ -1,6 +1,8 @@
 """Attention: the projections, two kernels (eager and sdpa), and the block with the output layer.
 
 Letters in the shapes: B batch, S query length, T key length, N heads, D head size, H hidden = N * D.
+
+A variable keeps its tensor until a function returns. Those that determine the peak live as long as in transformers.
 """
 
 import math
@@ -69,12 +71,16 @@ class BertSelfAttention(nn.Module):
 
         is_causal = self.is_decoder and encoder_hidden_states is None
         context, probabilities = self.attend(query, key, value, attention_mask, head_mask, is_causal, output_attentions)
-        context = context.transpose(1, 2).reshape(*hidden_states.shape[:2], self.all_head_size)  # (B, S, H)
 
         outputs: tuple[Tensor | KeyValue, ...] = (context,)
         if output_attentions and probabilities is not None:
             outputs += (probabilities,)
         return (*outputs, (key, value)) if self.is_decoder else outputs
+
+    def merge_heads(self, context: Tensor) -> Tensor:
+        """Merge the heads: (B, N, S, D) -> (B, S, H)."""
+        batch, _, length, _ = context.shape
+        return context.transpose(1, 2).reshape(batch, length, self.all_head_size)
 
     def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
         """Return keys and values, for self- or cross-attention, with or without a cache."""
@@ -96,10 +102,20 @@ class BertSelfAttention(nn.Module):
         is_causal: bool,
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the context (B, N, S, D) and probabilities (B, N, S, T); `mask` includes the causal part."""
+        """Return the context (B, S, H) and probabilities (B, N, S, T); `mask` includes the causal part."""
         scores = query @ key.transpose(-1, -2)  # (B, N, S, T)
-        if self.position_embedding_type != "absolute":
-            scores = self._with_relative_scores(scores, query, key)  # before the scaling, as the reference does
+        if self.position_embedding_type != "absolute":  # before the scaling, as the reference does
+            keys = torch.arange(key.shape[2], device=query.device)
+            # With a cache the queries are the last of the keys.
+            queries = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=query.device)
+            distance = queries[:, None] - keys[None, :]  # (S, T)
+            vectors = self.distance_embedding(distance + self.max_position_embeddings - 1).to(query.dtype)  # (S, T, D)
+            of_queries = torch.einsum("bnsd,std->bnst", query, vectors)
+            if self.position_embedding_type == "relative_key_query":
+                of_keys = torch.einsum("bntd,std->bnst", key, vectors)
+                scores = scores + of_queries + of_keys
+            else:
+                scores = scores + of_queries
         scores = scores / math.sqrt(self.attention_head_size)
         if mask is not None:
             scores = scores + mask
@@ -107,20 +123,7 @@ class BertSelfAttention(nn.Module):
         probabilities = self.dropout(functional.softmax(scores, dim=-1))
         if head_mask is not None:
             probabilities = probabilities * head_mask
-        return probabilities @ value, probabilities
-
-    def _with_relative_scores(self, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Add the relative position scores of queries (and of keys, for `relative_key_query`) to (B, N, S, T)."""
-        query_length, key_length = query.shape[2], key.shape[2]
-        keys = torch.arange(key_length, device=query.device)
-        # With a cache the queries are the last of the keys; without one S = T and this is the same.
-        queries = torch.arange(key_length - query_length, key_length, device=query.device)
-        distance = queries[:, None] - keys[None, :]  # (S, T)
-        vectors = self.distance_embedding(distance + self.max_position_embeddings - 1).to(query.dtype)  # (S, T, D)
-        scores = scores + torch.einsum("bnsd,std->bnst", query, vectors)
-        if self.position_embedding_type == "relative_key_query":
-            scores = scores + torch.einsum("bntd,std->bnst", key, vectors)
-        return scores
+        return self.merge_heads(probabilities @ value), probabilities
 
 
 class BertSdpaSelfAttention(BertSelfAttention):
@@ -136,7 +139,7 @@ class BertSdpaSelfAttention(BertSelfAttention):
         is_causal: bool,
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the context (B, N, S, D) without probabilities; fall back to eager for unsupported inputs."""
+        """Return the context (B, S, H) without probabilities; fall back to eager for unsupported inputs."""
         obstacle = self._obstacle(head_mask, output_attentions)
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
@@ -151,7 +154,7 @@ class BertSdpaSelfAttention(BertSelfAttention):
             dropout_p=self.dropout.p if self.training else 0.0,
             is_causal=is_causal,
         )
-        return context, None
+        return self.merge_heads(context), None
 
     def _obstacle(self, head_mask: Tensor | None, output_attentions: bool) -> str:
         if self.position_embedding_type != "absolute":
@@ -185,7 +188,8 @@ class BertSelfOutput(nn.Module):
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """Map (B, S, H) and the residual (B, S, H) to (B, S, H)."""
-        normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        hidden_states = self.dropout(self.dense(hidden_states))
+        normed: Tensor = self.LayerNorm(hidden_states + input_tensor)
         return normed
 
 

@@ -19,6 +19,7 @@ from bertscope.model.inputs import (
     input_shape,
     layer_head_masks,
     self_attention_mask,
+    transformers_mask,
 )
 from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.model.pretrained import BertPreTrainedModel
@@ -29,6 +30,8 @@ class BertModel(BertPreTrainedModel):
 
     Source: Devlin et al. 2018, arXiv:1810.04805; outputs equal to transformers 4.43.4.
     """
+
+    uses_transformers_masks = False  # as transformers 4.43.4 makes them: the same outputs, more memory
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
@@ -86,12 +89,21 @@ class BertModel(BertPreTrainedModel):
             and head_mask is None
             and not output_attentions
         )
+        length, keys, is_decoder = shape[1], past + shape[1], config.is_decoder
         encoder_mask = None
-        if config.is_decoder and encoder_attention_mask is not None:
-            encoder_mask = additive_mask(encoder_attention_mask, hidden.dtype)
+        if self.uses_transformers_masks:
+            attention_mask, mask = transformers_mask(attention_mask, length, keys, is_decoder, is_fused, hidden)
+            if is_decoder and encoder_hidden_states is not None:
+                encoder_attention_mask, encoder_mask = transformers_mask(
+                    encoder_attention_mask, length, encoder_hidden_states.shape[1], False, is_fused, hidden
+                )
+        else:
+            mask = self_attention_mask(attention_mask, length, past, is_decoder, is_fused, hidden)
+            if is_decoder and encoder_attention_mask is not None:
+                encoder_mask = additive_mask(encoder_attention_mask, hidden.dtype)
         encoded = self.encoder(
             hidden,
-            self_attention_mask(attention_mask, shape[1], past, config.is_decoder, is_fused, hidden),
+            mask,
             layer_head_masks(head_mask, config, hidden.dtype),
             encoder_hidden_states,
             encoder_mask,

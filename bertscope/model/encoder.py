@@ -68,13 +68,16 @@ class BertEmbeddings(nn.Module):
         batch, length = inputs_embeds.shape[:2]
         if token_type_ids is None:
             token_type_ids = self.token_type_ids[:, :1].expand(batch, length)
-        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
+        token_types = self.token_type_embeddings(token_type_ids)
+        embeddings: Tensor = inputs_embeds + token_types
         if self.position_embedding_type == "absolute":
             if position_ids is None:
                 position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
-            embeddings = embeddings + self.position_embeddings(position_ids)
-        normed: Tensor = self.dropout(self.LayerNorm(embeddings))
-        return normed
+            positions = self.position_embeddings(position_ids)
+            embeddings += positions
+        embeddings = self.LayerNorm(embeddings)
+        dropped: Tensor = self.dropout(embeddings)
+        return dropped
 
 
 def _leave_meta(embeddings: BertEmbeddings, keys: object) -> None:
@@ -108,7 +111,8 @@ class BertOutput(nn.Module):
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """Map (B, S, I) and the residual (B, S, H) to (B, S, H)."""
-        normed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        hidden_states = self.dropout(self.dense(hidden_states))
+        normed: Tensor = self.LayerNorm(hidden_states + input_tensor)
         return normed
 
 

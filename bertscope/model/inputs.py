@@ -135,6 +135,23 @@ def self_attention_mask(
     return additive_mask(causal if mask is None else causal * mask[:, None, None, :], hidden.dtype)
 
 
+def transformers_mask(
+    mask: Tensor | None, queries: int, keys: int, is_decoder: bool, is_fused: bool, hidden: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return a mask, of ones if none is given, and the additive mask, with the memory that transformers 4.43.4 uses.
+
+    transformers keeps the first until forward ends. It gives the fused kernel no mask if all are ones, else one with a
+    row for each query, (B, 1, S, T). A given mask counts as one that hides positions.
+    """
+    keep = torch.ones(hidden.shape[0], keys, device=hidden.device) if mask is None else mask
+    if is_fused and mask is None and (not is_decoder or queries in (1, keys)):
+        return keep, None
+    if is_fused and not is_decoder and keep.dim() == 2:
+        hides = 1.0 - keep[:, None, None, :].expand(-1, 1, queries, -1).to(hidden.dtype)
+        return keep, hides.masked_fill(hides.to(torch.bool), torch.finfo(hidden.dtype).min)
+    return keep, self_attention_mask(keep, queries, keys - queries, is_decoder, is_fused, hidden)
+
+
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a mask of 1 and 0, (B, T), (B, S, T) or (B, N, S, T), to 4 dimensions of 0 and the lowest number."""
     if keep.dim() < 4:

@@ -169,17 +169,22 @@ class BertForQuestionAnswering(WithHead):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        start, end = (
-            part.squeeze(-1).contiguous() for part in self.qa_outputs(body.last_hidden_state).split(1, dim=-1)
-        )
+        logits = self.qa_outputs(body.last_hidden_state)
+        start, end = (part.squeeze(-1).contiguous() for part in logits.split(1, dim=-1))
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = (_position_loss(start, start_positions) + _position_loss(end, end_positions)) / 2
+            starts, ends = _clamped(start_positions, start), _clamped(end_positions, end)
+            of_start, of_end = _position_loss(start, starts), _position_loss(end, ends)
+            loss = (of_start + of_end) / 2
         return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
 
 
-def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return the cross-entropy over positions (B, S); positions beyond the end are ignored, as in transformers."""
-    length = logits.shape[1]
+def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
+    """Return the positions (B,), those beyond the end as S."""
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
-    return functional.cross_entropy(logits, positions.clamp(0, length), ignore_index=length)
+    return positions.clamp(0, logits.shape[1])
+
+
+def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
+    """Return the cross-entropy over positions of logits (B, S); position S is ignored, as in transformers."""
+    return functional.cross_entropy(logits, positions, ignore_index=logits.shape[1])

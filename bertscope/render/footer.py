@@ -9,14 +9,16 @@ from bertscope.reports.params import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8
+_OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend on the implementation of the model
 
 
 def title(report: Any) -> str:
-    """Return `bert-large-zh: BertModel, sdpa attention` for a report with a `subject`."""
+    """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
     subject: Subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
-    return f"{head}{subject.architecture}{attention}"
+    whose = f", {subject.implementation}" if subject.implementation and report.kind in _OF_A_RUN else ""
+    return f"{head}{subject.architecture}{attention}{whose}"
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:

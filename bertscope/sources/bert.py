@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
+from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
+from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:
     from bertscope.model import BertPreTrainedModel
@@ -28,6 +30,8 @@ class BertSource:
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
+    implementation: str = BERTSCOPE  # or TRANSFORMERS: of the same outputs, with the memory of transformers 4.43.4
+    printed_attention: str | None = None  # the kernel that `print` shows
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
@@ -74,7 +78,25 @@ class BertSource:
         """Build the model with the attention kernel of its configuration."""
         from bertscope.model import build
 
-        return build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
+        model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
+        if self.implementation == TRANSFORMERS:
+            model.base_model.uses_transformers_masks = True
+        return model
+
+    def implemented_by(self, implementation: str) -> BertSource | TransformersSource:
+        """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
+        if implementation != INSTALLED:
+            return replace(self, implementation=implementation)
+        return TransformersSource(
+            name=self.name,
+            architecture=self.architecture,
+            add_pooling_layer=self.add_pooling_layer,
+            model_type="bert",
+            path=self.path or Path(self.name),
+            settings=self.config.to_dict(),
+            attention=self.config.attn_implementation,
+            stored_dtype=self.stored_dtype,
+        )
 
     def with_layers(self, layers: int) -> BertSource:
         """Return the source with this number of encoder layers."""

@@ -69,6 +69,9 @@ class ModelSource(Protocol):
         Raises SourceError or ConfigError for a model that cannot be built.
         """
 
+    def implemented_by(self, implementation: str) -> ModelSource:
+        """Return the source of the same BERT in another of MODEL_IMPLEMENTATIONS; of another family itself."""
+
     def with_layers(self, layers: int) -> ModelSource:
         """Return the source with another number of layers at `layer_path`."""
 

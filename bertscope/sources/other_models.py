@@ -59,6 +59,10 @@ class OtherSource:
         """Build the model."""
         raise NotImplementedError
 
+    def implemented_by(self, implementation: str) -> OtherSource:
+        """Return itself: there is one implementation."""
+        return self
+
     def with_layers(self, layers: int) -> NoReturn:
         """Raise SelectionError."""
         raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)

@@ -4,6 +4,7 @@ description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
 architecture: BertForMaskedLM
 add_pooling_layer: false        # BertModel only
+printed_attention: eager        # the kernel that `print` shows, instead of that of the configuration
 config: {vocab_size: 28996, ...}
 extra: {directionality: bidi}   # other members of a config.json, for `convert` only
 expected: {distinct_params: 108340804, ...}   # more in `expectations`
@@ -13,14 +14,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bertscope.config import ARCHITECTURES, RULES, BertConfig, unknown_architecture
+from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS, RULES, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
 from bertscope.text_files import Entry, Mapping, read_mapping, with_places
 
-KEYS = ("description", "hub_names", "architecture", "add_pooling_layer", "config", "extra", "expected")
-PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "expected")
+KEYS = (
+    "description", "hub_names", "architecture", "add_pooling_layer", "printed_attention", "config", "extra", "expected",
+)  # fmt: skip
+PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "printed_attention", "expected")
 MEMBER = "bertscope"  # the member of a config.json with the keys that only a preset has
 
 
@@ -78,6 +81,12 @@ def _preset_only(entries: Mapping) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "add_pooling_layer": entries.checked("add_pooling_layer", True, bool, "true or false"),
+        "printed_attention": entries.checked(
+            "printed_attention",
+            None,
+            lambda value: value in ATTENTION_KERNELS,
+            f"one of {', '.join(ATTENTION_KERNELS)}",
+        ),
         "description": entries.checked("description", "", str, "text; put it in quotes"),
         "hub_names": tuple(names),
         "expected": tuple(read_expectations(entries.get("expected"))),

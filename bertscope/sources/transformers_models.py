@@ -29,6 +29,7 @@ class TransformersSource(OtherSource):
     model_type: str
     path: Path
     attention: str | None = None
+    add_pooling_layer: bool = True  # of a BertModel
 
     @property
     def family(self) -> str:
@@ -51,7 +52,7 @@ class TransformersSource(OtherSource):
                 config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values():
-                    model = model_class(config)
+                    model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
                 model.tie_weights()
                 built: nn.Module = model.eval()
         return built

@@ -1,11 +1,18 @@
-"""The estimate of a model that nobody here wrote: transformers' BertForMaskedLM."""
+"""The memory of transformers' BERT: its class estimated, and the built-in model in its place."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.step import meta_inputs
+from bertscope.run_config import RunConfig
+from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.steps import estimated_trace, small
 
 
 @pytest.mark.parametrize("mode", ["inference", "forward", "training"])
@@ -26,3 +33,72 @@ def test_transformers_own_bert_is_estimated_to_the_byte(attention, strategy, mod
     (variant,) = bertscope.profile(model, given, mode=mode, steps=0).variants
     for guess, truth in zip(variant.estimated.phases, variant.measured.phases, strict=True):
         assert abs(guess.peak_bytes - truth.peak_bytes) <= 64, (guess, truth)
+
+
+def built(source, implementation):
+    """The model on meta; the reference would ask fake ids if they contain padding."""
+    model = source.implemented_by(implementation).build()
+    if implementation == "transformers-installed":
+        model.config.pad_token_id = None
+    return model.train()
+
+
+@pytest.mark.parametrize("padding", [0.0, 0.2])
+@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
+    run_config = RunConfig(batch=2, seq=16, autocast=autocast, device=device, padding=padding)
+    source = small(name, attention, is_decoder=name == "BertLMHeadModel", pad_token_id=0)
+    inputs = meta_inputs(built(source, "transformers"), run_config)
+    reference, own = (
+        {peak.phase: peak.live_bytes for peak in module_trace(built(source, which), inputs, run_config, None).peaks()}
+        for which in ("transformers-installed", "transformers")
+    )
+    assert own == reference
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 3000, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("padding", [0.0, 0.25])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(architecture, attention, padding, autocast):
+    import transformers
+
+    source, run_config = small(architecture, attention, **WIDE), RunConfig(batch=4, seq=32, autocast=autocast)
+    by_token = architecture == "BertForMaskedLM"
+
+    def model():
+        config = transformers.BertConfig(**source.config.to_dict())
+        return getattr(transformers, architecture)._from_config(config, attn_implementation=attention)
+
+    def inputs(built):
+        ids = torch.randint(1, source.config.vocab_size, (4, 32))
+        given = {"input_ids": ids, "labels": ids.clone() if by_token else torch.zeros(4, dtype=torch.long)}
+        if padding:
+            given["attention_mask"] = torch.ones_like(ids)
+            given["attention_mask"][:, 24:] = 0
+        return given
+
+    measured = peak_bytes(
+        model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), autocast=autocast and torch.bfloat16
+    )
+    estimated = estimated_trace(source, dataclasses.replace(run_config, padding=padding)).peak_bytes
+    assert estimated == pytest.approx(measured, rel=0.001)
+
+
+def test_the_installed_class_is_a_choice_of_every_command_on_memory_and_flops(cli):
+    asked = ("bert-tiny", "-a", "BertForQuestionAnswering", "--implementation", "transformers-installed")
+    for command in (("estimate",), ("fit", "--budget", "1GiB", "--checkpointing", "none"), ("flops", "--depth", "0")):
+        name, *options = command
+        text = cli(name, *asked, *options).out
+        assert text.startswith("bert-tiny: BertForQuestionAnswering, sdpa attention, transformers 4.43.4")
+    measured = cli("profile", *asked, "--steps", "1", "--batch", "2", "--seq", "16", "--format", "json").json
+    (variant,) = measured["variants"]
+    estimated, peak = (
+        max(phase["peak_bytes"] for phase in variant[key]["phases"]) for key in ("estimated", "measured")
+    )
+    assert estimated == pytest.approx(peak, rel=0.001)

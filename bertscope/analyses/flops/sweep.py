@@ -16,7 +16,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
-from bertscope.run_config import NONE
+from bertscope.run_config import NONE, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -26,12 +26,13 @@ _WITNESS = (3, 7)
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRun:
-    """A model with its mode, checkpointing and frozen parameters."""
+    """A model with its mode, checkpointing, frozen parameters and implementation."""
 
     source: ModelSource
     mode: str = "inference"
     checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
+    model_implementation: str = RunConfig.model_implementation
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
@@ -50,6 +51,7 @@ class FlopsRun:
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
         """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
         training = self.mode == "training"
+        source = source.implemented_by(self.model_implementation)
         model = source.build(attention=META_ATTENTION).train(training)
         freeze(model, self.freeze)
         source.checkpoint(model, self.checkpointing)

@@ -84,7 +84,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with source.running("fake tensors"):
+    with source.implemented_by(run_config.model_implementation).running("fake tensors"):
         return module_trace(model, inputs, run_config, None)
 
 

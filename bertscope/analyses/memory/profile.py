@@ -23,7 +23,7 @@ from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, Timing, Variant
-from bertscope.run_config import COMMON_FIELDS, NONE
+from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
 from bertscope.units import bytes_text
 
 _Progress = Callable[[str], None]
@@ -52,6 +52,7 @@ def profile_report(
         architecture=first.source.architecture,
         dtype=first.run_config.dtype,
         attention=config.attn_implementation,
+        implementation=implementation_name(first.run_config.model_implementation),
         config=config.to_dict(),
         ignored_fields=config.ignored,
         torch_version=version("torch"),  # this process does not import torch

@@ -136,6 +136,7 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
     Raises SelectionError or ConfigError if the model cannot run so.
     """
     source = source if run_config.dropout else source.require("--no-dropout").with_fields(_NO_DROPOUT)
+    source = source.implemented_by(run_config.model_implementation)
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
@@ -161,7 +162,10 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     """Return the matmul FLOPs of a step, including recomputation."""
     mode = "training" if run_config.mode == "training" else "inference"
     checkpointing = run_config.checkpointing if mode == "training" else NONE
-    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze)
+    run = FlopsRun(
+        source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze,
+        model_implementation=run_config.model_implementation,
+    )  # fmt: skip
     return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
 

@@ -6,7 +6,9 @@ from typing import Any
 from bertscope import __version__
 from bertscope.analyses.modules.module_tree import Held, Node
 from bertscope.config import BertConfig
+from bertscope.model import BertPreTrainedModel
 from bertscope.reports.base import Subject, Tie, Totals
+from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
 from bertscope.torch_access import torch
 from bertscope.units import BF16, FP32, PRECISIONS
 
@@ -65,12 +67,20 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
+        implementation=_implementation(model),
         attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
         config=own.to_dict() if own else _plain(config),
         ignored_fields=own.ignored if own else (),
         torch_version=str(torch.__version__),
         bertscope_version=__version__,
     )
+
+
+def _implementation(model: torch.nn.Module) -> str | None:
+    """Return whose BERT or other model of transformers it is; None for a module of the user's own."""
+    if isinstance(model, BertPreTrainedModel):
+        return implementation_name(TRANSFORMERS if model.base_model.uses_transformers_masks else BERTSCOPE)
+    return implementation_name(INSTALLED) if type(model).__module__.startswith("transformers.") else None
 
 
 def _plain(config: object) -> dict[str, Any] | None:

@@ -112,9 +112,12 @@ class DataDependentAnswers:
             return _BELOW[name] == (args[1] >= 1) if not 0 < args[1] < 1 else None
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
+    def knows(self, asked: torch.Tensor) -> bool:
+        """Return True if the value of a bool tensor of one element is known."""
+        return asked.dtype == torch.bool and getattr(asked, _KNOWN, None) is not None
+
     def truth(self, operator: Any, asked: torch.Tensor) -> bool:
         """Return the value of a bool tensor of one element; raise DataDependentOutputException if it is unknown."""
-        known = getattr(asked, _KNOWN, None)
-        if asked.dtype != torch.bool or known is None:
+        if not self.knows(asked):
             raise value_errors()[0](operator)
-        return bool(known)
+        return bool(getattr(asked, _KNOWN))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import BertConfig
+from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.run_config import MAX_SIZE
@@ -39,7 +39,8 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False)
     is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
     names = ("input_ids", "attention_mask", *(("decoder_input_ids",) if is_encoder_decoder else ()))
     inputs = {name: _ids(*shape) for name in names if name in takes}
-    return inputs | (_labels(module, batch, seq) if labels and "labels" in takes else {})
+    found = _labels(module, batch, seq) if labels else {}
+    return inputs | {name: value for name, value in found.items() if name in takes}
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -70,6 +71,8 @@ def _positions(module: nn.Module) -> int:
 def _labels(module: nn.Module, batch: int, seq: int) -> Inputs:
     """Return the labels that the class's name implies; without labels backward starts from the output."""
     name, config = type(module).__name__, getattr(module, "config", None)
+    if name in ARCHITECTURES:
+        return _bert_labels(name, config, batch, seq)
     if name.endswith(_TOKEN_LABELS):
         return {"labels": _ids(batch, seq)}
     has_classes = name.endswith("ForSequenceClassification") and getattr(config, "num_labels", 1) > 1
@@ -95,7 +98,7 @@ def example_inputs(model: BertPreTrainedModel, batch: int, seq: int, *, labels: 
     return inputs | (_bert_labels(name, config, batch, seq) if labels else {})
 
 
-def _bert_labels(name: str, config: BertConfig, batch: int, seq: int) -> Inputs:
+def _bert_labels(name: str, config: Any, batch: int, seq: int) -> Inputs:
     is_regression = config.problem_type == "regression"
     if name == "BertForSequenceClassification":
         if config.problem_type == "multi_label_classification" or (is_regression and config.num_labels > 1):

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bertscope.analyses.modules.module_tree import Node, noted, read
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import TorchDispatchMode, nn, operator_packet
+from bertscope.torch_access import TorchDispatchMode, nn, operator_packet, torch
 
 _Result = TypeVar("_Result")
 Shapes = tuple[TensorShape, ...]
@@ -51,6 +51,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
+        self.answers = DataDependentAnswers(is_masked=False)
         self.tracker = ModuleTracker(
             entered=lambda path, tree: _keep(self.trace.inputs, path, tree),
             left=lambda path, tree: _keep(self.trace.outputs, path, tree),
@@ -58,7 +59,13 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = operator(*args, **kwargs)
+        try:
+            out = operator(*args, **kwargs)
+        except RuntimeError:  # tensors on meta and fake tensors have no value
+            if operator is torch.ops.aten._local_scalar_dense.default and self.answers.knows(args[0]):
+                return self.answers.truth(operator, args[0])
+            raise
+        self.answers.note(operator, args, out)
         path, phase = self.tracker.current()
         calls = self.trace.calls[path, phase, str(operator_packet(operator))]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)

@@ -361,7 +361,9 @@ KEPT = {
 @pytest.mark.parametrize(("device", "attention", "autocast"), KEPT, ids=str)
 def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
-    run_config = RunConfig(batch=batch, seq=s, mode="forward", autocast=autocast, device=device)
+    run_config = RunConfig(
+        batch=batch, seq=s, mode="forward", autocast=autocast, device=device, model_implementation="bertscope"
+    )
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
     weights = 2 * (4 * h * h + 2 * h * 4 * h) if autocast else 0  # autocast's copies, saved for backward
@@ -397,12 +399,17 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
 
 
 def test_an_additive_mask_keeps_the_probabilities_in_fp32():
-    run_config = RunConfig(batch=4, seq=32, mode="forward", autocast="bf16")
-    masked, plain = (
-        [estimate_memory(small(attention="eager", num_hidden_layers=layers), run).kept_bytes for layers in (1, 2)]
-        for run in (replace(run_config, padding=0.5), run_config)
-    )
-    assert masked[1] - masked[0] - (plain[1] - plain[0]) == (10 - 6) * 2 * 32 * 4 * 32
+    plain = RunConfig(batch=4, seq=32, mode="forward", autocast="bf16", model_implementation="bertscope")
+    runs = [plain, replace(plain, padding=0.5), replace(plain, model_implementation="transformers")]
+    of_a_layer = []
+    for run_config in runs:
+        one, two = (
+            estimate_memory(small(attention="eager", num_hidden_layers=layers), run_config).kept_bytes
+            for layers in (1, 2)
+        )
+        of_a_layer.append(two - one)
+    without, *masked = of_a_layer
+    assert masked == [without + (10 - 6) * 2 * 32 * 4 * 32] * 2  # transformers always adds a mask
 
 
 def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
