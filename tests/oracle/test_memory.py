@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
 
 import pytest
 import torch
 
 import bertscope
 from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.step import meta_inputs
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes
@@ -102,3 +105,26 @@ def test_the_installed_class_is_a_choice_of_every_command_on_memory_and_flops(cl
         max(phase["peak_bytes"] for phase in variant[key]["phases"]) for key in ("estimated", "measured")
     )
     assert estimated == pytest.approx(peak, rel=0.001)
+
+
+def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers():
+    import transformers
+
+    source = small("BertForSequenceClassification", hidden_size=64, intermediate_size=256, vocab_size=500)
+
+    def model():
+        config = transformers.BertConfig(**source.config.to_dict())
+        return transformers.BertForSequenceClassification._from_config(config, attn_implementation="sdpa")
+
+    @functools.cache
+    def measured(batch):
+        def inputs(built):
+            ids = torch.randint(1, source.config.vocab_size, (batch, 32))
+            return {"input_ids": ids, "labels": torch.zeros(batch, dtype=torch.long)}
+
+        return peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
+
+    budgets = random.Random(14).sample(range(measured(1), measured(24)), 20)
+    for budget in budgets:
+        (row,) = fit_report(source, [RunConfig()], [32], budget).rows
+        assert measured(row.batch) <= budget < measured(row.batch + 1)
