@@ -1,6 +1,6 @@
-"""BertConfig: the configuration of a BERT, flat, frozen and validated once.
+"""BertConfig, the configuration of a BERT, and Lora, that of its adapters: flat, frozen and validated once.
 
-Field names and defaults are those of Hugging Face's `config.json` (transformers 4.43.4).
+Field names and defaults of BertConfig are those of Hugging Face's `config.json` (transformers 4.43.4).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,16 +136,8 @@ class BertConfig:
     ignored: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        for name, rule in RULES.items():
-            value = getattr(self, name)
-            if name == "hidden_act" and callable(value):
-                continue
-            if not rule.accepts(value):
-                raise ConfigError(f"{name} must be {rule.allowed()}; got {_shown(value)}", field=name)
-            if rule.kind is float and isinstance(value, int) and value is not None:
-                object.__setattr__(self, name, float(value))
-            elif rule.kind is tuple and value is not None:
-                object.__setattr__(self, name, tuple(value))
+        rules = {name: rule for name, rule in RULES.items() if name != "hidden_act" or not callable(self.hidden_act)}
+        _check_fields(self, rules)
         object.__setattr__(self, "pruned_heads", _checked_heads(self))
         self._check_together()
 
@@ -214,9 +207,114 @@ class BertConfig:
         return cls(**own, ignored=tuple(ignored))
 
 
-RULES: dict[str, Rule] = {
-    item.name: item.metadata["rule"] for item in dataclasses.fields(BertConfig) if "rule" in item.metadata
-}
+def _rules(config_class: type) -> dict[str, Rule]:
+    return {item.name: item.metadata["rule"] for item in dataclasses.fields(config_class) if "rule" in item.metadata}
+
+
+def _check_fields(config: Any, rules: Mapping[str, Rule], what: str = "") -> None:
+    """Raise ConfigError for a field that its rule does not accept; store numbers as floats and lists as tuples."""
+    for name, rule in rules.items():
+        value = getattr(config, name)
+        if not rule.accepts(value):
+            raise ConfigError(f"{what}{name} must be {rule.allowed()}; got {_shown(value)}", field=name)
+        if rule.kind is float and isinstance(value, int) and value is not None:
+            object.__setattr__(config, name, float(value))
+        elif rule.kind is tuple and value is not None:
+            object.__setattr__(config, name, tuple(value))
+
+
+RULES = _rules(BertConfig)
+LORA_BIASES = ("none", "all", "lora_only")
+ALL_LINEAR = "all-linear"  # peft's word for every Linear layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """The settings of LoRA adapters; raises ConfigError for a value that they cannot have.
+
+    `target` are the ends of the paths of the Linear layers that get an adapter, in whole parts (`query`,
+    `attention.output.dense`), or `all-linear`. `save` are the ends of the paths of modules that are copied and trained
+    as a whole. `bias` names the other biases that are trained; `rslora` scales by alpha / sqrt(r) instead of alpha / r.
+
+    Source: Hu et al. 2021, arXiv:2106.09685; peft 0.12.0, `LoraConfig`, whose defaults these are.
+    """
+
+    r: int = _size(8)
+    alpha: float = _rule(8.0, least=0, most=100_000)
+    dropout: float = _rule(0.0, least=0, most=1)
+    target: tuple[str, ...] = _rule(("query", "value"))
+    bias: str = _rule("none", choices=LORA_BIASES)
+    rslora: bool = _rule(False)
+    save: tuple[str, ...] = _rule(())
+
+    def __post_init__(self) -> None:
+        _check_fields(self, LORA_RULES, "lora ")
+        for field_name in ("target", "save"):
+            names = getattr(self, field_name)
+            wrong = next((name for name in names if not re.fullmatch(r"[\w.-]{1,200}", name)), None)
+            if wrong is not None or (field_name == "target" and not names) or len(names) > MAX_LORA_NAMES:
+                got = f"{len(names):,} names" if wrong is None else _shown(wrong)
+                raise ConfigError(
+                    f"lora {field_name} must be 1 to {MAX_LORA_NAMES:,} names of modules such as query or "
+                    f"attention.output.dense; got {got}",
+                    field=field_name,
+                )
+
+    @property
+    def scaling(self) -> float:
+        """Return the factor of the adapters' output."""
+        return self.alpha / (math.sqrt(self.r) if self.rslora else self.r)
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Return True if no name has the number of a layer, so that all layers get the same adapters."""
+        return not any(part.isdigit() for name in (*self.target, *self.save) for part in name.split("."))
+
+    @classmethod
+    def parse(cls, text: str) -> Lora:
+        """Return the settings in `r=8,alpha=16,dropout=0.05,target=query+value`; raises ConfigError for other text."""
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or name not in LORA_RULES:
+                raise ConfigError(
+                    f"lora takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}; got {part.strip()[:40]!r}", field="lora"
+                )
+            if name in values:
+                raise ConfigError(f"lora {name} is given twice in {text[:100]!r}; keep one", field=name)
+            values[name] = _from_text(value, LORA_RULES[name].kind)
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """Return the text for `parse`: r, alpha, target, and the settings that differ from the default."""
+        default, shown = Lora(), ("r", "alpha", "target")
+        values = {name: getattr(self, name) for name in LORA_RULES}
+        return ",".join(
+            f"{name}={_as_text(value)}"
+            for name, value in values.items()
+            if name in shown or value != getattr(default, name)
+        )
+
+
+LORA_RULES = _rules(Lora)
+LORA_EXAMPLE = "r=8,alpha=16,dropout=0.05,target=query+value"
+MAX_LORA_NAMES = 2048  # eight in each of the 256 layers
+
+
+def _from_text(text: str, kind: type) -> Any:
+    """Return the value that the text writes for a field of that type, or the text itself, which no rule accepts."""
+    if kind is tuple:
+        return tuple(text.split("+"))
+    if kind is bool:
+        return {"true": True, "false": False}.get(text, text)
+    number = r"\d{1,12}" if kind is int else r"(\d{1,12}(\.\d{0,20})?|\.\d{1,20})(e[-+]?\d{1,3})?"
+    return kind(text) if kind in (int, float) and re.fullmatch(number, text, re.ASCII) else text
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
 
 
 def unknown_architecture(name: Any) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertscope.commands.output import note
-from bertscope.config import ARCHITECTURES
+from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import DEFAULT_MODEL, find, load
 from bertscope.sources.model_source import ModelSource
@@ -47,6 +47,14 @@ Attention = Annotated[
     Literal["eager", "sdpa"] | None, typer.Option(help="The attention kernel instead of the model's own.")
 ]
 Pooler = Annotated[bool | None, typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.")]
+LoraText = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="KEY=VALUE[,...]",
+        help=f"LoRA adapters as of peft, such as {LORA_EXAMPLE}; keys: {', '.join(LORA_RULES)}.",
+    ),
+]
 Freeze = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +75,7 @@ class ModelOptions:
     architecture: Architecture = None
     attention: Attention = None
     add_pooling_layer: Pooler = None
+    lora: LoraText = None
     download: Download = False
 
     def found(self) -> ModelSource:

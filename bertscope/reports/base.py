@@ -21,6 +21,7 @@ class Subject:
     architecture: str
     dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the dtypes of the parameters
     attention: str | None = None
+    lora: str | None = None  # the settings of LoRA adapters, if the model has some
     config: dict[str, Any] | None = None
     ignored_fields: tuple[str, ...] = ()
     torch_version: str

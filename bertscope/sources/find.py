@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
-from bertscope.config import BertConfig
+from bertscope.config import BertConfig, Lora
 from bertscope.errors import ConfigError, SourceError, one_line, suggestion
 from bertscope.sources import hub
 from bertscope.sources.bert import BertSource
@@ -32,6 +32,7 @@ def load(
     architecture: str | None = None,
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
+    lora: Lora | str | None = None,
     download: bool = False,
 ) -> BertSource:
     """Return the BERT that `model` names, with the given options; only `download` uses the network.
@@ -40,7 +41,9 @@ def load(
     in the file.
     """
     found = _find(os.fspath(model), download).require("this")
-    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
+    return found.with_options(
+        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
+    )
 
 
 def find(
@@ -49,6 +52,7 @@ def find(
     architecture: str | None = None,
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
+    lora: Lora | str | None = None,
     download: bool = False,
 ) -> ModelSource:
     """Return the source that `model` names, of a BERT or of another model, with the given options.
@@ -56,7 +60,9 @@ def find(
     Raises the errors of `load`, and MissingExtraError if another family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
-    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
+    return found.with_options(
+        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
+    )
 
 
 _Found = BertSource | TransformersSource | FactorySource

@@ -6,6 +6,7 @@ from typing import Any
 from bertscope import __version__
 from bertscope.analyses.modules.module_tree import Held, Node
 from bertscope.config import BertConfig
+from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Subject, Tie, Totals
 from bertscope.torch_access import torch
 from bertscope.units import BF16, FP32, PRECISIONS
@@ -60,12 +61,14 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
     """Return the subject of a report on `model`, with its configuration if it has one."""
     config = getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None
-    architecture = type(model).__name__
+    lora = str(model.lora) if isinstance(model, PeftModel) else None
+    architecture = type(base_model_of(model) if lora else model).__name__
     return Subject(
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
         attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
+        lora=lora,
         config=own.to_dict() if own else _plain(config),
         ignored_fields=own.ignored if own else (),
         torch_version=str(torch.__version__),
