@@ -144,7 +144,7 @@ class _Injection:
         """Replace the modules; raise ConfigError for a name without one."""
         ends = {end for path in self.paths.values() for end in _ends(path)}
         for name in sorted(self.targets - ends):
-            hint = suggestion(name, self.linear)
+            hint = suggestion(name, {*self.linear, ALL_LINEAR})
             raise ConfigError(f"lora target {name!r} matches no module; {hint}", field="target")
         for name in self.lora.save:
             if not any(path.endswith(name) for path in self.paths.values()):
@@ -161,9 +161,10 @@ class _Injection:
                 setattr(parent, name, ModulesToSaveWrapper(module))
             elif not self.targets.isdisjoint(_ends(path)):
                 if not isinstance(module, nn.Linear):
-                    kind, known = type(module).__name__, ", ".join(sorted(self.linear))
                     raise ConfigError(
-                        f"lora target {path} is a {kind}; adapters are for Linear layers: {known}", field="target"
+                        f"lora target {path} is no Linear layer but of the class {type(module).__name__}; these can be "
+                        f"adapted: {', '.join(sorted(self.linear))}",
+                        field="target",
                     )
                 setattr(parent, name, LoraLinear(module, self.lora))
             else:

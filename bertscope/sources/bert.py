@@ -99,7 +99,9 @@ class BertSource:
         Raises ConfigError for an unknown class, and for a text that `Lora.parse` does not accept.
         """
         if lora is not None and self.lora is not None:
-            raise ConfigError(f"{self.name} has adapters already ({self.lora}); leave --lora out, or name its base model")
+            raise ConfigError(
+                f"{self.name} has adapters already ({self.lora}); leave --lora out, or name its base model"
+            )
         changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
         changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora
         if attention is not None:
@@ -124,7 +126,7 @@ class BertSource:
         return replace(self.with_fields(_NO_DROPOUT), lora=lora)
 
     def other_classes(self) -> tuple[BertSource, ...]:
-        """Return the sources of the other classes of the same configuration; none with adapters, which may name a head."""
+        """Return the sources of the other classes of the same configuration; none with adapters, which name modules."""
         return tuple(
             replace(self, architecture=name, add_pooling_layer=True)
             for name in ARCHITECTURES

@@ -33,7 +33,11 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def class_diagram(
-    model: BertPreTrainedModel | PeftModel, *, name: str | None = None, around: str | None = None, package: str = "bertscope"
+    model: BertPreTrainedModel | PeftModel,
+    *,
+    name: str | None = None,
+    around: str | None = None,
+    package: str = "bertscope",
 ) -> ClassReport:
     """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
 

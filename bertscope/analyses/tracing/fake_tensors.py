@@ -30,11 +30,13 @@ def fake_tensors() -> Iterator[None]:
 
 
 def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
-    """Return a copy of the module with an empty tensor for each parameter and buffer; shared tensors stay shared.
+    """Return a copy of the module with an empty tensor for each of its tensors; shared tensors stay shared.
 
     For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    memo = {id(tensor): _fake(tensor, device) for tensor in (*module.parameters(), *module.buffers())}
+    attributes = (leaf for inner in module.modules() for leaf in tree_leaves(list(vars(inner).values())))
+    others = [leaf for leaf in attributes if isinstance(leaf, torch.Tensor)]  # such as the prompt tokens of peft
+    memo = {id(tensor): _fake(tensor, device) for tensor in (*module.parameters(), *module.buffers(), *others)}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
