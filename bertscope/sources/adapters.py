@@ -12,6 +12,7 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.text_files import Entry, Mapping
 
 ADAPTER_CONFIG = "adapter_config.json"
+_CONFIG = "config.json"
 TYPE = "peft_type"
 _LORA = "LORA"
 # The keys of an adapter_config.json that Lora has, by the name of its field. Source of all keys: peft 0.12.0.
@@ -40,8 +41,8 @@ _NOT_OF_A_BERT = "score"
 def read_adapter(entries: Mapping, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
     """Return the BERT with the adapters that an `adapter_config.json` describes; all its adapters are trained.
 
-    `find_base` returns the model of a name or path. The base model is the `config.json` in the same folder, if there
-    is one, else `base_model_name_or_path`, as a path from this folder or as MODEL. Raises ConfigError or SourceError
+    The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
+    returns the model of a path from this folder, or of a name. Raises ConfigError or SourceError
     for a type or a setting that is not supported, and for a base model that is not found or no BERT.
     """
     if entries[TYPE].value != _LORA:
@@ -106,17 +107,13 @@ def _class(entries: Mapping) -> str | None:
 
 
 def _base(entries: Mapping, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    here = path.parent / "config.json"
-    entry = entries.get("base_model_name_or_path") or entries[TYPE]
-    name = entry.value if entry is not entries[TYPE] else None
-    if here.is_file():
-        name = str(here)
-    elif not isinstance(name, str) or not name:
+    given = entries.get("base_model_name_or_path")
+    entry = given or entries[TYPE]
+    name = _CONFIG if (path.parent / _CONFIG).is_file() else given and given.value
+    if not isinstance(name, str) or not name:
         raise entry.error(
             "base_model_name_or_path names no model; write its name, or put its config.json into this folder"
         )
-    elif (path.parent / name).exists():
-        name = str(path.parent / name)
     try:
         base = find_base(name)
     except BertscopeError as error:

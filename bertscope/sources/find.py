@@ -8,6 +8,7 @@ runs that code; only `download` uses the network.
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
@@ -140,6 +141,12 @@ def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | N
     return hub.download(name, weights=weights) if download else hub.cached_folder(name)
 
 
+def _base(folder: Path, name: str) -> _Found:
+    """Return the base model of an adapter in a folder: a path from there, or any name."""
+    beside = _place(folder / name)
+    return _find(str(beside.path) if beside.exists else name, download=False, is_base=True)
+
+
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     hint = "a .yaml preset or a config.json works too"
@@ -167,7 +174,7 @@ def _read(place: _Place, is_base: bool) -> _Found:
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
-        return read_adapter(entries, path, lambda base: _find(base, download=False, is_base=True))
+        return read_adapter(entries, path, partial(_base, path.parent))
     if "model_type" in entries and entries["model_type"].value != "bert":
         return from_config(entries, name)
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
