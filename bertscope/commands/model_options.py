@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertscope.commands.output import note
-from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
+from bertscope.config import ARCHITECTURES
+from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import DEFAULT_MODEL, find, load
 from bertscope.sources.model_source import ModelSource
@@ -29,7 +30,8 @@ Model = Annotated[
     typer.Argument(
         metavar="[MODEL]",
         help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
-        "checkpoint with one, a model in the Hugging Face cache, or module:attribute in your own code.",
+        "checkpoint with one, an adapter folder of peft, a model in the Hugging Face cache, or module:attribute in "
+        "your own code.",
         autocompletion=complete_model,
     ),
 ]

@@ -3,11 +3,9 @@
 Attribute names equal the published checkpoints' keys, so `load_state_dict` needs no mapping.
 """
 
-from typing import overload
-
 import torch
 
-from bertscope.config import BertConfig, Lora, unknown_architecture
+from bertscope.config import BertConfig, unknown_architecture
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
@@ -56,42 +54,20 @@ __all__ = [
 ]
 
 
-@overload
 def build(
     config: BertConfig,
     architecture: str = "BertModel",
     *,
     add_pooling_layer: bool = True,
-    lora: None = None,
     device: str | torch.device = "meta",
-) -> BertPreTrainedModel: ...
-@overload
-def build(
-    config: BertConfig,
-    architecture: str = "BertModel",
-    *,
-    add_pooling_layer: bool = True,
-    lora: Lora | None,
-    device: str | torch.device = "meta",
-) -> BertPreTrainedModel | PeftModel: ...
-def build(
-    config: BertConfig,
-    architecture: str = "BertModel",
-    *,
-    add_pooling_layer: bool = True,
-    lora: Lora | None = None,
-    device: str | torch.device = "meta",
-) -> BertPreTrainedModel | PeftModel:
+) -> BertPreTrainedModel:
     """Build the model of `architecture` on `device`; on meta this needs no memory for weights.
 
-    `add_pooling_layer` applies only to BertModel. With `lora` the model is frozen and has adapters. Raises ConfigError
-    for an unknown architecture, and for modules of `lora` that the model does not have.
+    `add_pooling_layer` applies only to BertModel. Raises ConfigError for an unknown architecture.
     """
     if architecture not in CLASSES:
         raise unknown_architecture(architecture)
     with torch.device(device):
         if architecture == "BertModel":
-            model: BertPreTrainedModel = BertModel(config, add_pooling_layer=add_pooling_layer)
-        else:
-            model = CLASSES[architecture](config)
-        return model if lora is None else PeftModel(model, lora)
+            return BertModel(config, add_pooling_layer=add_pooling_layer)
+        return CLASSES[architecture](config)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import ARCHITECTURES, BertConfig, Lora, unknown_architecture
+from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
+from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.sources.expectations import Expectation
 
@@ -77,10 +78,10 @@ class BertSource:
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel | PeftModel:
         """Build the model with the attention kernel of its configuration, and with its adapters."""
-        from bertscope.model import build
+        from bertscope.model import PeftModel, build
 
-        pooler = self.add_pooling_layer
-        return build(self.config, self.architecture, add_pooling_layer=pooler, lora=self.lora, device=device)
+        model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
+        return PeftModel(model, self.lora) if self.lora else model
 
     def with_layers(self, layers: int) -> BertSource:
         """Return the source with this number of encoder layers."""

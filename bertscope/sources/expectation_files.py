@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS, LORA_EXAMPLE, Lora
+from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
+from bertscope.config.lora import LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations

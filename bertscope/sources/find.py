@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
-from bertscope.config import BertConfig, Lora
+from bertscope.config import BertConfig
+from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SourceError, one_line, suggestion
 from bertscope.sources import hub
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
 
 if TYPE_CHECKING:
-    from bertscope.config import Lora
+    from bertscope.config.lora import Lora
     from bertscope.torch_access import nn
 
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")

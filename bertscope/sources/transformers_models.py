@@ -19,7 +19,7 @@ from bertscope.sources.safe_config import check_experts, check_setting, without_
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
-    from bertscope.config import Lora
+    from bertscope.config.lora import Lora
     from bertscope.torch_access import nn
 
 

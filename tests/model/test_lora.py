@@ -17,7 +17,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
 from bertscope.analyses.memory.profile_worker import Job
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import run_model
-from bertscope.config import LORA_BIASES, Lora
+from bertscope.config.lora import LORA_BIASES, Lora
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import small

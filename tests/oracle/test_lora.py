@@ -18,8 +18,9 @@ from peft.utils import get_peft_model_state_dict
 import bertscope
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.config import ALL_LINEAR, BertConfig, Lora
-from bertscope.model import CLASSES, build
+from bertscope.config import BertConfig
+from bertscope.config.lora import ALL_LINEAR, Lora
+from bertscope.model import CLASSES, PeftModel, build
 from bertscope.run_config import OPTIMIZERS, RunConfig
 from bertscope.sources.bert import BertSource
 from tests.analyses.memory.plain_loop import peak_bytes
@@ -65,7 +66,7 @@ def settings_for(name: str, text: str) -> Lora:
 
 
 def own(name: str, lora: Lora, attention: str = "eager", **fields) -> torch.nn.Module:
-    return build(BertConfig(**fields, attn_implementation=attention), name, lora=lora, device="cpu")
+    return PeftModel(build(BertConfig(**fields, attn_implementation=attention), name, device="cpu"), lora)
 
 
 def described(model: torch.nn.Module) -> list[tuple]:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import BertConfig, Lora
+from bertscope.config import BertConfig
+from bertscope.config.lora import Lora
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
