@@ -16,7 +16,7 @@ def title(report: Any) -> str:
     subject: Subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
-    adapters = f", LoRA {subject.lora}" if subject.lora else ""
+    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     return f"{head}{subject.architecture}{attention}{adapters}"
 
 

@@ -40,7 +40,7 @@ _NOT_OF_A_BERT = "score"
 
 
 def read_adapter(entries: Mapping, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    """Return the BERT with the adapters that an `adapter_config.json` describes; all its adapters are trained.
+    """Return the BERT with the adapters that an `adapter_config.json` describes, under the name of its base model.
 
     The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
     returns the model of a path from this folder, or of a name. Raises ConfigError or SourceError
@@ -67,7 +67,6 @@ def read_adapter(entries: Mapping, path: Path, find_base: Callable[[str], ModelS
     base = _base(entries, path, find_base)
     return replace(
         base,
-        name=f"{path.resolve().parent.name} on {base.name}",
         path=path,
         architecture=_class(entries) or architecture or base.architecture,
         lora=lora,

@@ -89,7 +89,8 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     folder = _hub_folder(name, download)
     if folder is None:
         raise _unknown(name, presets)
-    return replace(_read(_place(folder), is_base), name=name)
+    found = _read(_place(folder), is_base)
+    return found if isinstance(found, BertSource) and found.lora else replace(found, name=name)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
