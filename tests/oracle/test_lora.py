@@ -16,6 +16,7 @@ with warnings.catch_warnings():
 from peft.utils import get_peft_model_state_dict
 
 import bertscope
+from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.config import BertConfig
@@ -247,3 +248,17 @@ def test_any_model_of_peft_is_counted_and_estimated_from_the_users_code(cli, tmp
     )
     of_inputs = sum(tensor.numel() * tensor.element_size() for tensor in given.values())  # they exist before the window
     assert found == pytest.approx(real + of_inputs, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_the_flops_of_pefts_model_are_those_of_ours(cli, tmp_path, monkeypatch, mode):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapted_berts.py").write_text(FACTORY)
+    theirs = cli("flops", "adapted_berts:lora", "--seq", "8", "--mode", mode, "--format", "json").json["rows"][0]
+    config = BertConfig(**SIZES | {"vocab_size": 99, "max_position_embeddings": 40})
+    lora = Lora(r=4, dropout=0.1, save=("classifier",))
+    source = BertSource(name="own", config=config, architecture="BertForSequenceClassification", lora=lora)
+    ours = FlopsRun(source=source, mode=mode).at(1, 8).rows[0]
+    for phase in ("forward", "backward"):
+        assert theirs[phase]["matmul_flops"] == getattr(ours, phase).matmul_flops

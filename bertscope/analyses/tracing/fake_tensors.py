@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_leaves, tree_map, value_errors
+from bertscope.torch_access import (
+    TorchDispatchMode,
+    fake_tensor_mode,
+    nn,
+    operator_name,
+    torch,
+    tree_leaves,
+    tree_map,
+    value_errors,
+)  # fmt: skip
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
@@ -66,8 +75,8 @@ def run_without_values(
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
-    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for
-    transformers 5, which skips the question if a mask is all ones there.
+    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
+    asks whether a mask hides positions: the answer is that it hides none.
     """
     with source.running("meta tensors"):
         try:
@@ -76,7 +85,7 @@ def run_without_values(
         except BertscopeError:
             raise
         except Exception:
-            with contextlib.suppress(Exception), fake_tensors():
+            with contextlib.suppress(Exception), fake_tensors(), _Answering():
                 return run(fake_copy(model), fake_like(inputs))
             raise
 
@@ -120,3 +129,18 @@ class DataDependentAnswers:
         if asked.dtype != torch.bool or known is None:
             raise value_errors()[0](operator)
         return bool(known)
+
+
+class _Answering(TorchDispatchMode):
+    """A mode that answers data-dependent questions as for masks that hide no positions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.answers = DataDependentAnswers(is_masked=False)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten._local_scalar_dense.default:
+            return self.answers.truth(operator, args[0])
+        out = operator(*args, **(kwargs or {}))
+        self.answers.note(operator, args, out)
+        return out
