@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BertConfig": "bertscope.config",
+    "Lora": "bertscope.config.lora",
     "BertscopeError": "bertscope.errors",
     "load": "bertscope.sources.find",
     "build": "bertscope.model",

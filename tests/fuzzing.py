@@ -64,6 +64,11 @@ expected:
   memory:
     step: {batch: 1, seq: 8, mode: training, optimizer: adamw, peak_bytes: 90 MiB, tolerance: 5 %}
 """
+ADAPTER = {
+    "peft_type": "LORA", "base_model_name_or_path": "bert-tiny", "r": 8, "lora_alpha": 16, "lora_dropout": 0.1,
+    "target_modules": ["query", "value"], "modules_to_save": ["classifier", "score"], "task_type": "SEQ_CLS",
+    "bias": "none", "use_rslora": False, "auto_mapping": None, "rank_pattern": {}, "use_dora": False,
+}  # fmt: skip
 COMPRESSIONS = {"deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
 _ZIPS = ("zip", *COMPRESSIONS)
 _SAFE = ("safetensors", "verified")
@@ -98,6 +103,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "expectations": Kind("mine.bertscope.yaml", EXPECTED.replace("mine.yaml", str(folder / "good.yaml")).encode(),
                              ["check"], (*FORMATS, "github", "junit")),
         "config": Kind("config.json", json.dumps(config, indent=1).encode(), COUNT),
+        "adapter": Kind("adapter_config.json", json.dumps(ADAPTER, indent=1).encode(), COUNT),
         "safetensors": Kind("model.safetensors", _safetensors(model), COUNT),
         "index": Kind("model.safetensors.index.json", _index(model), COUNT),
         "zip": Kind("pytorch_model.bin", zipped, COUNT),

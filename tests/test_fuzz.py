@@ -21,8 +21,8 @@ from tests.fuzzing import FAMILIES, cases, judged, kinds
 from tests.hostile_review import REVIEW
 
 SEED, RUNS = 20261121, 8
-KINDS = ("preset", "expectations", "config", "safetensors", "index", "zip", "legacy", "verified", "name", "deflated",
-         "bzip2", "lzma", *FAMILIES)  # fmt: skip
+KINDS = ("preset", "expectations", "config", "adapter", "safetensors", "index", "zip", "legacy", "verified", "name",
+         "deflated", "bzip2", "lzma", *FAMILIES)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

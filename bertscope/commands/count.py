@@ -22,6 +22,7 @@ EXAMPLES = """
   bertscope count bert-base-uncased --by group
   bertscope count bert-base-uncased --by parameter
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
+  bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./config.json --format json --output count.json

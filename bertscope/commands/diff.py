@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Attention, Download, ModelOptions, complete_model
+from bertscope.commands.model_options import Architecture, Attention, Download, LoraText, ModelOptions, complete_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -24,6 +24,7 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="Another model.", autocompletion=complete_model)],
     architecture: Architecture = None,
     attention: Attention = None,
+    lora: LoraText = None,
     sizes: SizeOptions,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 if the two differ.")] = False,
     download: Download = False,
@@ -31,10 +32,11 @@ def diff(
 ) -> int:
     """Compare two models: settings, parameters added, removed or changed in shape, totals and FLOPs.
 
-    Equal changes of neighbouring layers are one row. --architecture and --attention apply to both.
+    Equal changes of neighbouring layers are one row. --architecture, --attention and --lora apply to
+    both.
     """
     one, other = (
-        ModelOptions(model=name, architecture=architecture, attention=attention, download=download).found()
+        ModelOptions(model=name, architecture=architecture, attention=attention, lora=lora, download=download).found()
         for name in (a, b)
     )
     from bertscope.analyses.page.diff import diff as analyse

@@ -14,6 +14,7 @@ EXAMPLES = """
   bertscope estimate --checkpointing --batch 8 --seq 512
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
+  bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
 """
 _RUN = RunOptions(batch=8)
 

@@ -10,6 +10,7 @@ import typer
 
 from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
+from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import DEFAULT_MODEL, find, load
 from bertscope.sources.model_source import ModelSource
@@ -29,7 +30,8 @@ Model = Annotated[
     typer.Argument(
         metavar="[MODEL]",
         help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
-        "checkpoint with one, a model in the Hugging Face cache, or module:attribute in your own code.",
+        "checkpoint with one, an adapter folder of peft, a model in the Hugging Face cache, or module:attribute in "
+        "your own code.",
         autocompletion=complete_model,
     ),
 ]
@@ -47,6 +49,14 @@ Attention = Annotated[
     Literal["eager", "sdpa"] | None, typer.Option(help="The attention kernel instead of the model's own.")
 ]
 Pooler = Annotated[bool | None, typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.")]
+LoraText = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="KEY=VALUE[,...]",
+        help=f"LoRA adapters as of peft, such as {LORA_EXAMPLE}; keys: {', '.join(LORA_RULES)}.",
+    ),
+]
 Freeze = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +77,7 @@ class ModelOptions:
     architecture: Architecture = None
     attention: Attention = None
     add_pooling_layer: Pooler = None
+    lora: LoraText = None
     download: Download = False
 
     def found(self) -> ModelSource:

@@ -10,6 +10,7 @@ from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, Bert
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
 from bertscope.model.heads import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
+from bertscope.model.lora import PeftModel
 from bertscope.model.pretrained import BertPreTrainedModel
 from bertscope.model.tasks import (
     BertForMultipleChoice,
@@ -47,6 +48,7 @@ __all__ = [
     "BertSdpaSelfAttention",
     "BertSelfAttention",
     "BertSelfOutput",
+    "PeftModel",
     "build",
     *CLASSES,
 ]

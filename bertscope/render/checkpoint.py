@@ -105,7 +105,8 @@ _WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another
 def _answer(report: VerifyReport) -> str:
     """Return one sentence: the checkpoint holds the model, or it does not."""
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
-    model = f"{one_line(subject.name, limit=120)} ({subject.architecture})"
+    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
     if report.fits:
         return f"yes: {stored} holds {model}"
     wrong = Counter[str]()

@@ -17,15 +17,17 @@ def title(report: Any) -> str:
     subject: Subject = report.subject
     head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
     attention = f", {subject.attention} attention" if subject.attention else ""
+    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     whose = f", {subject.implementation}" if subject.implementation and report.kind in _OF_A_RUN else ""
-    return f"{head}{subject.architecture}{attention}{whose}"
+    return f"{head}{subject.architecture}{attention}{adapters}{whose}"
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     """Return the names and figures of the totals, one line each."""
     totals, ties, subject = report.totals, report.ties, report.subject
     tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
-    trainable = f"{count_text(totals.trainable_params)}, frozen {count_text(totals.frozen_params)}"
+    share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
+    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
     if ties:
         over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
         trainable += f" (sum over layers {over})"

@@ -21,9 +21,8 @@ class Subject:
     architecture: str
     dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the dtypes of the parameters
     attention: str | None = None
-    implementation: str | None = (
-        None  # whose model: "bertscope's own", "as in transformers 4.43.4", "transformers 4.56.0"
-    )
+    implementation: str | None = None  # whose: "bertscope's own", "as in transformers 4.43.4", "transformers 4.56.0"
+    lora: str | None = None  # the settings of LoRA adapters, if the model has some
     config: dict[str, Any] | None = None
     ignored_fields: tuple[str, ...] = ()
     torch_version: str

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
-from bertscope.errors import ConfigError
+from bertscope.config.lora import Lora
+from bertscope.errors import ConfigError, SelectionError
 from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:
-    from bertscope.model import BertPreTrainedModel
+    from bertscope.model import BertPreTrainedModel, PeftModel
+
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class BertSource:
     architecture: str
     path: Path | None = None
     add_pooling_layer: bool = True
+    lora: Lora | None = None
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
@@ -50,9 +54,10 @@ class BertSource:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `add_pooling_layer` of a BertModel; `bert_config` has the other settings."""
+        """Return `add_pooling_layer` of a BertModel, and `lora`; `bert_config` has the other settings."""
         has_pooler = str(self.add_pooling_layer).lower()
-        return {"add_pooling_layer": has_pooler} if self.architecture == "BertModel" else {}
+        settings = {"add_pooling_layer": has_pooler} if self.architecture == "BertModel" else {}
+        return settings | ({"lora": str(self.lora)} if self.lora else {})
 
     @property
     def bert_config(self) -> BertConfig:
@@ -67,26 +72,29 @@ class BertSource:
     @property
     def layer_path(self) -> str:
         """Return the path of the encoder's layers."""
-        return "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
+        own = "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
+        return f"base_model.model.{own}" if self.lora else own
 
     @property
     def has_equal_layers(self) -> bool:
-        """Return True if no heads are pruned."""
-        return not self.config.pruned_heads
+        """Return True if no heads are pruned, and adapters are the same in all layers."""
+        return not self.config.pruned_heads and (self.lora is None or self.lora.has_equal_layers)
 
-    def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel:
-        """Build the model with the attention kernel of its configuration."""
-        from bertscope.model import build
+    def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel | PeftModel:
+        """Build the model with the attention kernel of its configuration, and with its adapters."""
+        from bertscope.model import PeftModel, build
 
         model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
         if self.implementation == TRANSFORMERS:
             model.base_model.uses_transformers_masks = True
-        return model
+        return PeftModel(model, self.lora) if self.lora else model
 
     def implemented_by(self, implementation: str) -> BertSource | TransformersSource:
         """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
         if implementation != INSTALLED:
             return replace(self, implementation=implementation)
+        if self.lora:
+            raise SelectionError("--lora changes the built-in model; leave out --implementation transformers-installed")
         return TransformersSource(
             name=self.name,
             architecture=self.architecture,
@@ -103,10 +111,23 @@ class BertSource:
         return self.with_fields({"num_hidden_layers": layers})
 
     def with_options(
-        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+        self,
+        *,
+        architecture: str | None = None,
+        attention: str | None = None,
+        add_pooling_layer: bool | None = None,
+        lora: Lora | str | None = None,
     ) -> BertSource:
-        """Return the source with another class, attention kernel or pooler; raises ConfigError for an unknown class."""
+        """Return the source with another class, attention kernel, pooler or adapters.
+
+        Raises ConfigError for an unknown class, and for a text that `Lora.parse` does not accept.
+        """
+        if lora is not None and self.lora is not None:
+            raise ConfigError(
+                f"{self.name} has adapters already ({self.lora}); leave --lora out, or name its base model"
+            )
         changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
+        changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora
         if attention is not None:
             changes["config"] = replace(self.config, attn_implementation=attention)
         source = replace(self, **{name: value for name, value in changes.items() if value is not None})
@@ -123,12 +144,17 @@ class BertSource:
         """Return the source with other fields of its configuration."""
         return replace(self, config=replace(self.config, **fields))  # type: ignore[arg-type]
 
+    def without_dropout(self) -> BertSource:
+        """Return the source with every drop rate set to 0."""
+        lora = self.lora and replace(self.lora, dropout=0.0)
+        return replace(self.with_fields(_NO_DROPOUT), lora=lora)
+
     def other_classes(self) -> tuple[BertSource, ...]:
-        """Return the sources of the other classes of the same configuration."""
+        """Return the sources of the other classes of the same configuration; none with adapters, which name modules."""
         return tuple(
             replace(self, architecture=name, add_pooling_layer=True)
             for name in ARCHITECTURES
-            if name != self.architecture
+            if name != self.architecture and self.lora is None
         )
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
@@ -140,5 +166,7 @@ class BertSource:
         return nullcontext()
 
     def require(self, ability: str) -> BertSource:
-        """Return itself: a BERT can do everything."""
+        """Return itself: a BERT can do everything, except that there are no formulas for adapters."""
+        if self.lora and ability == "explain":
+            raise SelectionError("explain has no formulas for adapters; leave --lora out, or use count and flops")
         return self

@@ -158,6 +158,8 @@ def converted(source: BertSource, to: str) -> str:
 
 def source_path(source: BertSource) -> Path:
     """Return the file of a source; raises SourceError if it has none that can be converted."""
+    if source.lora is not None:
+        raise SourceError(f"{source.path} is an adapter, which no preset describes; convert its base model")
     if source.path is None or source.path.suffix not in (".json", ".yaml", ".yml"):
         raise SourceError(f"{source.name} is no file to convert; give a preset (.yaml) or a config.json")
     return source.path

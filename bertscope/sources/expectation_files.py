@@ -1,9 +1,10 @@
 """`*.bertscope.yaml`: a model, by name or by configuration, and its expected values.
 
 model: bert-base-cased          # as on the command line; a path is relative to this file
-architecture: BertForMaskedLM   # these three as the options of that name; optional
+architecture: BertForMaskedLM   # these four as the options of that name; optional
 attention: sdpa
 add_pooling_layer: true
+lora: r=8,target=query+value
 expected: ...                   # as in `expectations`
 
 With `config` instead of `model` it has the form of a preset.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
+from bertscope.config.lora import LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
@@ -25,7 +27,7 @@ from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
-_KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "expected")
+_KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
 _NOT_OURS = ("node_modules", "__pycache__")
 
 
@@ -60,11 +62,20 @@ def _model(entries: Mapping, path: Path) -> BertSource:
         "architecture": _one_of(entries, "architecture", ARCHITECTURES),
         "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
         "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
+        "lora": _lora(entries),
     }
     try:
         return load(_named(entries["model"], path.parent), **settings)
     except BertscopeError as error:
         raise error.at(entries["model"].where) from None
+
+
+def _lora(entries: Mapping) -> Lora | None:
+    text = entries.checked("lora", None, str, f"text such as {LORA_EXAMPLE}")
+    try:
+        return None if text is None else Lora.parse(text)
+    except ConfigError as error:
+        raise error.at(entries["lora"].where) from None
 
 
 def _one_of(entries: Mapping, key: str, allowed: tuple[str, ...]) -> Any:

@@ -1,19 +1,22 @@
 """Search for the model of a name or path: a BERT's configuration, or another source.
 
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
-(of a BERT, or of another family for transformers to build), a folder or a checkpoint with one, a model in the local
-Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or runs that code;
-only `download` uses the network.
+(of a BERT, or of another family for transformers to build), an adapter of peft, a folder or a checkpoint with one of
+these, a model in the local Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or
+runs that code; only `download` uses the network.
 """
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import BertConfig
+from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SourceError, one_line, suggestion
 from bertscope.sources import hub
+from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, is_factory
@@ -32,6 +35,7 @@ def load(
     architecture: str | None = None,
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
+    lora: Lora | str | None = None,
     download: bool = False,
 ) -> BertSource:
     """Return the BERT that `model` names, with the given options; only `download` uses the network.
@@ -40,7 +44,9 @@ def load(
     in the file.
     """
     found = _find(os.fspath(model), download).require("this")
-    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
+    return found.with_options(
+        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
+    )
 
 
 def find(
@@ -49,6 +55,7 @@ def find(
     architecture: str | None = None,
     attention: str | None = None,
     add_pooling_layer: bool | None = None,
+    lora: Lora | str | None = None,
     download: bool = False,
 ) -> ModelSource:
     """Return the source that `model` names, of a BERT or of another model, with the given options.
@@ -56,13 +63,16 @@ def find(
     Raises the errors of `load`, and MissingExtraError if another family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
-    return found.with_options(architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer)
+    return found.with_options(
+        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
+    )
 
 
 _Found = BertSource | TransformersSource | FactorySource
 
 
-def _find(name: str, download: bool) -> _Found:
+def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
+    """Return the source; `is_base` refuses an adapter, so that adapters do not lead to each other."""
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
@@ -71,7 +81,7 @@ def _find(name: str, download: bool) -> _Found:
         return FactorySource(name=name)
     is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
     if place.exists or is_path:
-        return _read(place)
+        return _read(place, is_base)
     for preset in presets.values():
         source = read_preset(preset)
         if name in source.hub_names:
@@ -79,7 +89,8 @@ def _find(name: str, download: bool) -> _Found:
     folder = _hub_folder(name, download)
     if folder is None:
         raise _unknown(name, presets)
-    return replace(_read(_place(folder)), name=name)
+    found = _read(_place(folder), is_base)
+    return found if isinstance(found, BertSource) and found.lora else replace(found, name=name)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
@@ -111,7 +122,7 @@ class _Place:
     exists: bool
     is_folder: bool
     has_weights: bool  # a file of weights, or a folder with one
-    config: Path | None  # the config.json in the folder, or next to the weights
+    config: Path | None  # the adapter_config.json or config.json in the folder, or next to the weights
 
 
 def _place(name: str | os.PathLike[str]) -> _Place:
@@ -123,13 +134,19 @@ def _place(name: str | os.PathLike[str]) -> _Place:
             exists = False
         is_folder = exists and path.is_dir()
         has_weights = weights_in(path) is not None if is_folder else is_weights(path)
-        config = (path if is_folder else path.parent) / _CONFIG
-        has_config = exists and (is_folder or has_weights) and config.exists()
-        return _Place(path, exists, is_folder, has_weights, config if has_config else None)
+        configs = [(path if is_folder else path.parent) / name for name in (ADAPTER_CONFIG, _CONFIG)]
+        found = next(filter(Path.exists, configs), None) if exists and (is_folder or has_weights) else None
+        return _Place(path, exists, is_folder, has_weights, found)
 
 
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
     return hub.download(name, weights=weights) if download else hub.cached_folder(name)
+
+
+def _base(folder: Path, name: str) -> _Found:
+    """Return the base model of an adapter in a folder: a path from there, or any name."""
+    beside = _place(folder / name)
+    return _find(str(beside.path) if beside.exists else name, download=False, is_base=True)
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
@@ -144,8 +161,8 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
 
 
-def _read(place: _Place) -> _Found:
-    """Return the source in a preset file or in a `config.json`, which is named after its folder."""
+def _read(place: _Place, is_base: bool) -> _Found:
+    """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
     path = place.config or place.path
     if place.has_weights and not place.config:
         raise SourceError(
@@ -156,6 +173,10 @@ def _read(place: _Place) -> _Found:
         return read_preset(path)
     name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
     entries = read_mapping(path)
+    if TYPE in entries and is_base:
+        raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
+    if TYPE in entries:
+        return read_adapter(entries, path, partial(_base, path.parent))
     if "model_type" in entries and entries["model_type"].value != "bert":
         return from_config(entries, name)
     lines, own, members = entries.lines(), member_of(entries), entries.plain()

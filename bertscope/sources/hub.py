@@ -14,7 +14,7 @@ from bertscope.errors import MissingExtraError, SourceError
 from bertscope.text_files import readable
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
-_CONFIG = "config.json"
+_CONFIGS = ("adapter_config.json", "config.json")
 
 
 def is_hub_name(name: str) -> bool:
@@ -36,7 +36,7 @@ def cached_folder(name: str) -> Path | None:
     with readable(f"{name} in the Hugging Face cache"):
         others = map(os.environ.get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
         for cache in (None, *filter(None, others)):  # None: huggingface_hub's own
-            for file in (_CONFIG, *WEIGHTS):
+            for file in (*_CONFIGS, *WEIGHTS):
                 found = try_to_load_from_cache(name, file, cache_dir=cache)
                 if isinstance(found, str):
                     return Path(found).parent
@@ -44,7 +44,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def download(name: str, *, weights: bool = False) -> Path:
-    """Download the model's config.json, and its weights if wanted, into the cache; return the folder.
+    """Download the model's or adapter's configuration, and its weights if wanted, into the cache; return the folder.
 
     Raises SourceError with the reason of a failure, MissingExtraError without huggingface_hub.
     """
@@ -55,7 +55,7 @@ def download(name: str, *, weights: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=[_CONFIG]))
+        folder = Path(snapshot_download(name, allow_patterns=list(_CONFIGS)))
         if weights:
             snapshot_download(name, allow_patterns=_weights_of(name))
     except Exception as error:  # errors of the hub, the network and the disk have no common base class
@@ -65,10 +65,12 @@ def download(name: str, *, weights: bool = False) -> Path:
 
 
 def _weights_of(name: str) -> list[str]:
-    """Return the patterns for one set of weights: safetensors if the model has them, else torch's."""
+    """Return the patterns for one set of weights: safetensors if the model has them, then an adapter, else torch's."""
     from huggingface_hub import model_info
 
     files = {item.rfilename for item in model_info(name).siblings or ()}
     if files & {"model.safetensors", "model.safetensors.index.json"}:
         return ["model*.safetensors", "model.safetensors.index.json"]
+    if "adapter_model.safetensors" in files:
+        return ["adapter_model.safetensors"]
     return ["pytorch_model*.bin", "pytorch_model.bin.index.json"]

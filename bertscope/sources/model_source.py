@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from bertscope.config import BertConfig
+    from bertscope.config.lora import Lora
     from bertscope.sources.bert import BertSource
     from bertscope.torch_access import nn
 
@@ -76,7 +77,12 @@ class ModelSource(Protocol):
         """Return the source with another number of layers at `layer_path`."""
 
     def with_options(
-        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+        self,
+        *,
+        architecture: str | None = None,
+        attention: str | None = None,
+        add_pooling_layer: bool | None = None,
+        lora: Lora | str | None = None,
     ) -> ModelSource:
         """Return the source with the options that are not None; raises ConfigError for one that it does not take."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
 
 if TYPE_CHECKING:
+    from bertscope.config.lora import Lora
     from bertscope.torch_access import nn
 
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -68,19 +69,29 @@ class OtherSource:
         raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
 
     def with_options(
-        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+        self,
+        *,
+        architecture: str | None = None,
+        attention: str | None = None,
+        add_pooling_layer: bool | None = None,
+        lora: Lora | str | None = None,
     ) -> OtherSource:
         """Return the source; raises ConfigError for any option that is not None."""
-        self._refuse_pooler(add_pooling_layer)
+        self._refuse_options_of_berts(add_pooling_layer, lora)
         if architecture or attention:
             raise ConfigError(
                 f"{self.name} decides its class and attention by itself; leave --architecture and --attention"
             )
         return self
 
-    def _refuse_pooler(self, add_pooling_layer: bool | None) -> None:
+    def _refuse_options_of_berts(self, add_pooling_layer: bool | None, lora: Lora | str | None) -> None:
         if add_pooling_layer is not None:
             raise ConfigError(f"only a BertModel comes with and without a pooler; {self.name} is {self.family}")
+        if lora is not None:
+            raise ConfigError(
+                f"--lora is for BERTs, and {self.name} is {self.family}; give module:attribute of a function that "
+                "returns peft's model"
+            )
 
     def with_fields(self, fields: Mapping[str, object]) -> OtherSource:
         """Return the source; raises SelectionError for any field but the attention kernel, which it ignores."""

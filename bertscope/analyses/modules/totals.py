@@ -7,6 +7,7 @@ from bertscope import __version__
 from bertscope.analyses.modules.module_tree import Held, Node
 from bertscope.config import BertConfig
 from bertscope.model import BertPreTrainedModel
+from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Subject, Tie, Totals
 from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
 from bertscope.torch_access import torch
@@ -62,13 +63,15 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
     """Return the subject of a report on `model`, with its configuration if it has one."""
     config = getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None
-    architecture = type(model).__name__
+    lora = str(model.lora) if isinstance(model, PeftModel) else None
+    architecture = type(base_model_of(model) if lora else model).__name__
     return Subject(
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
         implementation=_implementation(model),
         attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
+        lora=lora,
         config=own.to_dict() if own else _plain(config),
         ignored_fields=own.ignored if own else (),
         torch_version=str(torch.__version__),
@@ -78,6 +81,7 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
 
 def _implementation(model: torch.nn.Module) -> str | None:
     """Return whose BERT or other model of transformers it is; None for a module of the user's own."""
+    model = base_model_of(model)
     if isinstance(model, BertPreTrainedModel):
         return implementation_name(TRANSFORMERS if model.base_model.uses_transformers_masks else BERTSCOPE)
     return implementation_name(INSTALLED) if type(model).__module__.startswith("transformers.") else None

@@ -6,6 +6,7 @@ from typing import Any
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
+from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import collapse, in_order
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange
@@ -19,7 +20,7 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
-    the same model without one.
+    the same model without one, and without the wrappers of peft, so that only adapters differ.
     """
     one, other = _Side(a), _Side(b)
     flops_a, flops_b = (FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b))
@@ -44,7 +45,7 @@ class _Side:
         model = source.build()
         self.source = source
         self.report = count(model, by="parameter", name=source.name)
-        self.prefix = f"{getattr(model, 'base_model_prefix', 'bert')}."
+        self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in its file, with the values of the built model."""
@@ -54,7 +55,8 @@ class _Side:
     def tensors(self) -> dict[str, tuple[Shape, int]]:
         """Return shape and number of elements by path; each tied tensor under its first path only."""
         rows = [row for row in self.report.rows if row.tied_to is None]
-        return {row.path.removeprefix(self.prefix): (row.shapes[0], row.params) for row in rows}
+        paths = [name_without_adapter(row.path).removeprefix(self.prefix) for row in rows]
+        return {path: (row.shapes[0], row.params) for path, row in zip(paths, rows, strict=True)}
 
 
 def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:

@@ -18,13 +18,13 @@ from bertscope.analyses.modules.module_tree import Held, fold, read
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.trace import InOut, shapes
-from bertscope.model import BertPreTrainedModel
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
 from bertscope.run_config import NO_OPTIMIZER, Checkpointing, RunConfig
 from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn
 
 AWAITED = ("FLOPs and shapes", "memory")
 
@@ -52,9 +52,7 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     yield with_memory(report, MemoryTraces(source).trace(step))
 
 
-def of_parameters(
-    model: BertPreTrainedModel, name: str, run_config: RunConfig, *, folded: bool = True
-) -> ExploreReport:
+def of_parameters(model: nn.Module, name: str, run_config: RunConfig, *, folded: bool = True) -> ExploreReport:
     """Return the tree and the tensors of each module; nothing is run."""
     found, root = tree(model, name=name, folded=folded), read(model)
     nodes = (fold(root) if folded else root).walk()

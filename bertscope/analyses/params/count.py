@@ -8,6 +8,7 @@ from bertscope.analyses.modules.module_tree import Held, Node, fold
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.errors import SelectionError
+from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow
 from bertscope.torch_access import nn
@@ -161,6 +162,10 @@ class _Rows:
 
 
 def _groups(root: Node) -> Iterator[tuple[Node, int]]:
+    wrapped = root.descend(WRAPPED.removesuffix("."))  # by peft
+    if wrapped is not None:
+        yield from _groups(wrapped)
+        return
     for child in root.children:
         names = {grandchild.name for grandchild in child.children}
         if {"embeddings", "encoder"} <= names:

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import fake_tensor_mode, nn, operator_name, torch, tree_leaves, tree_map, value_errors
+from bertscope.torch_access import (
+    fake_tensor_mode,
+    nn,
+    operator_name,
+    torch,
+    tree_leaves,
+    tree_map,
+    value_errors,
+)  # fmt: skip
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
@@ -30,11 +38,13 @@ def fake_tensors() -> Iterator[None]:
 
 
 def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
-    """Return a copy of the module with an empty tensor for each parameter and buffer; shared tensors stay shared.
+    """Return a copy of the module with an empty tensor for each of its tensors; shared tensors stay shared.
 
     For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    memo = {id(tensor): _fake(tensor, device) for tensor in (*module.parameters(), *module.buffers())}
+    attributes = (leaf for inner in module.modules() for leaf in tree_leaves(list(vars(inner).values())))
+    others = [leaf for leaf in attributes if isinstance(leaf, torch.Tensor)]  # such as the prompt tokens of peft
+    memo = {id(tensor): _fake(tensor, device) for tensor in (*module.parameters(), *module.buffers(), *others)}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -64,8 +74,8 @@ def run_without_values(
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
-    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for
-    transformers 5, which skips the question if a mask is all ones there.
+    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
+    asks whether a mask hides positions: the answer is that it hides none.
     """
     with source.running("meta tensors"):
         try:

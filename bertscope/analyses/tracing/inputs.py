@@ -7,7 +7,8 @@ from typing import Any
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel
+from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.model.lora import base_model_of
 from bertscope.run_config import MAX_SIZE
 from bertscope.torch_access import nn, torch
 
@@ -21,8 +22,10 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False)
     """Return inputs for any module: the result of its `example_inputs(batch, seq)`, or a dictionary of keywords.
 
     The dictionary has `input_ids`, and the mask and decoder's ids that forward accepts. Raises SelectionError for
-    sizes that the model cannot run, and for a module with neither `example_inputs` nor `input_ids`.
+    sizes that the model cannot run, and for a module with neither `example_inputs` nor `input_ids`. The inputs of a
+    model of peft are those of the model that it wraps.
     """
+    module = base_model_of(module)
     if isinstance(module, BertPreTrainedModel):
         return example_inputs(module, batch, seq, labels=labels)
     if callable(getattr(module, "example_inputs", None)):
@@ -83,12 +86,12 @@ def _ids(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.long, device="meta")
 
 
-def example_inputs(model: BertPreTrainedModel, batch: int, seq: int, *, labels: bool = False) -> Inputs:
+def example_inputs(model: BertPreTrainedModel | PeftModel, batch: int, seq: int, *, labels: bool = False) -> Inputs:
     """Return ids, encoder states for a decoder with cross-attention, and labels if asked for, all on meta.
 
     Raises SelectionError for a batch below 1 or a sequence longer than the model's positions.
     """
-    config, name = model.config, type(model).__name__
+    config, name = model.config, type(base_model_of(model)).__name__
     most = config.max_position_embeddings
     _check_sizes(batch, seq, most, f"max_position_embeddings {most}")
     shape = (batch, CHOICES, seq) if name == "BertForMultipleChoice" else (batch, seq)

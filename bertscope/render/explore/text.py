@@ -74,7 +74,7 @@ def title(report: ExploreReport) -> str:
     precision = f"{run['autocast']} autocast" if run["autocast"] else run["dtype"]
     recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
     return (
-        f"{about.name}: {about.architecture}, {about.attention}; "
+        f"{about.name}: {about.architecture}, {about.attention}{f', LoRA {about.lora}' if about.lora else ''}; "
         f"step at {run['batch']} x {run['seq']}, {precision}{recomputed}"
     )
 

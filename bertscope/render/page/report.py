@@ -52,6 +52,7 @@ def _command(model: ModelPart, name: str, words: str = "") -> str:
     return (
         f"bertscope {name} {shlex.quote(subject.name)}{words and ' '}{words}"
         f" --architecture {subject.architecture} --attention {subject.attention}"
+        f"{f' --lora {subject.lora}' if subject.lora else ''}"
     )
 
 
@@ -61,6 +62,8 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
     same = f" --architecture {a.architecture}" if a.architecture == b.architecture else ""
     if a.attention is not None and a.attention == b.attention:
         same += f" --attention {a.attention}"
+    if a.lora is not None and a.lora == b.lora:
+        same += f" --lora {a.lora}"
     sizes = f"--batch {diff.batch} --seq {diff.seq}"
     return {
         "a": a,

@@ -6,6 +6,7 @@ It imports nothing of bertscope's analyses. The profiler starts before the model
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ def peak_bytes(
     hold_outputs: bool = False,
 ) -> int:
     """Return the highest sum of the allocator's events during the last of three steps on the CPU."""
+    gc.collect()  # else cycles of earlier models are freed inside the window
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = make_model().train()
         inputs = make_inputs(model)

@@ -1,6 +1,6 @@
 """BertConfig: the configuration of a BERT, flat, frozen and validated once.
 
-Field names and defaults are those of Hugging Face's `config.json` (transformers 4.43.4).
+Field names and defaults are those of Hugging Face's `config.json` (transformers 4.43.4). `lora` has that of adapters.
 """
 
 from __future__ import annotations
@@ -78,16 +78,17 @@ class Rule:
         return isinstance(value, self.kind) and (not self.choices or value in self.choices)
 
 
-def _rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
+def rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
+    """Return a field with a default and its rule."""
     return field(default=default, metadata={"rule": Rule(kind or type(default), **bounds)})
 
 
 def _size(default: int) -> Any:
-    return _rule(default, least=1, most=MAX_DIMENSION)
+    return rule(default, least=1, most=MAX_DIMENSION)
 
 
 def _probability(default: float | None, *, optional: bool = False) -> Any:
-    return _rule(default, kind=float, least=0, most=1, optional=optional)
+    return rule(default, kind=float, least=0, most=1, optional=optional)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,52 +100,44 @@ class BertConfig:
 
     vocab_size: int = _size(30522)
     hidden_size: int = _size(768)
-    num_hidden_layers: int = _rule(12, least=0, most=MAX_LAYERS)
+    num_hidden_layers: int = rule(12, least=0, most=MAX_LAYERS)
     num_attention_heads: int = _size(12)
     intermediate_size: int = _size(3072)
-    hidden_act: str | Callable[..., Any] = _rule("gelu", choices=ACTIVATIONS)
+    hidden_act: str | Callable[..., Any] = rule("gelu", choices=ACTIVATIONS)
     hidden_dropout_prob: float = _probability(0.1)
     attention_probs_dropout_prob: float = _probability(0.1)
     max_position_embeddings: int = _size(512)
     type_vocab_size: int = _size(2)
-    initializer_range: float = _rule(0.02, least=0, most=1000)
-    layer_norm_eps: float = _rule(1e-12, least=0, most=1)
-    pad_token_id: int | None = _rule(0, least=0, most=MAX_DIMENSION, optional=True)
-    position_embedding_type: str = _rule("absolute", choices=POSITION_EMBEDDING_TYPES)
-    is_decoder: bool = _rule(False)
-    add_cross_attention: bool = _rule(False)
-    use_cache: bool = _rule(True)
+    initializer_range: float = rule(0.02, least=0, most=1000)
+    layer_norm_eps: float = rule(1e-12, least=0, most=1)
+    pad_token_id: int | None = rule(0, least=0, most=MAX_DIMENSION, optional=True)
+    position_embedding_type: str = rule("absolute", choices=POSITION_EMBEDDING_TYPES)
+    is_decoder: bool = rule(False)
+    add_cross_attention: bool = rule(False)
+    use_cache: bool = rule(True)
     classifier_dropout: float | None = _probability(None, optional=True)
-    num_labels: int = _rule(2, least=1, most=MAX_LABELS)
-    problem_type: str | None = _rule(None, kind=str, choices=PROBLEM_TYPES, optional=True)
-    tie_word_embeddings: bool = _rule(True)
-    chunk_size_feed_forward: int = _rule(0, least=0, most=MAX_DIMENSION)
-    gradient_checkpointing: bool = _rule(False)
-    output_attentions: bool = _rule(False)
-    output_hidden_states: bool = _rule(False)
-    return_dict: bool = _rule(True)
+    num_labels: int = rule(2, least=1, most=MAX_LABELS)
+    problem_type: str | None = rule(None, kind=str, choices=PROBLEM_TYPES, optional=True)
+    tie_word_embeddings: bool = rule(True)
+    chunk_size_feed_forward: int = rule(0, least=0, most=MAX_DIMENSION)
+    gradient_checkpointing: bool = rule(False)
+    output_attentions: bool = rule(False)
+    output_hidden_states: bool = rule(False)
+    return_dict: bool = rule(True)
     # Layer -> the removed heads, numbered as before pruning.
     pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False, metadata={"rule": Rule(dict)})
     # The attention kernel; transformers does not store it in config.json.
-    attn_implementation: str = _rule("sdpa", choices=ATTENTION_KERNELS)
+    attn_implementation: str = rule("sdpa", choices=ATTENTION_KERNELS)
     # Read from the file; no effect on the model.
-    architectures: tuple[str, ...] | None = _rule(None, kind=tuple, optional=True)
-    model_type: str = _rule("bert", choices=("bert",))
-    transformers_version: str | None = _rule(None, kind=str, optional=True)
+    architectures: tuple[str, ...] | None = rule(None, kind=tuple, optional=True)
+    model_type: str = rule("bert", choices=("bert",))
+    transformers_version: str | None = rule(None, kind=str, optional=True)
     # Keys of the dictionary for `from_dict` that have no effect on a BERT.
     ignored: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        for name, rule in RULES.items():
-            value = getattr(self, name)
-            if name == "hidden_act" and callable(value):
-                continue
-            if not rule.accepts(value):
-                raise ConfigError(f"{name} must be {rule.allowed()}; got {_shown(value)}", field=name)
-            if rule.kind is float and isinstance(value, int) and value is not None:
-                object.__setattr__(self, name, float(value))
-            elif rule.kind is tuple and value is not None:
-                object.__setattr__(self, name, tuple(value))
+        rules = {name: rule for name, rule in RULES.items() if name != "hidden_act" or not callable(self.hidden_act)}
+        check_fields(self, rules)
         object.__setattr__(self, "pruned_heads", _checked_heads(self))
         self._check_together()
 
@@ -192,11 +185,11 @@ class BertConfig:
         wrong value, another `model_type`, heads already pruned, or a likely misspelling.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"a configuration is a dictionary of fields; got {_shown(values)}")
+            raise ConfigError(f"a configuration is a dictionary of fields; got {shown(values)}")
         model_type = values.get("model_type", "bert")
         if model_type != "bert":
             raise ConfigError(
-                f"model_type is {_shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
+                f"model_type is {shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
                 field="model_type",
             )
         own = {name: value for name, value in values.items() if name in RULES}
@@ -209,14 +202,29 @@ class BertConfig:
         if values.get("id2label") is not None:
             labels = values["id2label"]
             if not isinstance(labels, Mapping) or not labels:
-                raise ConfigError(f"id2label must map numbers to label names; got {_shown(labels)}", field="id2label")
+                raise ConfigError(f"id2label must map numbers to label names; got {shown(labels)}", field="id2label")
             own["num_labels"] = len(labels)
         return cls(**own, ignored=tuple(ignored))
 
 
-RULES: dict[str, Rule] = {
-    item.name: item.metadata["rule"] for item in dataclasses.fields(BertConfig) if "rule" in item.metadata
-}
+def rules_of(config_class: type) -> dict[str, Rule]:
+    """Return the rule of each field of a configuration."""
+    return {item.name: item.metadata["rule"] for item in dataclasses.fields(config_class) if "rule" in item.metadata}
+
+
+def check_fields(config: Any, rules: Mapping[str, Rule], what: str = "") -> None:
+    """Raise ConfigError for a field that its rule does not accept; store numbers as floats and lists as tuples."""
+    for name, rule in rules.items():
+        value = getattr(config, name)
+        if not rule.accepts(value):
+            raise ConfigError(f"{what}{name} must be {rule.allowed()}; got {shown(value)}", field=name)
+        if rule.kind is float and isinstance(value, int) and value is not None:
+            object.__setattr__(config, name, float(value))
+        elif rule.kind is tuple and value is not None:
+            object.__setattr__(config, name, tuple(value))
+
+
+RULES = rules_of(BertConfig)
 
 
 def unknown_architecture(name: Any) -> ConfigError:
@@ -237,14 +245,14 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
         if not is_layer or not isinstance(heads, (list, tuple, set, frozenset)):
             raise ConfigError(
                 f"pruned_heads must map layers 0 to {config.num_hidden_layers - 1} to lists of heads; "
-                f"got {_shown(key)}: {_shown(heads)}",
+                f"got {shown(key)}: {shown(heads)}",
                 field="pruned_heads",
             )
         numbers = [head for head in heads if isinstance(head, int) and 0 <= head < config.num_attention_heads]
         if len(numbers) < len(heads) or len(set(numbers)) >= config.num_attention_heads:
             raise ConfigError(
                 f"pruned_heads of layer {layer} must be numbers of heads, 0 to {config.num_attention_heads - 1}, "
-                f"and leave one; got {_shown(list(heads))}",
+                f"and leave one; got {shown(list(heads))}",
                 field="pruned_heads",
             )
         if numbers:
@@ -261,7 +269,7 @@ def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
         raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value and its type as the user writes them: `true (a boolean)`, `'lots' (text)`."""
     if value is None:
         return "null"

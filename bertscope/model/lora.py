@@ -1,0 +1,202 @@
+"""LoRA: small trained matrices next to the frozen Linear layers of a BERT, under the names that peft gives them.
+
+`base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight`. Each forward has peft's operators in
+peft's order, so that outputs and memory are the same. Source: Hu et al. 2021, arXiv:2106.09685; peft 0.12.0.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertscope.config import BertConfig
+from bertscope.config.lora import ALL_LINEAR, Lora
+from bertscope.errors import ConfigError, suggestion
+from bertscope.model.pretrained import BertPreTrainedModel
+from bertscope.run_config import FULL
+
+ADAPTER = "default"  # peft's name for the first adapter
+WRAPPED = "base_model.model."  # in front of the paths of the BERT
+
+
+class LoraLinear(nn.Module):
+    """A frozen Linear layer and its adapter: W x + b + scaling * B A dropout(x), with A (r, in) and B (out, r)."""
+
+    def __init__(self, base_layer: nn.Linear, lora: Lora) -> None:
+        super().__init__()
+        weight = base_layer.weight
+        like: dict[str, Any] = {"bias": False, "device": weight.device, "dtype": weight.dtype}
+        self.scaling = lora.scaling
+        self.base_layer = base_layer
+        self.lora_dropout = nn.ModuleDict({ADAPTER: nn.Dropout(lora.dropout) if lora.dropout else nn.Identity()})
+        down, up = nn.Linear(base_layer.in_features, lora.r, **like), nn.Linear(lora.r, base_layer.out_features, **like)
+        nn.init.zeros_(up.weight)  # so that training starts from the output of the frozen layer
+        self.lora_A, self.lora_B = nn.ModuleDict({ADAPTER: down}), nn.ModuleDict({ADAPTER: up})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out) in the dtype of the frozen layer; the adapter computes in its own dtype."""
+        result: Tensor = self.base_layer(x)
+        dtype = result.dtype
+        down: Any = self.lora_A[ADAPTER]
+        up, dropout = self.lora_B[ADAPTER], self.lora_dropout[ADAPTER]
+        x = x.to(down.weight.dtype)
+        result = result + up(down(dropout(x))) * self.scaling
+        return result.to(dtype)
+
+
+class ModulesToSaveWrapper(nn.Module):
+    """A frozen module that does not run any more, and its trained copy, which does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.original_module = module
+        self.modules_to_save = nn.ModuleDict({ADAPTER: copy.deepcopy(module)})
+
+    @property
+    def weight(self) -> Any:
+        """Return the weight of the trained copy."""
+        return self.modules_to_save[ADAPTER].weight
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the trained copy."""
+        return self.modules_to_save[ADAPTER](*inputs, **named)
+
+
+class LoraModel(nn.Module):
+    """The inner one of peft's two wrappers around a model."""
+
+    def __init__(self, model: BertPreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model."""
+        return self.model(*inputs, **named)
+
+
+class PeftModel(nn.Module):
+    """A BERT of which only adapters, saved modules and, by `lora.bias`, biases are trained.
+
+    Raises ConfigError for a name in `target` or `save` that matches no module, or none that can be adapted or saved.
+    """
+
+    def __init__(self, model: BertPreTrainedModel, lora: Lora) -> None:
+        super().__init__()
+        self.lora = lora
+        _Injection(model, lora).run()
+        self.base_model = LoraModel(model)
+        for path, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in path or (lora.bias == "all" and "bias" in path))
+        for module in model.modules():
+            if isinstance(module, LoraLinear) and lora.bias == "lora_only" and module.base_layer.bias is not None:
+                module.base_layer.bias.requires_grad_(True)
+            elif isinstance(module, ModulesToSaveWrapper):
+                module.original_module.requires_grad_(False)
+                module.modules_to_save.requires_grad_(True)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model with its own inputs and outputs."""
+        return self.base_model(*inputs, **named)
+
+    def get_base_model(self) -> BertPreTrainedModel:
+        """Return the BERT with its adapters, without the two wrappers."""
+        return self.base_model.model
+
+    @property
+    def config(self) -> BertConfig:
+        """Return the configuration of the BERT."""
+        return self.get_base_model().config
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
+    ) -> None:
+        """Recompute layers as the BERT does.
+
+        Reentrant checkpointing gives adapters gradients only if the input of a layer requires one; as in peft, the
+        output of the frozen word embeddings then does.
+        """
+        model = self.get_base_model()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, strategy=strategy)
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            model.get_input_embeddings().register_forward_hook(_require_gradient)
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return the tensors that peft's `save_pretrained` writes, by their names in the file."""
+        state = self.state_dict(keep_vars=True)
+        has_biases = self.lora.bias == "all"
+        adapter = {name: value for name, value in state.items() if "lora_" in name or (has_biases and "bias" in name)}
+        saved = f".modules_to_save.{ADAPTER}."
+        copies = {name.replace(saved, f".{ADAPTER}."): value for name, value in state.items() if saved in name}
+        return {name.replace(f".{ADAPTER}", ""): value for name, value in (adapter | copies).items()}
+
+
+class _Injection:
+    """The replacement of the modules that `lora` names."""
+
+    def __init__(self, model: BertPreTrainedModel, lora: Lora) -> None:
+        self.model, self.lora = model, lora
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.linear = {path.rpartition(".")[2] for module, path in self.paths.items() if isinstance(module, nn.Linear)}
+        self.targets = set(lora.target) - {ALL_LINEAR} | (self.linear if ALL_LINEAR in lora.target else set())
+
+    def run(self) -> None:
+        """Replace the modules; raise ConfigError for a name without one."""
+        ends = {end for path in self.paths.values() for end in _ends(path)}
+        for name in sorted(self.targets - ends):
+            hint = suggestion(name, {*self.linear, ALL_LINEAR})
+            raise ConfigError(f"lora target {name!r} matches no module; {hint}", field="target")
+        for name in self.lora.save:
+            if not any(path.endswith(name) for path in self.paths.values()):
+                hint = suggestion(name, (path for path, _ in self.model.named_children()))
+                raise ConfigError(f"lora save {name!r} matches no module; {hint}", field="save")
+        self._replace(self.model)
+
+    def _replace(self, parent: nn.Module) -> None:
+        for name, module in list(parent.named_children()):
+            path = self.paths[module]
+            if path.endswith(self.lora.save):
+                if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+                    raise ConfigError(f"lora save names {path}, a list of modules; name those inside it", field="save")
+                setattr(parent, name, ModulesToSaveWrapper(module))
+            elif not self.targets.isdisjoint(_ends(path)):
+                if not isinstance(module, nn.Linear):
+                    raise ConfigError(
+                        f"lora target {path} is no Linear layer but of the class {type(module).__name__}; these can be "
+                        f"adapted: {', '.join(sorted(self.linear))}",
+                        field="target",
+                    )
+                setattr(parent, name, LoraLinear(module, self.lora))
+            else:
+                self._replace(module)
+
+
+def _ends(path: str) -> Iterator[str]:
+    """Yield the ends of a path in whole parts: `a.b.c`, `b.c`, `c`."""
+    parts = path.split(".")
+    return (".".join(parts[start:]) for start in range(len(parts)))
+
+
+def _require_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def base_model_of(module: nn.Module) -> Any:
+    """Return the model inside the wrappers of this module or of peft's, else the module itself."""
+    inner = getattr(module, "get_base_model", None)
+    return inner() if callable(inner) else module
+
+
+def name_without_adapter(path: str) -> str:
+    """Return the path of a parameter in the model before adapters were added."""
+    own = path.removeprefix(WRAPPED)
+    return own.replace(".base_layer.", ".").replace(".original_module.", ".")
+
+
+def keep_adapters_in_fp32(module: nn.Module) -> None:
+    """Convert the adapters of a model of 16 bits back to fp32, as `get_peft_model` does."""
+    for inner in module.modules():
+        if isinstance(inner, LoraLinear):
+            inner.lora_A.to(torch.float32)
+            inner.lora_B.to(torch.float32)

@@ -1,0 +1,269 @@
+"""LoRA on a BERT: settings, names, what is trained, and that no command treats it apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bertscope
+from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
+from bertscope.analyses.memory.profile_worker import Job
+from bertscope.analyses.memory.repeat_events import same_events
+from bertscope.analyses.memory.step import run_model
+from bertscope.analyses.page.explore import explore
+from bertscope.config.lora import LORA_BIASES, Lora
+from bertscope.errors import ConfigError, SelectionError
+from bertscope.run_config import RunConfig
+from tests.analyses.memory.steps import small
+
+
+def adapted(text: str = "r=8", architecture: str = "BertForSequenceClassification", **fields):
+    """A small source with adapters."""
+    return small(architecture, **fields).with_options(lora=text)
+
+
+names = st.lists(st.sampled_from(["query", "key", "output.dense", "layer.0.attention.self.value"]), min_size=1).map(
+    tuple
+)
+numbers = st.floats(0, 1000) | st.integers(0, 1000)
+loras = st.builds(
+    Lora, r=st.integers(1, 999), alpha=numbers, dropout=st.floats(0, 1), target=names,
+    bias=st.sampled_from(LORA_BIASES), rslora=st.booleans(), save=st.just(()) | names,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(lora=loras)
+def test_the_text_of_settings_gives_the_same_settings(lora):
+    assert Lora.parse(str(lora)) == lora
+
+
+def test_the_defaults_of_settings_are_those_of_peft():
+    assert Lora() == Lora(r=8, alpha=8, dropout=0, target=("query", "value"), bias="none", rslora=False, save=())
+    assert Lora(r=16, alpha=8).scaling == 0.5
+    assert Lora(r=16, alpha=8, rslora=True).scaling == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("r=0", "lora r must be an integer of at least 1 and at most 16,777,216; got 0"),
+        ("r=eight", "lora r must be an integer .* got 'eight'"),
+        ("r=8,r=4", "lora r is given twice in 'r=8,r=4'; keep one"),
+        ("rank=8", "lora takes r, alpha, dropout, target, bias, rslora, save, as in r=8,.* got 'rank=8'"),
+        ("8", "lora takes r, .* got '8'"),
+        ("", "lora takes r, .* got ''"),
+        ("dropout=1.5", "lora dropout must be a number of at least 0 and at most 1; got 1.5"),
+        ("bias=some", "lora bias must be one of none, all, lora_only; got 'some'"),
+        ("rslora=yes", "lora rslora must be true or false; got 'yes'"),
+        ("target=", "lora target must be 1 to 2,048 names of modules .* got ''"),
+        ("target=(a+)+$", "lora target must be 1 to 2,048 names of modules .*"),
+        ("target=nothing", "lora target 'nothing' matches no module; known: all-linear, classifier, dense, key, query"),
+        ("target=query+valeu", "lora target 'valeu' matches no module; did you mean 'value'?"),
+        ("target=self", r"lora target bert.encoder.layer.0.attention.self is no Linear layer .*adapted: .*query"),
+        (
+            "target=word_embeddings",
+            "word_embeddings is no Linear layer but of the class Embedding; .* dense, key, query",
+        ),
+        ("save=clasifier", "lora save 'clasifier' matches no module; did you mean 'classifier'?"),
+        ("save=layer", "lora save names bert.encoder.layer, a list of modules; name those inside it"),
+    ],
+)
+def test_wrong_settings_are_one_line(cli, text, words):
+    with pytest.raises(ConfigError, match=words):
+        adapted(text).build()
+    result = cli("count", "bert-tiny", "-a", "BertForSequenceClassification", "--lora", text)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_the_trained_parameters_of_an_example_can_be_counted_by_hand(cli):
+    """Source: peft 0.12.0 prints `trainable params: 296,450 || all params: 109,780,228 || trainable%: 0.2700`."""
+    of_adapters = 12 * 2 * 8 * (768 + 768)  # layers x targets x r x (in + out)
+    of_classifier = 768 * 2 + 2
+    assert of_adapters + of_classifier == 296_450
+    result = cli("count", "bert-base-uncased", "-a", "BertForSequenceClassification", "--lora", "r=8,save=classifier")
+    assert "unique parameters       109,780,228 (every tensor once)" in result.out
+    assert "trainable               296,450 (0.2700 %), frozen 109,483,778\n" in result.out
+    assert 109_780_228 == 109_483_778 + 296_450  # the frozen ones are those of the model without adapters
+
+
+def test_a_bias_of_a_target_or_every_bias_is_trained_if_asked():
+    def trained(bias: str) -> set[str]:
+        model = adapted(f"r=1,target=query,bias={bias}", num_hidden_layers=1).build()
+        return {path for path, parameter in model.named_parameters() if parameter.requires_grad}
+
+    query = "base_model.model.bert.encoder.layer.0.attention.self.query"
+    adapters = {f"{query}.lora_A.default.weight", f"{query}.lora_B.default.weight"}
+    assert trained("none") == adapters
+    assert trained("lora_only") == adapters | {f"{query}.base_layer.bias"}
+    others = trained("all") - adapters
+    assert all(path.endswith("bias") for path in others)
+    assert len(others) == sum("bias" in path for path, _ in small("BertForSequenceClassification", num_hidden_layers=1)
+                              .build().named_parameters())  # fmt: skip
+
+
+def test_an_adapter_does_not_change_the_output_before_it_is_trained():
+    source = replace(adapted("r=4,alpha=16,target=all-linear,save=LayerNorm"))
+    model = source.build(device="cpu").eval()
+    plain = small("BertForSequenceClassification").build(device="cpu").eval()
+    state = {}
+    for path, tensor in model.state_dict().items():
+        own = path.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".original_module.", ".")
+        state[own] = tensor
+    plain.load_state_dict({path: tensor for path, tensor in state.items() if path in plain.state_dict()})
+    ids = torch.arange(12).view(2, 6)
+    torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+
+
+def test_adapters_stay_in_fp32_in_a_model_of_16_bits():
+    model = run_model(adapted("r=2,save=classifier"), RunConfig(dtype="bf16"))
+    found = {str(parameter.dtype) for path, parameter in model.named_parameters() if "lora_" in path}
+    others = {str(parameter.dtype) for path, parameter in model.named_parameters() if "lora_" not in path}
+    assert (found, others) == ({"torch.float32"}, {"torch.bfloat16"})
+
+
+def test_no_dropout_concerns_adapters_too():
+    model = run_model(adapted("r=2,dropout=0.5"), RunConfig(dropout=False))
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("mode", "strategy"),
+    [("inference", "none"), ("training", "none"), ("training", "full"), ("training", "every-2")],
+)
+def test_the_memory_of_a_deep_model_is_that_of_all_its_layers(mode, strategy):
+    source = adapted("r=2,dropout=0.1,target=query+output.dense,bias=all", num_hidden_layers=16)
+    run_config = RunConfig(batch=2, seq=8, checkpointing=strategy, mode=mode)
+    traces = MemoryTraces(source)
+    assert same_events(traces.trace(run_config), source_trace(source, run_config))
+    assert list(traces.verified.values()) == [True]  # so three units ran, and not every layer
+
+
+def test_adapters_in_one_layer_make_all_layers_run():
+    source = adapted("r=2,target=layer.9.attention.self.query", num_hidden_layers=16)
+    assert not source.has_equal_layers
+    traces = MemoryTraces(source)
+    found = traces.trace(RunConfig(batch=1, seq=4))
+    assert traces.verified == {}
+    state = {block.path for block, _ in found.state if block.part == "optimizer_state"}
+    assert {path.split(".")[5] for path in state} == {"9"}
+
+
+def test_the_flops_of_a_deep_model_are_those_of_all_its_layers():
+    source = adapted("r=2,target=query+value", num_hidden_layers=8)
+    for mode in ("inference", "training"):
+        run = FlopsRun(source=source, mode=mode)
+        assert run.at(2, 8).rows[0].total == run.of_all_layers(2, 8).rows[0].total
+    plain = FlopsRun(source=small("BertForSequenceClassification", num_hidden_layers=8))
+    more = FlopsRun(source=source).at(2, 8).rows[0].forward.matmul_flops - plain.at(2, 8).rows[0].forward.matmul_flops
+    assert more == 8 * 2 * (2 * 8) * 2 * 2 * (16 + 16)  # layers x targets x tokens x 2 FLOPs x r x (in + out)
+
+
+def test_a_job_for_the_child_of_profile_keeps_the_adapters():
+    source = replace(adapted("r=2,rslora=true,save=classifier"), config_lines={})
+    assert Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source.lora == source.lora
+
+
+def test_profile_measures_what_estimate_predicts(cli):
+    result = cli("profile", "bert-tiny", "-a", "BertForSequenceClassification", "--lora", "r=8,dropout=0.05",
+                 "--batch", "2", "--seq", "32", "--steps", "1", "--format", "json")  # fmt: skip
+    (variant,) = result.json["variants"]
+    assert result.json["subject"]["lora"] == "r=8,alpha=8,dropout=0.05,target=query+value"
+    measured, guessed = (
+        max(phase["peak_bytes"] for phase in variant[kind]["phases"]) for kind in ("measured", "estimated")
+    )
+    assert guessed == pytest.approx(measured, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("count", "bert-tiny", "--by", "group"),
+        ("tree", "bert-tiny", "--shapes"),
+        ("print", "bert-tiny"),
+        ("flops", "bert-tiny", "--mode", "training", "--seq", "16"),
+        ("estimate", "bert-tiny", "--batch", "1", "--seq", "16", "--device", "cuda"),
+        ("fit", "bert-tiny", "--budget", "1GiB", "--seq", "64", "--precision", "fp32", "--checkpointing", "none"),
+        ("diff", "bert-tiny", "bert-mini", "--seq", "16"),
+        ("report", "bert-tiny", "--format", "json", "--no-fit", "--seq", "16", "--batch", "1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_takes_adapters_and_shows_them(cli, words):
+    result = cli(*words, "--lora", "r=3,target=query")
+    assert result.code == 0, result.err
+    shown = "lora_A" if words[0] == "print" else "r=3,alpha=8,target=query"
+    assert shown in result.out or words[0] == "diff"  # the adapters of both sides are equal
+
+
+def test_diff_shows_what_adapters_add(cli, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps(
+            {"peft_type": "LORA", "base_model_name_or_path": "bert-tiny", "r": 4, "task_type": "FEATURE_EXTRACTION"}
+        )
+    )
+    report = cli("diff", "bert-tiny", str(tmp_path), "--format", "json").json
+    assert {row["path"] for row in report["rows"]} == {
+        f"encoder.layer.0-1.attention.self.{layer}.lora_{part}.default.weight"
+        for layer in ("query", "value") for part in "AB"
+    }  # fmt: skip
+    assert {"field": "lora", "a": None, "b": "r=4,alpha=8,target=query+value"} in report["fields"]
+    of_adapters = 2 * 2 * 4 * (128 + 128)
+    assert report["totals_b"]["distinct_params"] - report["totals_a"]["distinct_params"] == of_adapters
+
+
+def test_a_forward_diagram_has_the_adapters():
+    model = adapted("r=2,target=query", "BertModel").build()
+    path, given = "encoder.layer.1.attention.self.query", Given(seq=8)
+    report = bertscope.diagram(model, "forward", path, given=given)
+    same = bertscope.diagram(model, "forward", f"base_model.model.{path}", given=given)
+    assert report == same
+    assert "lora_B" in " ".join(node.path for node in report.nodes)
+
+
+def test_explain_says_that_it_has_no_formulas_for_adapters():
+    with pytest.raises(SelectionError, match="explain has no formulas for adapters"):
+        bertscope.explain(adapted())
+
+
+def test_another_family_takes_no_adapters(cli, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    result = cli("count", str(tmp_path), "--lora", "r=8")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--lora is for BERTs" in result.err
+
+
+def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.bertscope.yaml"
+    path.write_text(f"model: bert-tiny\nlora: r=4\nexpected: {{distinct_params: {4_385_920 + 2 * 2 * 4 * 256}}}\n")
+    assert cli("check", str(path)).code == 0
+    path.write_text("model: bert-tiny\nlora: r=x\nexpected: {distinct_params: 1}\n")
+    result = cli("check", str(path))
+    assert result.code == 2
+    assert "tiny.bertscope.yaml:2: lora r must be an integer" in result.err
+
+
+def test_explore_sums_adapters_into_their_layers():
+    source = adapted("r=4,target=query")
+    *_, last = explore(source, RunConfig(batch=2, seq=8))
+    rows = {row.module.path: row for row in last.rows}
+    query = rows["base_model.model.bert.encoder.layer.0-1.attention.self.query"]
+    assert query.module.params == 2 * (16 * 16 + 16 + 4 * (16 + 16))
+    assert query.work.forward.matmul_flops == 2 * 2 * 16 * (16 * 16 + 4 * (16 + 16))
+    assert last.totals.trainable_params == 2 * 4 * (16 + 16)
+
+
+def test_the_commands_of_a_page_name_the_adapters():
+    from bertscope.analyses.page.report import page_report
+    from bertscope.render.page import report as renderer
+
+    page = page_report([adapted("r=4")], 1, 8, None, lambda text: None)
+    assert "--lora r=4,alpha=8,target=query+value" in renderer.html(page)

@@ -1,0 +1,204 @@
+"""Adapter folders of peft: what is read, the base model, and a line for everything that is not supported."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from bertscope import load
+from bertscope.errors import BertscopeError
+from bertscope.model.lora import PeftModel
+from bertscope.sources.find import find
+
+PEFT = {  # as peft 0.12.0 writes it
+    "alpha_pattern": {}, "auto_mapping": None, "base_model_name_or_path": "bert-tiny", "bias": "none",
+    "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "layer_replication": None,
+    "layers_pattern": None, "layers_to_transform": None, "loftq_config": {}, "lora_alpha": 16, "lora_dropout": 0.1,
+    "megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": ["classifier", "score"],
+    "peft_type": "LORA", "r": 8, "rank_pattern": {}, "revision": None, "target_modules": ["value", "query"],
+    "task_type": "SEQ_CLS", "use_dora": False, "use_rslora": False,
+}  # fmt: skip
+TINY = {
+    "model_type": "bert", "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A folder with this adapter_config.json, changed by keywords."""
+
+    def make(**changes) -> Path:
+        folder = tmp_path / "my-lora"
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps(PEFT | changes, indent=2))
+        return folder
+
+    return make
+
+
+def test_a_folder_of_peft_is_its_base_model_with_adapters(adapter):
+    source = load(adapter())
+    assert source.name == "bert-tiny"
+    assert source.architecture == "BertForSequenceClassification"
+    assert str(source.lora) == "r=8,alpha=16,dropout=0.1,target=query+value,save=classifier"
+    assert isinstance(source.build(), PeftModel)
+    assert load(adapter() / "adapter_config.json") == source
+
+
+@pytest.mark.parametrize(
+    ("changes", "architecture", "lora"),
+    [
+        ({"task_type": None}, "BertModel", None),
+        (
+            {"task_type": None, "auto_mapping": {"base_model_class": "BertForMultipleChoice"}},
+            "BertForMultipleChoice",
+            None,
+        ),
+        ({"task_type": "TOKEN_CLS", "modules_to_save": None}, "BertForTokenClassification", "save=classifier"),
+        ({"task_type": "QUESTION_ANS", "modules_to_save": None}, "BertForQuestionAnswering", "save=qa_outputs"),
+        ({"task_type": "FEATURE_EXTRACTION", "modules_to_save": None}, "BertModel", "target=query+value"),
+        ({"target_modules": None}, "BertForSequenceClassification", "target=query+value"),
+        ({"target_modules": "all-linear"}, "BertForSequenceClassification", "target=all-linear"),
+        ({"use_rslora": True, "bias": "all", "r": 2}, "BertForSequenceClassification", "bias=all,rslora=true"),
+        ({"peft_version": "0.17.1", "use_qalora": False, "eva_config": None}, "BertForSequenceClassification", "r=8"),
+    ],
+)
+def test_the_class_and_the_settings_follow_the_file(adapter, changes, architecture, lora):
+    source = load(adapter(**changes))
+    assert source.architecture == architecture
+    assert lora is None or lora in str(source.lora)
+
+
+def test_the_base_model_is_next_to_the_adapter_before_any_other(adapter, tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(TINY))
+    folder = adapter(base_model_name_or_path="../base")
+    assert load(folder).config.vocab_size == 99
+    (folder / "config.json").write_text(json.dumps(TINY | {"vocab_size": 77}))
+    assert load(folder).config.vocab_size == 77
+    assert load(adapter(base_model_name_or_path=None)).config.vocab_size == 77
+
+
+def test_options_change_the_base_model_but_not_the_adapters(adapter):
+    assert load(adapter(), attention="eager").config.attn_implementation == "eager"
+    with pytest.raises(BertscopeError, match=r"has adapters already .*; leave --lora out, or name its base model"):
+        load(adapter(), lora="r=4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type must be LORA; got 'IA3'; for another type give module:attribute"),
+        ({"peft_type": ["LORA"]}, r"peft_type must be LORA; got \['LORA'\]"),
+        ({"use_dora": True}, "use_dora is not supported here; got True; remove it, or set it to null"),
+        ({"rank_pattern": {"query": 4}}, "rank_pattern is not supported here"),
+        ({"alpha_pattern": {".*": 4}}, "alpha_pattern is not supported here"),
+        ({"layers_to_transform": [1]}, "layers_to_transform is not supported here"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported here"),
+        ({"lora_bias": True}, "lora_bias is not supported here"),
+        (
+            {"target_modules": r"(.*a)*b"},
+            "target_modules must be all-linear or a list of names; a regular expression is",
+        ),
+        ({"target_modules": []}, "target must be 1 to 2,048 names"),
+        ({"target_modules": ["(a|a)*$"]}, "target must be 1 to 2,048 names of modules .* got"),
+        ({"target_modules": [1, 2]}, "target must be a list of names"),
+        ({"target_modules": ["query"] * 5000}, "target must be 1 to 2,048 names .* got 5,000 names"),
+        ({"modules_to_save": "classifier"}, "save must be a list of names"),
+        ({"r": 0}, "r must be an integer of at least 1"),
+        ({"r": 10**400}, "r must be an integer"),
+        ({"lora_alpha": "16"}, "alpha must be a number"),
+        ({"lora_dropout": 2}, "dropout must be a number of at least 0 and at most 1"),
+        ({"bias": "both"}, "bias must be one of none, all, lora_only"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type must be one of SEQ_CLS, TOKEN_CLS"),
+        ({"task_type": ["SEQ_CLS"]}, "task_type must be one of SEQ_CLS, TOKEN_CLS"),
+        ({"auto_mapping": {"base_model_class": "RobertaModel"}}, "unknown architecture 'RobertaModel'"),
+        ({"auto_mapping": {"base_model_class": ["x"]}}, "unknown architecture"),
+        (
+            {"base_model_name_or_path": None},
+            "base_model_name_or_path names no model; write its name, or put its config",
+        ),
+        ({"base_model_name_or_path": ["bert-tiny"]}, "base_model_name_or_path names no model"),
+        ({"base_model_name_or_path": "no-such/model"}, "the base model: no preset or file named 'no-such/model'"),
+        ({"base_model_name_or_path": "."}, "the base model: .*is an adapter, and an adapter needs a model without one"),
+        (
+            {"base_model_name_or_path": "os:getcwd"},
+            "the base model 'os:getcwd' is a factory's module, and adapters are for",
+        ),
+        ({"base_model_name_or_path": "x" * 5000}, "the base model"),
+        ({"base_model_name_or_path": "a\0b"}, "the base model"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_not_supported_is_one_line_with_its_place(adapter, cli, changes, words):
+    folder = adapter(**changes)
+    started = time.monotonic()
+    with pytest.raises(BertscopeError, match=words) as raised:
+        find(folder)
+    assert time.monotonic() - started < 5
+    assert "adapter_config.json:" in str(raised.value)
+    result = cli("count", str(folder))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
+    result = cli("count", str(adapter(target_modules=["q_proj"])))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "lora target 'q_proj' matches no module" in result.err
+
+
+def test_a_base_model_of_another_family_is_one_line(adapter, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(BertscopeError, match="is a gpt2 of transformers, and adapters are for BERTs here"):
+        load(adapter(base_model_name_or_path=str(tmp_path)))
+
+
+@pytest.fixture
+def stored(adapter):
+    """The same folder with the tensors that peft saves."""
+    from safetensors.torch import save_file
+
+    folder = adapter()
+    model = load(folder).build(device="cpu")
+    save_file({name: tensor.detach().clone() for name, tensor in model.stored().items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    return folder
+
+
+def test_verify_compares_an_adapter_with_its_file(stored, cli):
+    result = cli("verify", str(stored))
+    assert result.code == 0
+    of_adapters, of_classifier = 2 * 2 * 8 * (128 + 128), 2 * 128 + 2
+    assert "holds bert-tiny (BertForSequenceClassification, LoRA r=8,alpha=16,dropout=0.1," in result.out
+    assert f"{of_adapters + of_classifier:,} unique parameters; 10 of 10 names are stored" in result.out
+    config = stored / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 8', '"r": 4'))
+    result = cli("verify", str(stored), "--format", "json")
+    assert result.code == 1
+    assert {row["status"] for row in result.json["rows"] if row["is_wrong"]} == {"shape"}
+
+
+def test_count_of_an_adapter_counts_the_model_and_of_its_file_the_stored_tensors(stored, cli):
+    of_model = cli("count", str(stored), "--format", "json").json["totals"]
+    assert of_model["distinct_params"] == 4_386_178 + 8_450
+    assert of_model["trainable_params"] == 8_450
+    of_file = cli("count", str(stored / "adapter_model.safetensors"), "--format", "json").json
+    assert of_file["stored"]["distinct_params"] == 8_450
+    assert cli("count", str(stored), "--stored", "--format", "json").json["stored"]["distinct_params"] == 8_450
+
+
+def test_a_broken_adapter_config_is_one_line(tmp_path, cli):
+    for text in ("", "{", "[]", '{"peft_type": "LORA", "peft_type": "LORA"}', '{"peft_type": "LORA", "r": NaN}'):
+        (tmp_path / "adapter_config.json").write_text(text)
+        result = cli("count", str(tmp_path))
+        assert (result.code, result.err.count("\n")) == (2, 1), text
+
+
+def test_an_adapter_is_not_converted(adapter, cli):
+    result = cli("convert", str(adapter()))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "is an adapter, which no preset describes; convert its base model" in result.err
