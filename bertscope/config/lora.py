@@ -9,6 +9,7 @@ from typing import Any
 
 from bertscope.config import MAX_DIMENSION, check_fields, rule, rules_of, shown
 from bertscope.errors import ConfigError
+from bertscope.reports.layer_ranges import LayerRange
 
 LORA_BIASES = ("none", "all", "lora_only")
 ALL_LINEAR = "all-linear"  # peft's word for every Linear layer
@@ -54,7 +55,8 @@ class Lora:
     @property
     def has_equal_layers(self) -> bool:
         """Return True if no name has the number of a layer, so that all layers get the same adapters."""
-        return not any(part.isdigit() for name in (*self.target, *self.save) for part in name.split("."))
+        parts = (part for name in (*self.target, *self.save) for part in name.split("."))
+        return all(LayerRange.parse(part) is None for part in parts)
 
     @classmethod
     def parse(cls, text: str) -> Lora:

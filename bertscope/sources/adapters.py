@@ -43,8 +43,8 @@ def read_adapter(entries: Mapping, path: Path, find_base: Callable[[str], ModelS
     """Return the BERT with the adapters that an `adapter_config.json` describes, under the name of its base model.
 
     The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
-    returns the model of a path from this folder, or of a name. Raises ConfigError or SourceError
-    for a type or a setting that is not supported, and for a base model that is not found or no BERT.
+    returns the model of a path from this folder, or of a name. Raises ConfigError or SourceError for a type or a
+    setting that is not supported, and for a base model that is not found or no BERT.
     """
     if entries[TYPE].value != _LORA:
         raise entries[TYPE].error(

@@ -168,5 +168,7 @@ class BertSource:
     def require(self, ability: str) -> BertSource:
         """Return itself: a BERT can do everything, except that there are no formulas for adapters."""
         if self.lora and ability == "explain":
-            raise SelectionError("explain has no formulas for adapters; leave --lora out, or use count and flops")
+            raise SelectionError(
+                "explain has no formulas for adapters; give the model without them, or use count and flops"
+            )
         return self

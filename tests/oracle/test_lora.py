@@ -213,6 +213,9 @@ def lora():
 def without_task():
     return get_peft_model(base(), LoraConfig(r=4, target_modules=["word_embeddings", "dense"]))
 
+def dora():
+    return get_peft_model(base(), LoraConfig(r=4, target_modules=["query"], use_dora=True))
+
 def ia3():
     return get_peft_model(base(), IA3Config(task_type="SEQ_CLS"))
 
@@ -224,7 +227,7 @@ def prefix():
 """
 
 
-@pytest.mark.parametrize("name", ["lora", "without_task", "ia3", "prompt", "prefix"])
+@pytest.mark.parametrize("name", ["lora", "without_task", "dora", "ia3", "prompt", "prefix"])
 def test_any_model_of_peft_is_counted_and_estimated_from_the_users_code(cli, tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
