@@ -30,6 +30,7 @@ from bertscope.run_config import (
     RunConfig,
     are_strategies,
     parse_strategies,
+    takers,
     takes_reentrant,
 )  # fmt: skip
 from bertscope.units import BF16, PRECISIONS, parse_bytes
@@ -104,12 +105,12 @@ class StepOptions:
         ),
     ] = RunConfig.mode
     optimizer: Annotated[
-        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The torch.optim class, with its defaults.")
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The optimizer, with its defaults.")
     ] = RunConfig.optimizer
     implementation: Annotated[
         str,
         OneOf(IMPLEMENTATIONS),
-        typer.Option("--optimizer-implementation", help="The optimizer's implementation in torch."),
+        typer.Option("--optimizer-implementation", help="The optimizer's implementation."),
     ] = RunConfig.implementation
     padding: Annotated[
         float, typer.Option(metavar="SHARE", help="The share of each sequence that is padding, from 0 to below 1.")
@@ -123,8 +124,12 @@ class StepOptions:
         bool,
         typer.Option("--keep-gradients", help="Zero the gradients after a step, as zero_grad(set_to_none=False)."),
     ] = RunConfig.keep_gradients
-    momentum: Annotated[float, typer.Option(metavar="SHARE", help="The momentum of sgd.")] = RunConfig.momentum
-    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="AMSGrad, for adam and adamw.")] = RunConfig.amsgrad
+    momentum: Annotated[
+        float, typer.Option(metavar="SHARE", help=f"The momentum of {' and '.join(takers('momentum'))}.")
+    ] = RunConfig.momentum
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help=f"AMSGrad, for {' and '.join(takers('amsgrad'))}.")] = (
+        RunConfig.amsgrad
+    )
     ema: Annotated[bool, typer.Option("--ema", help="Keep a moving average of the weights.")] = RunConfig.ema
     clip_grad_norm: Annotated[
         bool, typer.Option("--clip-grad-norm", help="Clip the norm of the gradients before the optimizer step.")
@@ -132,6 +137,9 @@ class StepOptions:
     hold_outputs: Annotated[
         bool, typer.Option("--hold-outputs", help="Keep the model's output in a variable during backward.")
     ] = RunConfig.hold_outputs
+    grad_scaler: Annotated[
+        bool, typer.Option("--grad-scaler", help="Scale the loss with torch.amp.GradScaler, as for autocast in fp16.")
+    ] = RunConfig.grad_scaler
 
     def run_config(self, **others: Any) -> RunConfig:
         """Return the run by these options and the other fields of RunConfig; raises SelectionError."""

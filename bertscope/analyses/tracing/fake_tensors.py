@@ -79,13 +79,13 @@ def run_without_values(
             raise
 
 
-_KNOWN = "_bertscope_known"  # of a bool tensor: the value of all its elements
+_KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
 class DataDependentAnswers:
-    """A record of the bool tensors whose values are known in advance; `is_masked` means that masks hide positions."""
+    """A record of the tensors whose values are known in advance; `is_masked` means that masks hide positions."""
 
     def __init__(self, *, is_masked: bool) -> None:
         self.is_masked = is_masked
@@ -95,6 +95,8 @@ class DataDependentAnswers:
         name = operator_name(operator)
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)
+        elif name == "_amp_foreach_non_finite_check_and_unscale_":  # of GradScaler: no gradient is infinite
+            setattr(args[1], _KNOWN, False)
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
             known = self._truth(name, args)
             if known is not None:
@@ -112,9 +114,12 @@ class DataDependentAnswers:
             return _BELOW[name] == (args[1] >= 1) if not 0 < args[1] < 1 else None
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
-    def truth(self, operator: Any, asked: torch.Tensor) -> bool:
-        """Return the value of a bool tensor of one element; raise DataDependentOutputException if it is unknown."""
-        known = getattr(asked, _KNOWN, None)
-        if asked.dtype != torch.bool or known is None:
+    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
+        """Return the value of a tensor of one element, `otherwise` if it is not known.
+
+        Raises DataDependentOutputException if both are missing.
+        """
+        known = getattr(asked, _KNOWN, otherwise)
+        if known is None:
             raise value_errors()[0](operator)
-        return bool(known)
+        return known
