@@ -177,6 +177,14 @@ OPTIMIZERS = {
         class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
         state=("state1", "state2"), trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default"},
     ),
+    "adamw-transformers": Optimizer(
+        class_name="TransformersAdamW", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg", "exp_avg_sq"), trainer={"adamw_hf": "default"},
+    ),
+    "adafactor-transformers": Optimizer(
+        class_name="TransformersAdafactor", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg_sq_row", "exp_avg_sq_col"), trainer={"adafactor": "default"},
+    ),
 }  # fmt: skip
 NO_OPTIMIZER = "none"
 

@@ -40,7 +40,7 @@ def estimate(
     run_configs = run.run_configs(sdpa_kernel=kernel)
     view.check_timeline()
     source = model.found()
-    if source.has_own_dtypes and run.dtype is None:
+    if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     if view.snapshot is not None:
         source.require("--snapshot")
@@ -48,6 +48,7 @@ def estimate(
 
     with Progress() as progress:
         report = estimate_report(source, run_configs, progress)
+    report = run.with_training_file(report, run_configs)
     out.show(report, renderer, shown_rows=view.rows or None)
     view.write_timeline(report)
     if view.snapshot is not None:

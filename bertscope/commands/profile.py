@@ -57,6 +57,7 @@ def profile(
     ]  # fmt: skip
     with Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
+    report = run.with_training_file(report, run_configs)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others

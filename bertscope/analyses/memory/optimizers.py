@@ -107,6 +107,43 @@ class AdamW8bit(_LoopOptimizer):
             param.mul_(1 - lr)
 
 
+class TransformersAdamW(_LoopOptimizer):
+    """The AdamW of transformers up to 4, `adamw_hf`: two moments; temporaries as in 4.43.4 (optimization.py)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update the parameters that have a gradient."""
+        for param, grad, state, lr in self.trained(_moments):
+            state["exp_avg"].lerp_(grad, 0.1)
+            state["exp_avg_sq"].mul_(0.999).addcmul_(grad, grad, value=0.001)
+            divisor = state["exp_avg_sq"].sqrt().add_(1e-8)  # lives until the next one replaces it
+            param.addcdiv_(state["exp_avg"], divisor, value=-lr)
+
+
+class TransformersAdafactor(_LoopOptimizer):
+    """The Adafactor of transformers (Shazeer and Stern 2018, arXiv:1804.04235), as its Trainer makes it.
+
+    The means of squared gradients over rows and columns, without momentum; temporaries as in 4.43.4 (optimization.py).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update the parameters that have a gradient."""
+        for param, given, state, lr in self.trained(_factors):
+            grad, weights = given.float(), param.float()  # copies only of 16-bit tensors
+            update = grad.square() + 1e-30
+            if "exp_avg_sq" in state:
+                update = state["exp_avg_sq"].lerp_(update, 0.1).rsqrt().mul_(grad)
+            else:
+                rows = state["exp_avg_sq_row"].lerp_(update.mean(-1), 0.1)
+                columns = state["exp_avg_sq_col"].lerp_(update.mean(-2), 0.1)
+                update = (rows / rows.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1) * columns.rsqrt().unsqueeze(-2)
+                update.mul_(grad)
+            weights.add_(-update.mul_(lr))
+            if weights is not param:
+                param.copy_(weights)
+
+
 def _moment(param: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"exp_avg": torch.zeros_like(param)}
 
@@ -117,3 +154,13 @@ def _moment_in_float(param: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _moments(param: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+
+
+def _factors(param: torch.Tensor) -> dict[str, torch.Tensor]:
+    if param.dim() < 2:
+        return {"exp_avg_sq": torch.zeros_like(param, dtype=torch.float32)}
+    rows, columns = param.shape[:-1], param.shape[:-2] + param.shape[-1:]
+    return {
+        "exp_avg_sq_row": torch.zeros(rows, device=param.device),
+        "exp_avg_sq_col": torch.zeros(columns, device=param.device),
+    }

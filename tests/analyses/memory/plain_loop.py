@@ -63,8 +63,13 @@ def peak_bytes(
                     mean.lerp_(param.detach(), 0.001)
                 if hold_outputs:
                     del output
+    return highest(profiler, f"plain step {STEPS - 1}")
+
+
+def highest(profiler: profile, mark: str) -> int:
+    """Return the highest sum of the allocator's events on the CPU during the last range with that name."""
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    last = next(event for event in events if event.name() == f"plain step {STEPS - 1}")
+    last = [event for event in events if event.name() == mark][-1]
     live = peak = 0
     for event in events:
         if event.name() == "[memory]" and event.device_type() == DeviceType.CPU and event.start_ns() <= last.end_ns():

@@ -90,6 +90,8 @@ OTHERS = [
     {"optimizer": "lion"},
     {"optimizer": "lion", "implementation": "fused"},
     {"optimizer": "adamw-8bit"},
+    {"optimizer": "adamw-transformers"},
+    {"optimizer": "adafactor-transformers"},
     {"grad_scaler": True},
     {"grad_scaler": True, "implementation": "fused"},
 ]

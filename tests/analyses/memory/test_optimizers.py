@@ -29,6 +29,8 @@ CLOSED_FORMS = [
     ({"optimizer": "lamb"}, 8 * ELEMENTS),  # You et al. 2020, algorithm 2: m and v
     ({"optimizer": "lion"}, 4 * ELEMENTS),  # Chen et al. 2023, algorithm 2: m
     ({"optimizer": "adamw-8bit"}, EIGHT_BIT),  # bitsandbytes 0.50.2, Optimizer2State.init_state
+    ({"optimizer": "adamw-transformers"}, 8 * ELEMENTS),
+    ({"optimizer": "adafactor-transformers"}, 4 * (ROWS + COLUMNS)),
 ]
 
 
