@@ -141,6 +141,7 @@ class Optimizer:
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
     state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
+    decays_copy: bool = False  # weight_decay, which is not modelled, adds to a copy of the gradient
     trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
 
     def has(self, implementation: str) -> bool:
@@ -152,8 +153,8 @@ _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 # `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
 # allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
-    "sgd": Optimizer(class_name="SGD", takes=("momentum",), trainer={"sgd": "default"}),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",)),
+    "sgd": Optimizer(class_name="SGD", takes=("momentum",), decays_copy=True, trainer={"sgd": "default"}),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",), decays_copy=True),
     "adamw": Optimizer(
         class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",),
         trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
@@ -162,10 +163,12 @@ OPTIMIZERS = {
         class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var"),
     ),
     "rmsprop": Optimizer(
-        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum",),
+        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum",), decays_copy=True,
         trainer={"rmsprop": "default"},
     ),
-    "adagrad": Optimizer(class_name="Adagrad", state=("step", "sum"), trainer={"adagrad": "default"}),
+    "adagrad": Optimizer(
+        class_name="Adagrad", state=("step", "sum"), decays_copy=True, trainer={"adagrad": "default"},
+    ),
     "lamb": Optimizer(
         class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
     ),

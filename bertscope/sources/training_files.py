@@ -83,21 +83,36 @@ _TRAINER_OPTIMIZERS: dict[str, Fields] = {
 }
 
 
-def _by_word(words: Mapping[Any, Fields]) -> Rule:
+class _NotModelledError(Exception):
+    """A value that changes the memory of a step in a way that is not modelled; the message is its effect."""
+
+
+def _by_word(words: Mapping[Any, Fields], otherwise: str) -> Rule:
     def rule(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the fields of a word; raise KeyError for a word that is not modelled."""
+        """Return the fields of a word; raise _NotModelledError for another one."""
         if not isinstance(value, str | bool | None):
             raise ValueError("a word")
+        if value not in words:
+            raise _NotModelledError(f"the estimate uses {otherwise}, unless an option is given")
         return words[value]
 
     return rule
+
+
+def _weight_decay(value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return no field; raise _NotModelledError for an optimizer that copies the gradients for it."""
+    word = given.get("optim")
+    fields = _TRAINER_OPTIMIZERS.get(word, {}) if isinstance(word, str) else {}
+    if value and fields and OPTIMIZERS[fields["optimizer"]].decays_copy:
+        raise _NotModelledError("the optimizer adds it to a copy of the gradients")
+    return {}
 
 
 def _is_off(value: Any) -> bool:
     """Return True for a value with which a feature is not used."""
     if isinstance(value, dict):  # such as dynamo_config, whose backend may be NO
         return all(_is_off(item) for item in value.values())
-    return value is None or value in (False, "", "no", "NO") or value == []
+    return value is None or value is False or value in ("", "no", "NO") or value == []
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,6 @@ _COMPILER = "the compiler fuses operators and plans their memory"
 _SHARDS = "parameters, gradients or optimizer state are divided between processes or moved to the CPU"
 _REPLICAS = "each process needs in addition the buckets of its gradients"
 _TPU = "a TPU"
-_WORD = "{} is not modelled; the estimate uses {}"
 
 
 @dataclass(frozen=True)
@@ -140,12 +154,13 @@ _TRAINING_ARGUMENTS = _Format(
         "gradient_accumulation_steps": _number("accumulate"),
         "bf16": _flag(_BF16),
         "fp16": _flag(_FP16),
-        "optim": _by_word(_TRAINER_OPTIMIZERS),
+        "optim": _by_word(_TRAINER_OPTIMIZERS, RunConfig.optimizer),
         # Before `optim` a flag with its name chose an optimizer.
         **{word: _flag(fields) for word, fields in _TRAINER_OPTIMIZERS.items()},
         "gradient_checkpointing": _checkpointing,
         "gradient_checkpointing_kwargs": _checkpointing_kwargs,
         "max_grad_norm": _clipping,
+        "weight_decay": _weight_decay,
         "use_cpu": _flag({"device": "cpu"}),
         "no_cuda": _flag({"device": "cpu"}),
     },
@@ -175,7 +190,7 @@ _TRAINING_ARGUMENTS = _Format(
     no_effect=frozenset((
         "output_dir", "overwrite_output_dir", "do_train", "do_eval", "do_predict", "eval_strategy",
         "evaluation_strategy", "prediction_loss_only", "per_device_eval_batch_size", "per_gpu_eval_batch_size",
-        "eval_accumulation_steps", "eval_delay", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
+        "eval_accumulation_steps", "eval_delay", "learning_rate", "adam_beta1", "adam_beta2",
         "adam_epsilon", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
         "warmup_steps", "log_level", "log_level_replica", "log_on_each_node", "logging_dir", "logging_strategy",
         "logging_first_step", "logging_steps", "logging_nan_inf_filter", "save_strategy", "save_steps",
@@ -203,7 +218,7 @@ _ACCELERATE = _Format(
     name="accelerate config",
     identifying=("distributed_type", "compute_environment", "mixed_precision"),
     used={
-        "mixed_precision": _by_word(_PRECISIONS),
+        "mixed_precision": _by_word(_PRECISIONS, RunConfig.dtype),
         "fp16": _flag(_FP16),
         "gradient_accumulation_steps": _number("accumulate"),
         "use_cpu": _flag({"device": "cpu"}),
@@ -297,8 +312,8 @@ def _apply(
         found = form.used[key](value, given)
     except ValueError as error:
         raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
-    except KeyError:
-        return "not_modelled", _WORD.format(value, RunConfig.optimizer if key == "optim" else RunConfig.dtype)
+    except _NotModelledError as reason:
+        return "not_modelled", str(reason)
     if {"autocast"} & fields.keys() & found.keys() and fields["autocast"] != found["autocast"]:
         raise entry.error(f"{key} contradicts {fields['autocast']}, which is set too; keep one", key)
     fields |= found
@@ -306,7 +321,7 @@ def _apply(
         RunConfig(**fields)
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
-    return ("used", effect_text(found)) if found else ("no_effect", "not used")
+    return ("used", effect_text(found)) if found else ("no_effect", "")
 
 
 def effect_text(fields: Fields) -> str:

@@ -92,3 +92,26 @@ def test_a_module_with_fp16_parameters_takes_no_grad_scaler():
     module = torch.nn.Linear(4, 4).half()
     with pytest.raises(SelectionError, match="GradScaler takes no fp16 gradients"):
         bertscope.estimate(module, torch.rand(2, 4).half(), grad_scaler=True)
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if row.in_torch])
+def test_the_table_says_which_optimizers_copy_the_gradient_for_weight_decay(name):
+    """A second copy of one parameter, 1 MiB, in the step's peak."""
+
+    def peak(**arguments) -> int:
+        param = torch.nn.Parameter(torch.ones(512, 512))
+        optimizer = getattr(torch.optim, OPTIMIZERS[name].class_name)([param], lr=0.0, foreach=False, **arguments)
+        for _ in range(2):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            optimizer.step()
+        live = highest = 0
+        events = profiler.profiler.kineto_results.events()
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                live += event.nbytes()
+                highest = max(highest, live)
+        return highest
+
+    assert (peak(weight_decay=0.1) - peak(weight_decay=0.0) >= 2**20) == OPTIMIZERS[name].decays_copy
