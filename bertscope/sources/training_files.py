@@ -152,8 +152,8 @@ _TRAINING_ARGUMENTS = _Format(
         "per_device_train_batch_size": _number("batch"),
         "per_gpu_train_batch_size": _number("batch"),  # it precedes the other, if it is set
         "gradient_accumulation_steps": _number("accumulate"),
-        "bf16": _flag(_BF16),
-        "fp16": _flag(_FP16),
+        BF16.name: _flag(_BF16),
+        FP16.name: _flag(_FP16),
         "optim": _by_word(_TRAINER_OPTIMIZERS, RunConfig.optimizer),
         # Before `optim` a flag with its name chose an optimizer.
         **{word: _flag(fields) for word, fields in _TRAINER_OPTIMIZERS.items()},
@@ -219,7 +219,7 @@ _ACCELERATE = _Format(
     identifying=("distributed_type", "compute_environment", "mixed_precision"),
     used={
         "mixed_precision": _by_word(_PRECISIONS, RunConfig.dtype),
-        "fp16": _flag(_FP16),
+        FP16.name: _flag(_FP16),
         "gradient_accumulation_steps": _number("accumulate"),
         "use_cpu": _flag({"device": "cpu"}),
     },
