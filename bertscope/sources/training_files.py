@@ -28,12 +28,12 @@ Fields = dict[str, Any]  # of RunConfig
 Rule = Callable[[Any, Mapping[str, Any]], Fields]  # of a value and all values of the file
 
 
-def _flag(fields: Fields, otherwise: Fields | None = None) -> Rule:
+def _flag(fields: Fields) -> Rule:
     def rule(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the fields of a key that is true, or those of a key that is false."""
+        """Return the fields if the value is true."""
         if not isinstance(value, bool | None):
             raise ValueError("true or false")
-        return fields if value else otherwise or {}
+        return fields if value else {}
 
     return rule
 
