@@ -30,6 +30,7 @@ _HOMES = {
     "explain": "bertscope.analyses.explain.steps",
     "estimate": "bertscope.analyses.memory.estimate",
     "profile": "bertscope.analyses.memory.profiler_run",
+    "read_training_file": "bertscope.sources.training_files",
     "convert": "bertscope.sources.convert",
     "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",

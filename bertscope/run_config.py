@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import FP16, FP32, PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,30 +133,71 @@ def takes_reentrant(strategy: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer of torch: its class, its implementations, and its state between steps."""
+    """An optimizer: its class, its implementations, and its state between steps."""
 
     class_name: str  # in torch.optim
+    in_torch: bool = True  # else the class is in analyses/memory/optimizers.py
     foreach: bool = True
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
-    state: tuple[str, ...] = ()  # of each parameter, with torch's defaults; of Adafactor, for 2 dimensions
+    state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
+    decays_copy: bool = False  # weight_decay, which is not modelled, adds to a copy of the gradient
+    trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
 
     def has(self, implementation: str) -> bool:
-        """Return True if torch has that implementation of this optimizer."""
+        """Return True if the optimizer has that implementation."""
         return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
 
 
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+# `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
+# allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
-    "sgd": Optimizer(class_name="SGD", takes=("momentum",)),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",)),
-    "adamw": Optimizer(class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",)),
-    "adafactor": Optimizer(
-        class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var")
+    "sgd": Optimizer(class_name="SGD", takes=("momentum",), decays_copy=True, trainer={"sgd": "default"}),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",), decays_copy=True),
+    "adamw": Optimizer(
+        class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",),
+        trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
     ),
-}
+    "adafactor": Optimizer(
+        class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var"),
+    ),
+    "rmsprop": Optimizer(
+        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum",), decays_copy=True,
+        trainer={"rmsprop": "default"},
+    ),
+    "adagrad": Optimizer(
+        class_name="Adagrad", state=("step", "sum"), decays_copy=True, trainer={"adagrad": "default"},
+    ),
+    "lamb": Optimizer(
+        class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
+    ),
+    "lion": Optimizer(
+        class_name="Lion", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg",),
+        trainer={"lion_32bit": "fused"},
+    ),
+    "adamw-8bit": Optimizer(
+        class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("state1", "state2"), trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default"},
+    ),
+    "adamw-transformers": Optimizer(
+        class_name="TransformersAdamW", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg", "exp_avg_sq"), trainer={"adamw_hf": "default"},
+    ),
+    "adafactor-transformers": Optimizer(
+        class_name="TransformersAdafactor", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg_sq_row", "exp_avg_sq_col"), trainer={"adafactor": "default"},
+    ),
+}  # fmt: skip
 NO_OPTIMIZER = "none"
+
+
+def takers(name: str) -> list[str]:
+    """Return the optimizers that take a field of RunConfig as an argument."""
+    return [key for key, row in OPTIMIZERS.items() if name in row.takes]
+
+
 # Implementation of an optimizer -> arguments of its class in torch.
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "default": {},
@@ -189,7 +230,7 @@ class RunConfig:
     and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
     The step has `accumulate` micro-batches of `batch` sequences; with `keep_gradients` they are set to zero after it
     and not freed; with `ema` the loop has an average of the weights; with `hold_outputs` the output of the model lives
-    until the micro-batch ends.
+    until the micro-batch ends; with `grad_scaler` the loss is scaled, and the gradients unscaled before the step.
     model_implementation is one of MODEL_IMPLEMENTATIONS and concerns only BERTs, which differ in their memory.
     dtype is that of the parameters; with `autocast` they stay fp32 and matrix products run in that dtype.
     padding is the share of each sequence that is padding, masked by an attention mask.
@@ -217,6 +258,7 @@ class RunConfig:
     ema: bool = False
     clip_grad_norm: bool = False
     hold_outputs: bool = False
+    grad_scaler: bool = False  # torch.amp.GradScaler
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq", "accumulate"):
@@ -238,18 +280,20 @@ class RunConfig:
             raise SelectionError(
                 f"autocast keeps the parameters in {FP32.name}; leave dtype {FP32.name}, or autocast out"
             )
+        if self.grad_scaler and self.dtype == FP16.name:
+            raise SelectionError(f"GradScaler takes no {FP16.name} gradients; leave one out, or use autocast")
         row = OPTIMIZERS.get(self.optimizer)
         if row and not row.has(self.implementation):
             words = ", ".join(word for word in IMPLEMENTATIONS if row.has(word))
-            raise SelectionError(f"torch has no {self.implementation} {row.class_name}; choose one of {words}")
+            raise SelectionError(f"there is no {self.implementation} {row.class_name}; choose one of {words}")
         if not 0 <= self.momentum < 1:
             raise SelectionError(f"momentum is a share from 0 to below 1; got {self.momentum}")
         for name in ("momentum", "amsgrad"):
             if getattr(self, name) and not (row and name in row.takes):
-                takers = ", ".join(key for key, other in OPTIMIZERS.items() if name in other.takes)
-                raise SelectionError(f"{self.optimizer} has no {name}; leave it out, or choose one of {takers}")
+                words = ", ".join(takers(name))
+                raise SelectionError(f"{self.optimizer} has no {name}; leave it out, or choose one of {words}")
         if self.mode != "training":
-            for name in ("accumulate", "keep_gradients", "ema", "clip_grad_norm"):
+            for name in ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "grad_scaler"):
                 if getattr(self, name) != getattr(RunConfig, name):
                     raise SelectionError(f"{name} concerns a training step; leave it out, or use mode training")
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)

@@ -85,9 +85,16 @@ def cli(monkeypatch: pytest.MonkeyPatch):
     return run_cli
 
 
+TRAINING_ARGUMENTS = {  # a part of what TrainingArguments.to_json_string() writes
+    "output_dir": "out", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "learning_rate": 5e-05,
+    "max_grad_norm": 1.0, "bf16": True, "optim": "adamw_torch", "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "label_smoothing_factor": 0.1, "my_key": 1,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint."""
+    """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint, args.json."""
     from safetensors.torch import save_model
 
     import bertscope
@@ -97,6 +104,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "presets").symlink_to(ROOT / "presets")
     (folder / "my-bert.yaml").write_text((ROOT / "presets" / "bert-tiny.yaml").read_text())
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (folder / "args.json").write_text(json.dumps(TRAINING_ARGUMENTS))
     (folder / "models.bertscope.yaml").write_text("model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n")
     (folder / "my-bert").mkdir()
     (folder / "my-bert" / "config.json").write_text(json.dumps(source.config.to_dict()))

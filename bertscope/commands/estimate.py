@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import OutputOptions, write_file
+from bertscope.commands.output import OutputOptions, Progress, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Kernel, Progress, RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import Kernel, RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.render import memory as renderer
 from bertscope.run_config import STORED, RunConfig
 
@@ -41,7 +41,7 @@ def estimate(
     run_configs = run.run_configs(sdpa_kernel=kernel)
     view.check_timeline()
     source = model.found()
-    if source.has_own_dtypes and run.dtype is None:
+    if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     if view.snapshot is not None:
         source.require("--snapshot")
@@ -49,6 +49,7 @@ def estimate(
 
     with Progress() as progress:
         report = estimate_report(source, run_configs, progress)
+    report = run.with_training_file(report, run_configs)
     out.show(report, renderer, shown_rows=view.rows or None)
     view.write_timeline(report)
     if view.snapshot is not None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import OutputOptions
+from bertscope.commands.output import OutputOptions, Progress
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Kernel, Progress, StepOptions, by_strategy, numbers, size
+from bertscope.commands.run_options import AUTOCAST, Kernel, StepOptions, by_strategy, numbers, size
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as renderer
@@ -21,8 +21,7 @@ EXAMPLES = """
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
-_AUTOCAST = "autocast-"
-_PRECISIONS = (*PRECISIONS, *(f"{_AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
+_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 
 
 @command(place=60, examples=EXAMPLES, short_help="Find the largest batch that fits in a memory budget.")
@@ -38,7 +37,7 @@ def fit(
                      autocompletion=lambda: list(GPUS)),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
-    batch: Annotated[
+    asked_batch: Annotated[  # not `batch`: a training file does not set it
         int | None,
         typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits.")
     ] = None,
@@ -47,7 +46,7 @@ def fit(
     ] = CHEAPEST_FIRST,
     precision: Annotated[
         str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.")
-    ] = f"{FP32.name},{_AUTOCAST}{BF16.name}",
+    ] = f"{FP32.name},{AUTOCAST}{BF16.name}",
     step: StepOptions,
     device: Annotated[
         str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
@@ -68,7 +67,12 @@ def fit(
     if (known is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
     run_config = step.run_config(device=device or ("cuda" if known else RunConfig.device), sdpa_kernel=kernel)
-    variants = [variant for name in precision.split(",") for variant in _ways(run_config, name.strip(), checkpointing)]
+    reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
+    variants = [
+        variant
+        for name in precision.split(",")
+        for variant in _ways(run_config, name.strip(), checkpointing, reentrant=reentrant)
+    ]
     source = model.loaded()
     from bertscope.analyses.memory.fit import fit_report
 
@@ -76,15 +80,16 @@ def fit(
     with Progress() as progress:
         report = fit_report(
             source, variants, numbers("--seq", seq), known or limit or 0,
-            batch=batch, context_bytes=size("--context", context), progress=progress,
+            batch=asked_batch, context_bytes=size("--context", context), progress=progress,
         )  # fmt: skip
-    out.show(report, renderer)
+    out.show(step.with_training_file(report, variants, searched="batch"), renderer)
     return 0 if report.fits else 1
 
 
-def _ways(run_config: RunConfig, precision: str, strategies: str) -> list[RunConfig]:
+def _ways(run_config: RunConfig, precision: str, strategies: str, *, reentrant: bool) -> list[RunConfig]:
     if precision not in _PRECISIONS:
         raise SelectionError(f"--precision takes {', '.join(_PRECISIONS)}; got {precision[:40]!r}")
-    name = precision.removeprefix(_AUTOCAST)
+    name = precision.removeprefix(AUTOCAST)
     changes: dict[str, Any] = {"dtype": name} if name == precision else {"autocast": name}
-    return by_strategy(replace(run_config, **changes), strategies if run_config.mode != "inference" else NONE)
+    strategies = strategies if run_config.mode != "inference" else NONE
+    return by_strategy(replace(run_config, **changes), strategies, reentrant=reentrant)

@@ -1,9 +1,12 @@
 """Output of reports: as text in the chosen format, to stdout or to a file, whole or not at all."""
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,3 +141,29 @@ def _umask() -> int:
 def note(text: str) -> None:
     """Print a note for the user on stderr."""
     print(f"note: {one_line(text, limit=2000)}", file=sys.stderr)
+
+
+class Progress:
+    """Display of progress on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.shown = ""
+        self.is_terminal = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        """Show the text, except in the first second or, outside a terminal, a second time."""
+        seconds = time.monotonic() - self.started
+        if seconds < 1 or (text == self.shown and not self.is_terminal):
+            return
+        self.shown = text
+        line = f"{one_line(text, limit=60)} ({seconds:.0f} s)"
+        print(f"\r\x1b[K{line}" if self.is_terminal else line, end="" if self.is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_terminal and self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

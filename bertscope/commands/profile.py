@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import OutputOptions, note, write_file
+from bertscope.commands.output import OutputOptions, Progress, note, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Progress, RunOptions, ViewOptions, WithBareCheckpointing, size
+from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing, size
 from bertscope.render import memory as renderer
 
 EXAMPLES = """
@@ -57,6 +57,7 @@ def profile(
     ]  # fmt: skip
     with Progress() as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
+    report = run.with_training_file(report, run_configs)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others

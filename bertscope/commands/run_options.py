@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
-import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -15,7 +15,9 @@ from typer.core import TyperCommand
 from bertscope.commands.model_options import Freeze
 from bertscope.commands.output import note, write_file
 from bertscope.commands.registry import OneOf
-from bertscope.errors import SelectionError, one_line
+from bertscope.errors import SelectionError
+from bertscope.render.memory_words import training_file_notes
+from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
 from bertscope.run_config import (
     COMPARED,
     DEVICES,
@@ -31,20 +33,52 @@ from bertscope.run_config import (
     RunConfig,
     are_strategies,
     parse_strategies,
+    takers,
     takes_reentrant,
 )  # fmt: skip
-from bertscope.units import BF16, PRECISIONS, parse_bytes
+from bertscope.units import BF16, FP32, PRECISIONS, parse_bytes
 
-if TYPE_CHECKING:
-    from bertscope.reports.memory import MemoryReport
-
+AUTOCAST = "autocast-"  # before a dtype, in --precision
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
+Report = TypeVar("Report", MemoryReport, FitReport)
 Kernel = Annotated[
     str,
     OneOf(KERNELS),
     typer.Option("--sdpa-kernel", help="CUDA's kernel for fused attention; auto: torch's choice by dtype and mask."),
 ]
+
+
+def use_training_file(context: typer.Context, path: Any) -> TrainingFile | None:
+    """Read a training file; its settings become the defaults of the options that the command line does not give.
+
+    An option for the precision replaces that of the file as a whole, and one for the optimizer its implementation too.
+    """
+    if path is None or context.resilient_parsing:
+        return None
+    from bertscope.sources.training_files import read_training_file
+
+    file = read_training_file(path)
+    options = dict(file.fields)
+    if "autocast" in options:
+        options |= {"dtype": options["autocast"], "precision": f"{AUTOCAST}{options['autocast']}", "autocast": True}
+    else:
+        options["precision"] = FP32.name  # of fit
+
+    def unless_given(others: Collection[str], value: Any, otherwise: Any) -> Any:
+        """Return the value unless one of the other options is given; given options are evaluated before the rest."""
+        sources = [context.get_parameter_source(name) for name in others]
+        return otherwise if any(source and source.name == "COMMANDLINE" for source in sources) else value
+
+    for name, others, otherwise in (
+        ("autocast", ("dtype", "precision"), False),
+        ("grad_scaler", ("dtype", "precision"), RunConfig.grad_scaler),
+        ("implementation", ("optimizer",), RunConfig.implementation),
+    ):
+        if name in options:
+            options[name] = partial(unless_given, others, options[name], otherwise)
+    context.default_map = options
+    return file
 
 
 Strategy = Annotated[
@@ -107,6 +141,18 @@ class PrecisionOptions:
 class StepOptions:
     """The options of a step: what is computed and trained."""
 
+    training_file: Annotated[
+        TrainingFile | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            parser=Path,
+            callback=use_training_file,
+            is_eager=True,
+            help="Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate config; "
+            "options given as well replace its settings.",
+        ),
+    ] = None
     mode: Annotated[
         str,
         OneOf(MODES),
@@ -116,12 +162,12 @@ class StepOptions:
         ),
     ] = RunConfig.mode
     optimizer: Annotated[
-        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The torch.optim class, with its defaults.")
+        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The optimizer, with its defaults.")
     ] = RunConfig.optimizer
     implementation: Annotated[
         str,
         OneOf(IMPLEMENTATIONS),
-        typer.Option("--optimizer-implementation", help="The optimizer's implementation in torch."),
+        typer.Option("--optimizer-implementation", help="The optimizer's implementation."),
     ] = RunConfig.implementation
     model_implementation: ModelImplementation = RunConfig.model_implementation
     padding: Annotated[
@@ -136,21 +182,53 @@ class StepOptions:
         bool,
         typer.Option("--keep-gradients", help="Zero the gradients after a step, as zero_grad(set_to_none=False)."),
     ] = RunConfig.keep_gradients
-    momentum: Annotated[float, typer.Option(metavar="SHARE", help="The momentum of sgd.")] = RunConfig.momentum
-    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="AMSGrad, for adam and adamw.")] = RunConfig.amsgrad
+    momentum: Annotated[
+        float, typer.Option(metavar="SHARE", help=f"The momentum of {' and '.join(takers('momentum'))}.")
+    ] = RunConfig.momentum
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help=f"AMSGrad, for {' and '.join(takers('amsgrad'))}.")] = (
+        RunConfig.amsgrad
+    )
     ema: Annotated[bool, typer.Option("--ema", help="Keep a moving average of the weights.")] = RunConfig.ema
     clip_grad_norm: Annotated[
-        bool, typer.Option("--clip-grad-norm", help="Clip the norm of the gradients before the optimizer step.")
+        bool,
+        typer.Option(
+            "--clip-grad-norm/--no-clip-grad-norm", help="Clip the norm of the gradients before the optimizer step."
+        ),
     ] = RunConfig.clip_grad_norm
     hold_outputs: Annotated[
         bool, typer.Option("--hold-outputs", help="Keep the model's output in a variable during backward.")
     ] = RunConfig.hold_outputs
+    grad_scaler: Annotated[
+        bool,
+        typer.Option(
+            "--grad-scaler/--no-grad-scaler", help="Scale the loss with torch.amp.GradScaler, as for autocast in fp16."
+        ),
+    ] = RunConfig.grad_scaler
 
     def run_config(self, **others: Any) -> RunConfig:
         """Return the run by these options and the other fields of RunConfig; raises SelectionError."""
-        own = {field.name: getattr(self, field.name) for field in fields(StepOptions)}
+        own = {field.name: getattr(self, field.name) for field in fields(StepOptions) if field.name != "training_file"}
         own["dropout"], own["freeze"] = not own.pop("no_dropout"), tuple(self.freeze or ())
         return RunConfig(**own, **others)
+
+    def with_training_file(self, report: Report, run_configs: Sequence[RunConfig], searched: str = "") -> Report:
+        """Return the report with the file of --from, if there is one, and print a note on the effect of its keys.
+
+        `searched` is the field that the command searches a value for.
+        """
+        if self.training_file is None:
+            return report
+        replaced = []
+        for name, value in self.training_file.fields.items():
+            used = list(dict.fromkeys(getattr(run_config, name) for run_config in run_configs))
+            if name == searched or value not in used:
+                words = ", ".join(str(item).lower() for item in used)
+                effect = "it is searched" if name == searched else f"an option sets {words}"
+                replaced.append(TrainingKey(key=name, value=value, effect=effect))
+        file = replace(self.training_file, replaced=tuple(replaced))
+        for line in training_file_notes(file):
+            note(line)
+        return replace(report, training_file=file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +245,9 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
             autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
         ),
     ] = RunConfig.checkpointing
-    reentrant: Annotated[bool, typer.Option("--reentrant", help="Use torch's reentrant checkpointing.")] = (
-        RunConfig.reentrant
-    )
+    reentrant: Annotated[
+        bool, typer.Option("--reentrant/--no-reentrant", help="Use torch's reentrant checkpointing.")
+    ] = RunConfig.reentrant
     device: Annotated[str, OneOf(DEVICES), typer.Option(help="The device of the step, real or estimated.")] = (
         RunConfig.device
     )
@@ -247,32 +325,6 @@ def size(option: str, text: str | None) -> int | None:
         return parse_bytes(text)
     except ValueError:
         raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
-
-
-class Progress:
-    """Display of progress on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.shown = ""
-        self.is_terminal = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        """Show the text, except in the first second or, outside a terminal, a second time."""
-        seconds = time.monotonic() - self.started
-        if seconds < 1 or (text == self.shown and not self.is_terminal):
-            return
-        self.shown = text
-        line = f"{one_line(text, limit=60)} ({seconds:.0f} s)"
-        print(f"\r\x1b[K{line}" if self.is_terminal else line, end="" if self.is_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.is_terminal and self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

@@ -1,12 +1,13 @@
 """The text under the table of a memory report: bars, conclusions, and how each number was obtained."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.timeline.panels import variant_name
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
-from bertscope.units import bytes_text
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
+from bertscope.units import bytes_text, count_text
 
 _BAR_WIDTH = 48
 # A different letter for each, so that the bars can be read without colour.
@@ -121,3 +122,22 @@ def _device_notes(device: DeviceTerms) -> Iterator[str]:
     yield f"allocated: in blocks of 512 B, with {workspaces} for cuBLAS (on Hopper 32 MiB for each thread)"
     yield "reserved: the simulated caching allocator over two steps; the real one may differ by a tenth"
     yield f"the CUDA context adds {bytes_text(low)} to {bytes_text(high)} outside torch, depending on GPU and driver"
+
+
+def training_file_notes(file: TrainingFile) -> Iterator[str]:
+    """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
+    yield f"{file.path} ({file.format}): {_keys(file.used) or 'sets nothing that changes the memory of a step'}"
+    if file.replaced:
+        rows = (f"{row.key} {str(row.value).lower()}: {row.effect}" for row in file.replaced)
+        yield f"not used of {file.path}: {', '.join(rows)}"
+    for row in file.not_modelled:
+        yield f"not modelled: {_keys([row])}"
+    if file.unknown:
+        yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
+    if file.no_effect:
+        number = count_text(len(file.no_effect))
+        yield f"{number} other keys have no effect on the memory of a training step (--format json lists them)"
+
+
+def _keys(rows: Sequence[TrainingKey]) -> str:
+    return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)

@@ -31,7 +31,7 @@ from bertscope.torch_access import nn, value_errors
 # Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
 MODULE_FIELDS = (
     "mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding", "accumulate",
-    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs",
+    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler",
 )  # fmt: skip
 
 

@@ -76,7 +76,8 @@ class _FakeRunMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
-            return 1 if self.name == OPTIMIZER else self.answers.truth(operator, args[0])
+            # Other numbers that an optimizer reads are step counters.
+            return self.answers.value(operator, args[0], otherwise=1 if self.name == OPTIMIZER else None)
         named = kwargs or {}
         out = self._recorded(operator, args, named) if self.is_recording else operator(*args, **named)
         self.answers.note(operator, args, out)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.tracing.inputs import inputs_for, loss_of
@@ -42,6 +43,10 @@ class ModelStep:
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
+        self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
+        dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
+        if self.run_config.grad_scaler and torch.float16 in dtypes:  # of a module with dtypes of its own
+            raise SelectionError("GradScaler takes no fp16 gradients; leave grad_scaler out, or use fp32 parameters")
         # The exponential moving average of the weights is a copy of the model.
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
         self.average = {path: value.detach().clone() for path, value in averaged}
@@ -71,7 +76,7 @@ class ModelStep:
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
             with phase(BACKWARD):
-                loss.backward()
+                self.scaler.scale(loss).backward()
                 del loss
 
     def update(self, phase: Phase = lambda name: nullcontext()) -> None:
@@ -80,8 +85,10 @@ class ModelStep:
             return
         with phase(OPTIMIZER):
             if self.run_config.clip_grad_norm:
+                self.scaler.unscale_(self.optimizer)
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
             for path, param in self.model.named_parameters() if self.average else ():
                 self.average[path].lerp_(param.detach(), 0.001)
@@ -171,12 +178,13 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
-    """Return torch's optimizer of the trainable parameters; None if there are none, or no optimizer step."""
+    """Return the optimizer of the trainable parameters; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
     row = OPTIMIZERS.get(run_config.optimizer)
     if row is None or run_config.mode != "training" or not trainable:
         return None
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, row.class_name)
+    place = torch.optim if row.in_torch else optimizers
+    optimizer: Callable[..., torch.optim.Optimizer] = getattr(place, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 

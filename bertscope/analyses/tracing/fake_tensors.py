@@ -89,13 +89,13 @@ def run_without_values(
             raise
 
 
-_KNOWN = "_bertscope_known"  # of a bool tensor: the value of all its elements
+_KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
 class DataDependentAnswers:
-    """A record of the bool tensors whose values are known in advance; `is_masked` means that masks hide positions."""
+    """A record of the tensors whose values are known in advance; `is_masked` means that masks hide positions."""
 
     def __init__(self, *, is_masked: bool) -> None:
         self.is_masked = is_masked
@@ -105,6 +105,8 @@ class DataDependentAnswers:
         name = operator_name(operator)
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)
+        elif name == "_amp_foreach_non_finite_check_and_unscale_":  # of GradScaler: no gradient is infinite
+            setattr(args[1], _KNOWN, False)
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
             known = self._truth(name, args)
             if known is not None:
@@ -123,11 +125,15 @@ class DataDependentAnswers:
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
     def knows(self, asked: torch.Tensor) -> bool:
-        """Return True if the value of a bool tensor of one element is known."""
-        return asked.dtype == torch.bool and getattr(asked, _KNOWN, None) is not None
+        """Return True if the value of a tensor of one element is known."""
+        return getattr(asked, _KNOWN, None) is not None
 
-    def truth(self, operator: Any, asked: torch.Tensor) -> bool:
-        """Return the value of a bool tensor of one element; raise DataDependentOutputException if it is unknown."""
-        if not self.knows(asked):
+    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
+        """Return the value of a tensor of one element, `otherwise` if it is not known.
+
+        Raises DataDependentOutputException if both are missing.
+        """
+        known = getattr(asked, _KNOWN, otherwise)
+        if known is None:
             raise value_errors()[0](operator)
-        return bool(getattr(asked, _KNOWN))
+        return known

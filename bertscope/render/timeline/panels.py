@@ -157,5 +157,6 @@ def loop_words(run: dict[str, Any]) -> list[str]:
         "gradients clipped": run.get("clip_grad_norm"),
         "average of the weights": run.get("ema"),
         "outputs held": run.get("hold_outputs"),
+        "GradScaler": run.get("grad_scaler"),
     }
     return [text for text, is_set in words.items() if is_set]

@@ -29,6 +29,7 @@ def peak_bytes(
     ema: bool = False,
     clip_grad_norm: bool = False,
     hold_outputs: bool = False,
+    grad_scaler: bool = False,
 ) -> int:
     """Return the highest sum of the allocator's events during the last of three steps on the CPU."""
     gc.collect()  # else cycles of earlier models are freed inside the window
@@ -36,6 +37,7 @@ def peak_bytes(
         model = make_model().train()
         inputs = make_inputs(model)
         optimizer = make_optimizer(param for param in model.parameters() if param.requires_grad)
+        scaler = torch.amp.GradScaler("cpu") if grad_scaler else None
         average = copy.deepcopy(model).requires_grad_(False) if ema else None
         for number in range(STEPS):
             with record_function(f"plain step {number}"):
@@ -47,18 +49,29 @@ def peak_bytes(
                         loss = loss / accumulate
                     if not hold_outputs:
                         del output
-                    loss.backward()
+                    (scaler.scale(loss) if scaler else loss).backward()
                     del loss
                 if clip_grad_norm:
+                    if scaler:
+                        scaler.unscale_(optimizer)
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
+                if scaler:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
                 optimizer.zero_grad(set_to_none=not keep_gradients)
                 for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
                     mean.lerp_(param.detach(), 0.001)
                 if hold_outputs:
                     del output
+    return highest(profiler, f"plain step {STEPS - 1}")
+
+
+def highest(profiler: profile, mark: str) -> int:
+    """Return the highest sum of the allocator's events on the CPU during the last range with that name."""
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    last = next(event for event in events if event.name() == f"plain step {STEPS - 1}")
+    last = [event for event in events if event.name() == mark][-1]
     live = peak = 0
     for event in events:
         if event.name() == "[memory]" and event.device_type() == DeviceType.CPU and event.start_ns() <= last.end_ns():

@@ -538,7 +538,7 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
         ({"batch": 0}, "batch must be at least 1"),
         ({"seq": 2**31}, "below 2\\*\\*31"),
         ({"mode": "train"}, "inference, forward, training"),
-        ({"optimizer": "lion"}, "none, sgd, adam, adamw, adafactor"),
+        ({"optimizer": "adamx"}, "none, sgd, adam, adamw, adafactor"),
         ({"padding": 1.0}, "from 0 to below 1"),
         ({"autocast": "bf16", "dtype": "bf16"}, "parameters in fp32; leave dtype fp32"),
         ({"optimizer": "adafactor", "implementation": "fused"}, "no fused Adafactor"),

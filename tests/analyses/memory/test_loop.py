@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.memory import optimizers
+from bertscope.analyses.memory.step import TORCH_DTYPES
 from bertscope.errors import SelectionError
 from bertscope.run_config import OPTIMIZERS, RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes
@@ -34,11 +36,14 @@ def measured(source, run_config):
         return {"input_ids": ids} | ({} if source.architecture == "BertModel" else {"labels": labels})
 
     arguments = {name: getattr(run_config, name) for name in ("momentum", "amsgrad") if getattr(run_config, name)}
-    kind = getattr(torch.optim, OPTIMIZERS[run_config.optimizer].class_name)
-    loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "hold_outputs")
+    arguments |= {"fused": True} if run_config.implementation == "fused" else {}
+    row = OPTIMIZERS[run_config.optimizer]
+    kind = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
+    loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler")
     return peak_bytes(
         model, inputs, lambda params: kind(params, lr=0.0, **arguments),
-        autocast=torch.bfloat16 if run_config.autocast else None, **{name: getattr(run_config, name) for name in loop},
+        autocast=TORCH_DTYPES[run_config.autocast] if run_config.autocast else None,
+        **{name: getattr(run_config, name) for name in loop},
     )  # fmt: skip
 
 
@@ -53,6 +58,7 @@ LOOPS = [
     {"clip_grad_norm": True},
     {"hold_outputs": True},
     {"optimizer": "adafactor", "accumulate": 2},
+    {"grad_scaler": True, "accumulate": 2, "clip_grad_norm": True},
 ]
 
 
@@ -63,10 +69,44 @@ def test_the_estimate_is_the_peak_of_a_plain_loop(architecture, loop):
     assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
 
 
-def test_the_estimate_under_autocast_is_the_peak_of_a_plain_loop():
+@pytest.mark.parametrize(
+    "loop",
+    [{"accumulate": 2, "autocast": "bf16"}, {"autocast": "bf16", "grad_scaler": True},
+     {"autocast": "fp16", "grad_scaler": True, "clip_grad_norm": True, "accumulate": 2}],
+    ids=str,
+)  # fmt: skip
+def test_the_estimate_under_autocast_is_the_peak_of_a_plain_loop(loop):
     wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 3000, "num_attention_heads": 4}
-    source, run_config = small(**wide), RunConfig(batch=BATCH, seq=SEQ, accumulate=2, autocast="bf16")
+    source, run_config = small(**wide), RunConfig(batch=BATCH, seq=SEQ, **loop)
     assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+
+
+OTHERS = [
+    {"optimizer": "rmsprop"},
+    {"optimizer": "rmsprop", "momentum": 0.9},
+    {"optimizer": "adagrad"},
+    {"optimizer": "lamb"},
+    {"optimizer": "lamb", "implementation": "fused"},
+    {"optimizer": "lion"},
+    {"optimizer": "lion", "implementation": "fused"},
+    {"optimizer": "adamw-8bit"},
+    {"optimizer": "adamw-transformers"},
+    {"optimizer": "adafactor-transformers"},
+    {"grad_scaler": True},
+    {"grad_scaler": True, "implementation": "fused"},
+]
+
+
+@pytest.mark.parametrize("loop", OTHERS, ids=str)
+def test_the_estimate_is_the_peak_of_a_plain_loop_whose_peak_is_in_the_optimizer_step(loop):
+    """With few tokens and a large vocabulary, the temporaries of the optimizer decide the peak."""
+    source = small("BertModel", "eager", **WIDE | {"vocab_size": 5000})
+    run_config = RunConfig(batch=1, seq=8, **loop)
+    trace = estimated_trace(source, run_config)
+    assert trace.peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+    highest = max(trace.peaks(), key=lambda moment: moment.live_bytes)
+    is_in_place = run_config.implementation == "fused" or run_config.optimizer == "adamw-8bit"
+    assert highest.phase == ("backward" if is_in_place else "optimizer")
 
 
 def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
@@ -101,6 +141,9 @@ def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
         ({"optimizer": "sgd", "amsgrad": True}, "sgd has no amsgrad; leave it out, or choose one of adam, adamw"),
         ({"optimizer": "sgd", "momentum": 1.0}, "from 0 to below 1"),
         ({"mode": "inference", "ema": True}, "ema concerns a training step"),
+        ({"mode": "forward", "grad_scaler": True}, "grad_scaler concerns a training step"),
+        ({"dtype": "fp16", "grad_scaler": True}, "GradScaler takes no fp16 gradients"),
+        ({"optimizer": "lamb", "implementation": "foreach"}, "no foreach Lamb; choose one of default, loop, fused"),
     ],
 )
 def test_settings_that_contradict_are_one_line(settings, words):

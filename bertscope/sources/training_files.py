@@ -1,0 +1,341 @@
+"""Training files: `TrainingArguments` of transformers as JSON, and the configuration of accelerate.
+
+Each key has one of four effects on the memory of a training step: it sets fields of RunConfig, it has none, it is not
+modelled, or it is unknown.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertscope.errors import BertscopeError, SourceError
+from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.run_config import FULL, NONE, OPTIMIZERS, RunConfig
+from bertscope.text_files import Entry, read_mapping, readable
+from bertscope.text_files import Mapping as Entries
+from bertscope.units import BF16, FP16
+
+_WANTED = (
+    "give the output of TrainingArguments.to_json_string() as a .json file, or a configuration of accelerate "
+    "(default_config.yaml)"
+)
+# A torch file is a zip archive, in old versions a pickle, whose first opcode is PROTO (pickletools in the standard
+# library).
+_ARCHIVES = (b"PK\x03\x04", b"\x80")
+Fields = dict[str, Any]  # of RunConfig
+Rule = Callable[[Any, Mapping[str, Any]], Fields]  # of a value and all values of the file
+
+
+def _flag(fields: Fields) -> Rule:
+    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
+        """Return the fields if the value is true."""
+        if not isinstance(value, bool | None):
+            raise ValueError("true or false")
+        return fields if value else {}
+
+    return rule
+
+
+def _number(name: str) -> Rule:
+    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
+        """Return the field with an integer."""
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise ValueError("an integer")
+        return {} if value is None else {name: value}
+
+    return rule
+
+
+def _clipping(value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return the field for max_grad_norm: 0 and null mean no clipping."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise ValueError("a number")
+    return {"clip_grad_norm": value is not None and value > 0}
+
+
+def _checkpointing(value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return the fields for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    kwargs = given.get("gradient_checkpointing_kwargs")
+    is_reentrant = kwargs.get("use_reentrant", True) if isinstance(kwargs, dict) else True
+    return {"checkpointing": FULL, "reentrant": bool(is_reentrant)} if value else {"checkpointing": NONE}
+
+
+def _checkpointing_kwargs(value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return the field for gradient_checkpointing_kwargs, which only a checkpointed model reads."""
+    if not isinstance(value, dict | None):
+        raise ValueError("an object")
+    found = value or {}
+    is_read = given.get("gradient_checkpointing") is True and "use_reentrant" in found
+    return {"reentrant": bool(found["use_reentrant"])} if is_read else {}
+
+
+_FP16: Fields = {"autocast": FP16.name, "grad_scaler": True}  # accelerate scales the loss for fp16 (accelerator.py)
+_BF16: Fields = {"autocast": BF16.name}
+_PRECISIONS: dict[Any, Fields] = {None: {}, False: {}, "no": {}, FP16.name: _FP16, BF16.name: _BF16}
+_TRAINER_OPTIMIZERS: dict[str, Fields] = {
+    word: {"optimizer": name, "implementation": implementation}
+    for name, row in OPTIMIZERS.items()
+    for word, implementation in row.trainer.items()
+}
+
+
+class _NotModelledError(Exception):
+    """A value that changes the memory of a step in a way that is not modelled; the message is its effect."""
+
+
+def _by_word(words: Mapping[Any, Fields], otherwise: str) -> Rule:
+    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
+        """Return the fields of a word; raise _NotModelledError for another one."""
+        if not isinstance(value, str | bool | None):
+            raise ValueError("a word")
+        if value not in words:
+            raise _NotModelledError(f"the estimate uses {otherwise}, unless an option is given")
+        return words[value]
+
+    return rule
+
+
+def _weight_decay(value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return no field; raise _NotModelledError for an optimizer that copies the gradients for it."""
+    word = given.get("optim")
+    fields = _TRAINER_OPTIMIZERS.get(word, {}) if isinstance(word, str) else {}
+    if value and fields and OPTIMIZERS[fields["optimizer"]].decays_copy:
+        raise _NotModelledError("the optimizer adds it to a copy of the gradients")
+    return {}
+
+
+def _is_off(value: Any) -> bool:
+    """Return True for a value with which a feature is not used."""
+    if isinstance(value, dict):  # such as dynamo_config, whose backend may be NO
+        return all(_is_off(item) for item in value.values())
+    return value is None or value is False or value in ("", "no", "NO") or value == []
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """A feature that is not modelled: its effect, and the values with which it is not used."""
+
+    effect: str
+    off: tuple[Any, ...] = ()
+
+    def is_off(self, value: Any) -> bool:
+        """Return True if the feature is not used."""
+        return _is_off(value) or value in self.off
+
+
+_COMPILER = "the compiler fuses operators and plans their memory"
+_SHARDS = "parameters, gradients or optimizer state are divided between processes or moved to the CPU"
+_REPLICAS = "each process needs in addition the buckets of its gradients"
+_TPU = "a TPU"
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A format of training files: the keys that identify it, and the effect of each key."""
+
+    name: str
+    identifying: tuple[str, ...]
+    used: dict[str, Rule]
+    absent: dict[str, _Absent]
+    no_effect: frozenset[str] = field(default_factory=frozenset)
+
+
+# Keys of transformers 4.43.4 (training_args.py), of earlier versions and of 5.
+_TRAINING_ARGUMENTS = _Format(
+    name="TrainingArguments",
+    identifying=("per_device_train_batch_size", "per_gpu_train_batch_size", "output_dir"),
+    used={
+        "per_device_train_batch_size": _number("batch"),
+        "per_gpu_train_batch_size": _number("batch"),  # it precedes the other, if it is set
+        "gradient_accumulation_steps": _number("accumulate"),
+        BF16.name: _flag(_BF16),
+        FP16.name: _flag(_FP16),
+        "optim": _by_word(_TRAINER_OPTIMIZERS, RunConfig.optimizer),
+        # Before `optim` a flag with its name chose an optimizer.
+        **{word: _flag(fields) for word, fields in _TRAINER_OPTIMIZERS.items()},
+        "gradient_checkpointing": _checkpointing,
+        "gradient_checkpointing_kwargs": _checkpointing_kwargs,
+        "max_grad_norm": _clipping,
+        "weight_decay": _weight_decay,
+        "use_cpu": _flag({"device": "cpu"}),
+        "no_cuda": _flag({"device": "cpu"}),
+    },
+    absent={
+        "deepspeed": _Absent(_SHARDS),
+        "fsdp": _Absent(_SHARDS),
+        "sharded_ddp": _Absent(_SHARDS),
+        "parallelism_config": _Absent(_SHARDS),
+        "mp_parameters": _Absent(_SHARDS),
+        "torch_compile": _Absent(_COMPILER),
+        "torchdynamo": _Absent(_COMPILER),
+        "label_smoothing_factor": _Absent("the loss computes a second log-softmax of the logits", off=(0,)),
+        "auto_find_batch_size": _Absent("the batch becomes smaller after an out-of-memory error"),
+        "neftune_noise_alpha": _Absent("noise is added to the embeddings"),
+        "optim_target_modules": _Absent("the optimizer treats these modules differently"),
+        "past_index": _Absent("the output of a step is kept for the next", off=(-1,)),
+        "tpu_num_cores": _Absent(_TPU),
+        "use_mps_device": _Absent("the kernels of MPS"),
+        "use_ipex": _Absent("the kernels of Intel's extension for PyTorch"),
+        "use_liger_kernel": _Absent("the kernels of Liger, which fuse operators"),
+        "half_precision_backend": _Absent("the mixed precision of apex", off=("auto", "amp", "cuda_amp", "cpu_amp")),
+        "fp16_backend": _Absent("the mixed precision of apex", off=("auto", "amp", "cuda_amp", "cpu_amp")),
+        "full_determinism": _Absent("deterministic kernels may need other temporary memory"),
+        "torch_empty_cache_steps": _Absent("cached blocks are freed during training"),
+        "debug": _Absent("hooks for debugging may keep tensors"),
+    },
+    no_effect=frozenset((
+        "output_dir", "overwrite_output_dir", "do_train", "do_eval", "do_predict", "eval_strategy",
+        "evaluation_strategy", "prediction_loss_only", "per_device_eval_batch_size", "per_gpu_eval_batch_size",
+        "eval_accumulation_steps", "eval_delay", "learning_rate", "adam_beta1", "adam_beta2",
+        "adam_epsilon", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
+        "warmup_steps", "log_level", "log_level_replica", "log_on_each_node", "logging_dir", "logging_strategy",
+        "logging_first_step", "logging_steps", "logging_nan_inf_filter", "save_strategy", "save_steps",
+        "save_total_limit", "save_safetensors", "save_on_each_node", "save_only_model",
+        "restore_callback_states_from_checkpoint", "seed", "data_seed", "jit_mode_eval", "fp16_opt_level",
+        "bf16_full_eval", "fp16_full_eval", "tf32", "local_rank", "ddp_backend", "xpu_backend", "tpu_metrics_debug",
+        "dataloader_drop_last", "eval_steps", "dataloader_num_workers", "dataloader_prefetch_factor", "run_name",
+        "disable_tqdm", "remove_unused_columns", "label_names", "load_best_model_at_end", "metric_for_best_model",
+        "greater_is_better", "ignore_data_skip", "fsdp_min_num_params", "fsdp_config",
+        "fsdp_transformer_layer_cls_to_wrap", "accelerator_config", "optim_args", "group_by_length",
+        "length_column_name", "report_to", "ddp_find_unused_parameters", "ddp_bucket_cap_mb",
+        "ddp_broadcast_buffers", "dataloader_pin_memory", "dataloader_persistent_workers", "skip_memory_metrics",
+        "use_legacy_prediction_loop", "push_to_hub", "resume_from_checkpoint", "hub_model_id", "hub_strategy",
+        "hub_token", "hub_private_repo", "hub_always_push", "hub_revision", "include_inputs_for_metrics",
+        "include_for_metrics", "eval_do_concat_batches", "push_to_hub_model_id", "push_to_hub_organization",
+        "push_to_hub_token", "ray_scope", "ddp_timeout", "torch_compile_backend", "torch_compile_mode",
+        "dispatch_batches", "split_batches", "include_tokens_per_second", "include_num_input_tokens_seen",
+        "batch_eval_metrics", "eval_on_start", "eval_use_gather_object", "average_tokens_across_devices",
+        "liger_kernel_config", "enable_jit_checkpoint", "project", "trackio_space_id", "use_cache",
+        "train_sampling_strategy", "train_batch_size", "eval_batch_size",
+    )),
+)  # fmt: skip
+# Keys of accelerate 1.1.1 (commands/config/config_args.py).
+_ACCELERATE = _Format(
+    name="accelerate config",
+    identifying=("distributed_type", "compute_environment", "mixed_precision"),
+    used={
+        "mixed_precision": _by_word(_PRECISIONS, RunConfig.dtype),
+        FP16.name: _flag(_FP16),
+        "gradient_accumulation_steps": _number("accumulate"),
+        "use_cpu": _flag({"device": "cpu"}),
+    },
+    absent={
+        "compute_environment": _Absent("another environment", off=("LOCAL_MACHINE",)),
+        "distributed_type": _Absent(_REPLICAS),
+        "num_processes": _Absent(_REPLICAS, off=(1,)),
+        "num_machines": _Absent(_REPLICAS, off=(1,)),
+        "deepspeed_config": _Absent(_SHARDS),
+        "fsdp_config": _Absent(_SHARDS),
+        "megatron_lm_config": _Absent(_SHARDS),
+        "parallelism_config": _Absent(_SHARDS),
+        "fp8_config": _Absent("computation in 8 bits"),
+        "ipex_config": _Absent("the kernels of Intel's extension for PyTorch"),
+        "dynamo_config": _Absent(_COMPILER),
+        "dynamo_backend": _Absent(_COMPILER),
+        "downcast_bf16": _Absent(_TPU),
+        "tpu_name": _Absent(_TPU),
+        "tpu_use_cluster": _Absent(_TPU),
+    },
+    no_effect=frozenset((
+        "debug", "machine_rank", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
+        "main_training_function", "enable_cpu_affinity", "mpirun_config", "tpu_zone", "tpu_use_sudo",
+        "command_file", "commands", "tpu_vm", "tpu_env",
+    )),
+)  # fmt: skip
+_FORMATS = (_TRAINING_ARGUMENTS, _ACCELERATE)
+
+
+def read_training_file(path: Path | str) -> TrainingFile:
+    """Return the settings in a `TrainingArguments` JSON or in a configuration of accelerate.
+
+    Raises SourceError for a file that is neither, with its line if it has one, and ConfigError for a value that no
+    run has.
+    """
+    path = Path(path)
+    _refuse_archive(path)
+    try:
+        entries = read_mapping(path)
+    except SourceError as error:  # the remedy after the semicolon names presets
+        raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
+    form = next((form for form in _FORMATS if not entries.keys().isdisjoint(form.identifying)), None)
+    if form is None:
+        names = ", ".join(name for form in _FORMATS for name in form.identifying)
+        raise SourceError(f"{path} describes no training, since it has none of {names}; {_WANTED}")
+    return _read(entries, form, path)
+
+
+def _refuse_archive(path: Path) -> None:
+    """Raise SourceError for `training_args.bin`, which only unpickling could read."""
+    with readable(path):
+        if not path.is_file():
+            return  # the reader of text files has the message
+        with path.open("rb") as file:
+            if not file.read(4).startswith(_ARCHIVES):
+                return
+    raise SourceError(
+        f"{path} is a pickle, which can run code, and bertscope loads none; "
+        "save TrainingArguments.to_json_string() to a .json file and give that"
+    )
+
+
+def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
+    """Return the effect of each key; raise ConfigError with file and line for an impossible value."""
+    given = entries.plain()
+    fields: Fields = {}
+    lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
+    for key, entry in entries.items():
+        value = _finite(given[key])
+        kind, effect = "unknown", ""
+        if key in form.used:
+            kind, effect = _apply(key, value, given, form, fields, entry)
+        elif key in form.absent:
+            is_off = form.absent[key].is_off(value)
+            kind, effect = ("no_effect", "not used") if is_off else ("not_modelled", form.absent[key].effect)
+        elif key in form.no_effect:
+            kind = "no_effect"
+        shown = "hidden" if key.endswith("_token") else value
+        lists[kind].append(TrainingKey(key=key, value=shown, effect=effect))
+    return TrainingFile(
+        path=str(path), format=form.name, fields=fields, **{name: tuple(rows) for name, rows in lists.items()}
+    )
+
+
+def _apply(
+    key: str, value: Any, given: Mapping[str, Any], form: _Format, fields: Fields, entry: Entry
+) -> tuple[str, str]:
+    """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
+    try:
+        found = form.used[key](value, given)
+    except ValueError as error:
+        raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
+    except _NotModelledError as reason:
+        return "not_modelled", str(reason)
+    if {"autocast"} & fields.keys() & found.keys() and fields["autocast"] != found["autocast"]:
+        raise entry.error(f"{key} contradicts {fields['autocast']}, which is set too; keep one", key)
+    fields |= found
+    try:
+        RunConfig(**fields)
+    except BertscopeError as error:
+        raise entry.error(f"{key}: {error.message}", key) from None
+    return ("used", effect_text(found)) if found else ("no_effect", "")
+
+
+def effect_text(fields: Fields) -> str:
+    """Return fields of RunConfig in words: `batch 16`, `autocast fp16, grad_scaler`, `no clip_grad_norm`."""
+    words = {True: "{0}", False: "no {0}"}
+    return ", ".join(
+        words[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in fields.items()
+    )
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with `nan` and `inf` as text, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,117 @@
+"""The state of each optimizer in bytes, by hand and measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.memory import optimizers
+from bertscope.analyses.memory.step import make_optimizer
+from bertscope.errors import SelectionError
+from bertscope.run_config import OPTIMIZERS, RunConfig
+
+ROWS, COLUMNS = 96, 64
+ELEMENTS = ROWS * COLUMNS  # 6144, a multiple of 256 and above 4096
+COUNTER = 4  # torch's step counter, fp32
+# 8 bits: a byte for each moment, the maxima of 6144 / 256 = 24 blocks for each moment, and two tables of 256 values.
+EIGHT_BIT = 2 * ELEMENTS + 2 * 24 * 4 + 2 * 256 * 4
+CLOSED_FORMS = [
+    ({"optimizer": "sgd"}, 0),
+    ({"optimizer": "sgd", "momentum": 0.9}, 4 * ELEMENTS),
+    ({"optimizer": "adam"}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "adam", "amsgrad": True}, 12 * ELEMENTS + COUNTER),
+    ({"optimizer": "adamw"}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "adafactor"}, 4 * (ROWS + COLUMNS) + COUNTER),
+    ({"optimizer": "rmsprop"}, 4 * ELEMENTS + COUNTER),
+    ({"optimizer": "rmsprop", "momentum": 0.9}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "adagrad"}, 4 * ELEMENTS + COUNTER),
+    ({"optimizer": "lamb"}, 8 * ELEMENTS),  # You et al. 2020, algorithm 2: m and v
+    ({"optimizer": "lion"}, 4 * ELEMENTS),  # Chen et al. 2023, algorithm 2: m
+    ({"optimizer": "adamw-8bit"}, EIGHT_BIT),  # bitsandbytes 0.50.2, Optimizer2State.init_state
+    ({"optimizer": "adamw-transformers"}, 8 * ELEMENTS),
+    ({"optimizer": "adafactor-transformers"}, 4 * (ROWS + COLUMNS)),
+]
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """The bytes of the storages in the state, each once."""
+    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return sum({tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+@pytest.mark.parametrize(("loop", "expected"), CLOSED_FORMS, ids=str)
+def test_the_estimated_state_is_the_closed_form_and_what_the_optimizer_holds(loop, expected):
+    module = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    (variant,) = bertscope.estimate(module, torch.rand(2, COLUMNS), **loop).variants
+    assert variant.estimated.peak.parts.optimizer_state == expected
+    optimizer = make_optimizer(module.parameters(), RunConfig(**loop))
+    module(torch.rand(2, COLUMNS)).sum().backward()
+    optimizer.step()
+    assert state_bytes(optimizer) == expected
+
+
+def test_every_optimizer_has_a_closed_form():
+    assert {loop["optimizer"] for loop, _ in CLOSED_FORMS} == set(OPTIMIZERS)
+
+
+def test_a_small_tensor_has_32_bit_moments_in_the_8_bit_optimizer():
+    params = [torch.nn.Parameter(torch.ones(size)) for size in (4095, 4096, 4097)]
+    optimizer = make_optimizer(params, RunConfig(optimizer="adamw-8bit"))
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    small, first, second = (optimizer.state[param] for param in params)
+    assert {name: value.dtype for name, value in small.items()} == dict.fromkeys(("state1", "state2"), torch.float32)
+    assert first["state1"].dtype == torch.uint8
+    assert [state["absmax1"].numel() for state in (first, second)] == [16, 17]
+    assert first["qmap1"] is second["qmap1"]
+
+
+def test_the_state_of_lion_is_fp32_in_the_fused_kernel_only():
+    for implementation, dtype in (("default", torch.bfloat16), ("fused", torch.float32)):
+        param = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        param.grad = torch.ones_like(param)
+        optimizer = make_optimizer([param], RunConfig(optimizer="lion", implementation=implementation))
+        optimizer.step()
+        assert optimizer.state[param]["exp_avg"].dtype == dtype
+
+
+def test_lion_and_lamb_compute_their_papers_step():
+    """One step from zero state on the gradient 2, by hand."""
+    lion, lamb = (torch.nn.Parameter(torch.full((4,), 3.0)) for _ in range(2))
+    lion.grad, lamb.grad = torch.full((4,), 2.0), torch.full((4,), 2.0)
+    optimizers.Lion([lion], lr=0.5).step()
+    assert torch.allclose(lion, torch.full((4,), 2.5))  # 3 - 0.5 sign(0.1 * 2)
+    optimizers.Lamb([lamb], lr=0.5).step()
+    # The update has one direction in all elements, so its norm is replaced by that of the weights: 3 - 0.5 * 3.
+    assert torch.allclose(lamb, torch.full((4,), 1.5))
+
+
+def test_a_module_with_fp16_parameters_takes_no_grad_scaler():
+    module = torch.nn.Linear(4, 4).half()
+    with pytest.raises(SelectionError, match="GradScaler takes no fp16 gradients"):
+        bertscope.estimate(module, torch.rand(2, 4).half(), grad_scaler=True)
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if row.in_torch])
+def test_the_table_says_which_optimizers_copy_the_gradient_for_weight_decay(name):
+    """A second copy of one parameter, 1 MiB, in the step's peak."""
+
+    def peak(**arguments) -> int:
+        param = torch.nn.Parameter(torch.ones(512, 512))
+        optimizer = getattr(torch.optim, OPTIMIZERS[name].class_name)([param], lr=0.0, foreach=False, **arguments)
+        for _ in range(2):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            optimizer.step()
+        live = highest = 0
+        events = profiler.profiler.kineto_results.events()
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                live += event.nbytes()
+                highest = max(highest, live)
+        return highest
+
+    assert (peak(weight_decay=0.1) - peak(weight_decay=0.0) >= 2**20) == OPTIMIZERS[name].decays_copy

@@ -1,0 +1,162 @@
+"""The Trainer of transformers 4.43.4: its memory, and every key of its arguments and of accelerate's configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+
+import pytest
+import torch
+import transformers
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.state import AcceleratorState
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers.optimization import Adafactor, AdamW
+from transformers.training_args import OptimizerNames
+
+import bertscope
+from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.sources.training_files import read_training_file
+from tests.analyses.memory.plain_loop import highest, peak_bytes
+
+BATCH, SEQ, STEPS = 4, 24, 3
+CONFIG = {
+    "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+WIDE = CONFIG | {"hidden_size": 256, "intermediate_size": 1024}  # 16-bit products of narrower matrices are copied
+
+
+@pytest.fixture(autouse=True)
+def _no_state_of_other_tests(monkeypatch):
+    """TrainingArguments sets this variable for the process, and accelerate keeps one state."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Marks(transformers.TrainerCallback):
+    """A mark in the profile around each optimizer step with its micro-batches."""
+
+    def on_step_begin(self, *args, **kwargs):
+        self.mark = record_function("trainer step")
+        self.mark.__enter__()
+
+    def on_step_end(self, *args, **kwargs):
+        self.mark.__exit__(None, None, None)
+
+
+def model(fields=CONFIG):
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**fields))
+
+
+def arguments(folder, **settings):
+    return transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
+        disable_tqdm=True, save_strategy="no", logging_steps=1000, **settings,
+    )  # fmt: skip
+
+
+def example():
+    ids = torch.randint(0, CONFIG["vocab_size"], (SEQ,))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": 0}
+
+
+def trained(args, fields) -> int:
+    """The peak of the last step of a Trainer; the profiler starts before the model is built, and after the data."""
+    data = [example() for _ in range(BATCH * 4)]
+    gc.collect()  # the Trainer of another test is a cycle; its memory must not be freed during this one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        transformers.Trainer(model=model(fields), args=args, train_dataset=data, callbacks=[Marks()]).train()
+    return highest(profiler, "trainer step")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_steps": 4, "optim": "adafactor", "max_grad_norm": 0},
+        {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "optim": "rmsprop"},
+        {"gradient_accumulation_steps": 4, "bf16": True},
+    ],
+    ids=str,
+)
+def test_the_estimate_of_training_arguments_is_the_peak_of_the_trainer(tmp_path, settings):
+    args = arguments(tmp_path, **settings)
+    path = tmp_path / "args.json"
+    path.write_text(args.to_json_string())
+    file = bertscope.read_training_file(path)
+    assert (file.fields["batch"], file.fields["accumulate"]) == (BATCH, settings["gradient_accumulation_steps"])
+    fields = WIDE if settings.get("bf16") else CONFIG
+    module = model(fields)
+    if file.fields["checkpointing"] == "full":
+        module.gradient_checkpointing_enable({"use_reentrant": file.fields["reentrant"]})
+    rows = [example() for _ in range(file.fields["batch"])]
+    inputs = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+    (variant,) = bertscope.estimate(module, inputs, **file.module_fields).variants
+    assert variant.estimated.peak.peak_bytes == pytest.approx(trained(args, fields), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "theirs"),
+    [
+        ("adamw-transformers", lambda params: AdamW(params, lr=0.0, no_deprecation_warning=True)),
+        (
+            "adafactor-transformers",
+            lambda params: Adafactor(params, lr=0.0, scale_parameter=False, relative_step=False),
+        ),
+    ],
+    ids=["adamw_hf", "adafactor"],
+)
+def test_the_optimizers_of_transformers_have_the_estimated_peak(optimizer, theirs):
+    """Few tokens and a large vocabulary: the temporaries of the optimizer decide the peak."""
+    fields = CONFIG | {"vocab_size": 5000}
+    inputs = {name: torch.as_tensor(value)[None, ...] for name, value in example().items()}
+    inputs["labels"] = torch.zeros(1, dtype=torch.long)
+    (variant,) = bertscope.estimate(model(fields), inputs, optimizer=optimizer).variants
+    real = peak_bytes(lambda: model(fields), lambda built: {k: v.clone() for k, v in inputs.items()}, theirs)
+    assert variant.estimated.peak.phase == "optimizer"
+    assert variant.estimated.peak.peak_bytes == pytest.approx(real, rel=0.001)
+
+
+def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_modelled(tmp_path):
+    path = tmp_path / "args.json"
+    path.write_text(transformers.TrainingArguments(output_dir="x", report_to=[], use_cpu=True).to_json_string())
+    file = read_training_file(path)
+    assert file.format == "TrainingArguments"
+    assert (file.unknown, file.not_modelled) == ((), ())
+    assert len(file.used) + len(file.no_effect) == len(json.loads(path.read_text()))
+    assert file.fields == {
+        "batch": 8, "accumulate": 1, "optimizer": "adamw", "implementation": "default", "clip_grad_norm": True,
+        "checkpointing": "none", "device": "cpu",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", [name.value for name in OptimizerNames])
+def test_every_optim_is_the_table_s_optimizer_or_named_as_not_modelled(tmp_path, word):
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"output_dir": "x", "optim": word}))
+    file = read_training_file(path)
+    is_other = any(part in word for part in ("paged", "galore", "lomo", "npu", "xla", "anyprecision"))
+    if is_other or word in ("lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"):
+        assert [row.key for row in file.not_modelled] == ["optim"]
+        assert "optimizer" not in file.fields
+    else:
+        assert RunConfig(**file.fields).optimizer in OPTIMIZERS
+
+
+def test_every_key_of_a_configuration_of_accelerate_is_known(tmp_path):
+    path = tmp_path / "default_config.yaml"
+    config = ClusterConfig(
+        compute_environment="LOCAL_MACHINE", distributed_type="NO", mixed_precision="fp16", use_cpu=False, debug=False,
+        num_processes=1,
+    )  # fmt: skip
+    config.to_yaml_file(path)
+    file = read_training_file(path)
+    assert file.fields == {"autocast": "fp16", "grad_scaler": True}
+    assert (file.format, file.unknown, file.not_modelled) == ("accelerate config", (), ())
+    names = [field.name for field in dataclasses.fields(ClusterConfig)]
+    path.write_text("".join(f"{name}: null\n" for name in names))
+    assert read_training_file(path).unknown == ()

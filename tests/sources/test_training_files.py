@@ -1,0 +1,309 @@
+"""`--from FILE`: TrainingArguments of transformers, and the configuration of accelerate."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+import bertscope
+from bertscope.errors import BertscopeError, ConfigError
+from bertscope.sources.training_files import read_training_file
+from tests.conftest import ROOT, TRAINING_ARGUMENTS
+
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_GPU
+downcast_bf16: 'no'
+dynamo_config:
+  dynamo_backend: INDUCTOR
+gpu_ids: all
+mixed_precision: fp16
+num_machines: 1
+num_processes: 2
+same_network: true
+tpu_env: []
+use_cpu: false
+"""
+TINY = ("estimate", "bert-tiny", "--seq", "16")
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A function that writes the TrainingArguments with other settings, and returns the path."""
+
+    def write(**settings):
+        path = tmp_path / "args.json"
+        path.write_text(json.dumps(TRAINING_ARGUMENTS | settings, indent=2))
+        return path
+
+    return write
+
+
+def keys(rows) -> list[str]:
+    return [row.key for row in rows]
+
+
+def test_each_key_is_in_one_of_four_lists(given):
+    file = read_training_file(given())
+    assert file.fields == {
+        "batch": 16, "accumulate": 4, "clip_grad_norm": True, "autocast": "bf16", "optimizer": "adamw",
+        "implementation": "default", "checkpointing": "full", "reentrant": False,
+    }  # fmt: skip
+    assert keys(file.no_effect) == ["output_dir", "learning_rate"]
+    assert keys(file.not_modelled) == ["label_smoothing_factor"]
+    assert keys(file.unknown) == ["my_key"]
+    used = {row.key: (row.value, row.effect) for row in file.used}
+    assert used["per_device_train_batch_size"] == (16, "batch 16")
+    assert used["bf16"] == (True, "autocast bf16")
+    assert used["gradient_checkpointing"] == (True, "checkpointing full, no reentrant")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({"bf16": False, "fp16": True}, {"autocast": "fp16", "grad_scaler": True}),
+        ({"max_grad_norm": 0.0}, {"clip_grad_norm": False}),
+        ({"gradient_checkpointing_kwargs": None}, {"reentrant": True}),  # torch's default, which the Trainer leaves
+        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "implementation": "fused"}),
+        ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
+        ({"optim": "lion_32bit"}, {"optimizer": "lion", "implementation": "fused"}),
+        ({"adafactor": True}, {"optimizer": "adafactor-transformers"}),
+        ({"no_cuda": True}, {"device": "cpu"}),
+        ({"per_gpu_train_batch_size": 2}, {"batch": 2}),
+    ],
+    ids=str,
+)
+def test_a_setting_sets_fields_of_the_run(given, settings, fields):
+    found = read_training_file(given(**settings)).fields
+    assert {name: found[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"fsdp": ["full_shard"]}, {"torch_compile": True},
+        {"auto_find_batch_size": True}, {"neftune_noise_alpha": 5.0}, {"optim": "galore_adamw"}, {"past_index": 0},
+        {"use_liger_kernel": True}, {"half_precision_backend": "apex"}, {"tpu_num_cores": 8},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_changes_the_memory_and_is_not_modelled_is_said(given, settings):
+    (key,) = settings
+    file = read_training_file(given(label_smoothing_factor=0.0, **settings))
+    assert keys(file.not_modelled) == [key]
+    assert file.not_modelled[0].effect
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"fsdp": []}, {"past_index": -1}, {"torch_compile": False}, {"half_precision_backend": "auto"}],
+    ids=str,
+)
+def test_a_feature_that_is_off_has_no_effect(given, settings):
+    (key,) = settings
+    assert key in keys(read_training_file(given(**settings)).no_effect)
+
+
+@pytest.mark.parametrize(("optim", "is_modelled"), [("adamw_torch", True), ("sgd", False), ("rmsprop", False)])
+def test_weight_decay_of_an_optimizer_that_copies_the_gradients_is_not_modelled(given, optim, is_modelled):
+    file = read_training_file(given(optim=optim, weight_decay=0.01))
+    assert ("weight_decay" in keys(file.no_effect)) == is_modelled
+    assert ("weight_decay" in keys(file.not_modelled)) != is_modelled
+
+
+def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
+    (tmp_path / "default_config.yaml").write_text(ACCELERATE)
+    plain = {"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 2, "use_cpu": False}
+    (tmp_path / "default_config.json").write_text(json.dumps(plain))
+    for name in ("default_config.yaml", "default_config.json"):
+        file = read_training_file(tmp_path / name)
+        assert (file.format, file.fields) == ("accelerate config", {"autocast": "fp16", "grad_scaler": True})
+        assert {"distributed_type", "num_processes"} <= set(keys(file.not_modelled))
+        assert file.unknown == ()
+    assert "dynamo_config" in keys(read_training_file(tmp_path / "default_config.yaml").not_modelled)
+
+
+def test_a_token_is_not_repeated(given):
+    file = read_training_file(given(hub_token="hf_secret"))
+    assert "hf_secret" not in str(file)
+
+
+def test_the_settings_are_arguments_of_the_library(given):
+    import torch
+
+    file = bertscope.read_training_file(given(label_smoothing_factor=0.0))
+    report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
+    assert (report.run["accumulate"], report.run["autocast"], report.run["clip_grad_norm"]) == (4, "bf16", True)
+
+
+# ---- the command line ----
+
+
+def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
+    result = cli(*TINY, "--from", given(), "--format", "json")
+    report = result.json
+    run = report["run"]
+    assert (run["batch"], run["accumulate"], run["autocast"], run["clip_grad_norm"]) == (16, 4, "bf16", True)
+    assert [variant["checkpointing"] for variant in report["variants"]] == ["full"]
+    assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["label_smoothing_factor"]
+    assert report["training_file"]["replaced"] == []
+    assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
+    same = ("--batch", "16", "--accumulate", "4", "--autocast", "--clip-grad-norm", "--checkpointing", "full")
+    by_hand = cli(*TINY, *same, "--format", "json").json
+    assert by_hand["training_file"] is None
+    assert by_hand["variants"] == report["variants"]
+
+
+def test_an_option_replaces_the_file_and_this_is_said(cli, given):
+    result = cli(
+        *TINY, "--from", given(), "--batch", "2", "--no-clip-grad-norm", "--optimizer", "sgd", "--format", "json"
+    )
+    run = result.json["run"]
+    assert (run["batch"], run["clip_grad_norm"], run["optimizer"], run["accumulate"]) == (2, False, "sgd", 4)
+    replaced = {row["key"]: row["effect"] for row in result.json["training_file"]["replaced"]}
+    assert replaced == {
+        "batch": "an option sets 2", "clip_grad_norm": "an option sets false", "optimizer": "an option sets sgd",
+    }  # fmt: skip
+    assert "batch 16: an option sets 2" in result.err
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_option_for_the_precision_replaces_that_of_the_file_as_a_whole(cli, given, place):
+    path = given(bf16=False, fp16=True)
+    words = ("--dtype", "fp16", "--from", path) if place == "before" else ("--from", path, "--dtype", "fp16")
+    run = cli(*TINY, *words, "--format", "json").json["run"]
+    assert (run["dtype"], run["autocast"], run["grad_scaler"]) == ("fp16", None, False)
+
+
+def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, given):
+    result = cli(*TINY, "--from", given(optim="adamw_torch_fused"), "--optimizer", "rmsprop", "--format", "json")
+    assert (result.code, result.json["run"]["implementation"]) == (0, "default")
+
+
+def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
+    result = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", given(), "--format", "json")
+    report = result.json
+    assert [(row["precision"], row["checkpointing"]) for row in report["rows"]] == [("bf16 autocast", "full")]
+    assert (report["asked_batch"], report["run"]["accumulate"]) == (None, 4)
+    assert [(row["key"], row["effect"]) for row in report["training_file"]["replaced"]] == [("batch", "it is searched")]
+    assert "batch 16: it is searched" in result.err
+
+
+def test_profile_measures_the_loop_of_the_file(cli, given):
+    path = given(per_device_train_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=False, bf16=False)
+    result = cli("profile", "bert-tiny", "--seq", "16", "--steps", "1", "--from", path, "--format", "json")
+    (variant,) = result.json["variants"]
+    peaks = [max(phase["peak_bytes"] for phase in variant[kind]["phases"]) for kind in ("estimated", "measured")]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.001)
+    assert result.json["run"]["accumulate"] == 2
+
+
+@pytest.mark.parametrize("fmt", ["table", "csv", "markdown"])
+def test_notes_go_to_stderr_only(cli, given, fmt):
+    result = cli(*TINY, "--from", given(), "--format", fmt)
+    assert result.err.startswith("note: ")
+    assert "my_key" in result.err
+    assert "my_key" not in result.out
+
+
+def test_the_notes_on_the_page_are_those_of_the_command(printed):
+    page = (ROOT / "docs" / "memory.md").read_text()
+    command = "bertscope estimate bert-large-uncased --seq 512 --from args.json"
+    assert f"$ {command}\n" in page
+    assert page.partition("```text\nnote: args.json")[2].partition("```")[0] == printed(command).err.removeprefix(
+        "note: args.json"
+    )
+
+
+# ---- files that are no training file ----
+
+FILES = {
+    "empty.json": b"",
+    "junk.json": b"\xff\xfe\x00junk",
+    "junk": bytes(range(128, 256)),
+    "huge.json": b" " * (2**20 + 1),
+    "huge.yaml": b"a: 1\n" * 2**16,
+    "training_args.bin": b"PK\x03\x04" + bytes(40),
+    "old_args.bin": b"\x80\x02}q\x00.",
+    "config.json": b'{"hidden_size": 8}',
+    "list.json": b"[1]",
+    "deep.json": b'{"output_dir": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "alias.yaml": b"mixed_precision: &a bf16\ndebug: *a\n",
+    "twice.json": b'{"output_dir": "a", "output_dir": "b"}',
+    "number.json": b'{"output_dir": "a", "per_device_train_batch_size": 1e999}',
+    "digits.json": b'{"output_dir": "a", "per_device_train_batch_size": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", ["estimate", "fit"])
+def test_a_file_that_is_none_is_one_line(cli, tmp_path, command, name):
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    budget = ("--budget", "1GiB") if command == "fit" else ()
+    result = cli(command, "bert-tiny", *budget, "--from", path)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert name in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("empty.json", "the file is empty; give the output of TrainingArguments.to_json_string"),
+        ("config.json", "it has none of per_device_train_batch_size"),
+        ("training_args.bin", "is a pickle, which can run code"),
+        ("old_args.bin", r"save TrainingArguments.to_json_string\(\) to a .json file"),
+    ],
+)
+def test_the_line_says_what_was_expected(tmp_path, name, words):
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    with pytest.raises(BertscopeError, match=words):
+        read_training_file(path)
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "absent"])
+def test_what_is_no_regular_file_is_one_line(cli, tmp_path, name):
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    if name == "pipe":
+        os.mkfifo(path)
+    result = cli(*TINY, "--from", path)
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
+        ({"per_device_train_batch_size": 0}, "batch must be at least 1"),
+        ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
+        ({"fp16": True}, "fp16 contradicts bf16, which is set too; keep one"),
+        ({"fp16": "yes"}, "must be true or false"),
+        ({"max_grad_norm": "nan"}, "must be a number"),
+        ({"optim": ["sgd"]}, "must be a word"),
+        ({"gradient_checkpointing": 1}, "must be true or false"),
+        ({"gradient_checkpointing_kwargs": [1]}, "must be an object"),
+    ],
+    ids=str,
+)
+def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
+    path = given(**settings)
+    (key,) = settings
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if f'"{key}"' in text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_training_file(path)
+    assert caught.value.where == f"{path}:{line}"
+
+
+def test_names_and_values_of_a_file_are_escaped(cli, given):
+    result = cli(*TINY, "--from", given(**{"bad\x1b[31m\nkey": "\u202e", "label_smoothing_factor": "\x1b[2J"}))
+    assert result.code == 0
+    assert "\x1b" not in result.err + result.out
+    assert "\u202e" not in result.err + result.out
