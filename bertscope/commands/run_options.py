@@ -182,6 +182,29 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllocatorOptions:
+    """Options for the simulated caching allocator of CUDA."""
+
+    alloc_conf: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Settings of the simulated CUDA allocator, in the form of PYTORCH_CUDA_ALLOC_CONF: "
+            "expandable_segments:True, max_split_size_mb:N, roundup_power2_divisions:N. The variable is not read.",
+        ),
+    ] = RunConfig.alloc_conf
+    expandable_segments: Annotated[
+        bool, typer.Option("--expandable-segments", help="The same as --alloc-conf expandable_segments:True.")
+    ] = False
+
+    @property
+    def text(self) -> str:
+        """Return the settings of both options."""
+        parts = (self.alloc_conf, "expandable_segments:True" if self.expandable_segments else "")
+        return ",".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
@@ -243,6 +266,10 @@ def size(option: str, text: str | None) -> int | None:
     """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
     if text is None:
         return None
+    plain = re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)
+    if plain and int(plain[1]):
+        meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
+        raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
     try:
         return parse_bytes(text)
     except ValueError:
