@@ -89,7 +89,7 @@ _ANATOMY = "transformers documentation, model memory anatomy"
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS = {
     "k80": (293, 311, _OOM + "microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)"),
-    "t4": (135, 1077, _OOM + "Zheng-Chong/CatVTON 133 (2025), Tianxiaomo/pytorch-YOLOv4 452 (2021)"),
+    "t4": (135, 1083, _OOM + "Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)"),
     "p100-16gb": (809, 1081, _OOM + "openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)"),
     "v100-16gb": (300, 1343, f"{_OF_V100}; {_ANATOMY}"),
     "v100-32gb": (300, 1352, f"{_OF_V100}; {_OOM}IndoNLP/indonlu 35 (2021)"),

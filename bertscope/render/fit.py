@@ -45,9 +45,9 @@ def _is_on_gpu(report: FitReport) -> bool:
 
 
 def _shown_text(report: FitReport, row: FitRow) -> str:
-    """Return the range that nvidia-smi would show: reserved memory and the context, at its lower and upper end."""
-    low = row.reserved_bytes - (report.context_high_bytes - report.context_low_bytes)
-    return f"{bytes_text(low)} to {bytes_text(row.reserved_bytes)}" if low < row.reserved_bytes else bytes_text(low)
+    """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
+    low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
+    return f"{bytes_text(low)} to {bytes_text(row.reserved_bytes)}"
 
 
 def _work_text(flops: int) -> str:
@@ -129,12 +129,18 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         yield f"CUDA context: {bytes_text(low)} to {bytes_text(high)}, {where}; --context sets yours"
     yield f"peak and reserved include {bytes_text(high)} for the context and {workspaces} for cuBLAS"
     yield NOT_COUNTED
+    share = f"{100 - 100 * report.margin:.0f} %"
+    left = f"what the {'upper context' if low < high else 'context'} leaves"
+    served = f"the simulated allocator serves{' it' if report.asked_batch else ''} in {share} of {left}"
+    tensors = f"tensors fit{' with the lower context' if low < high else ''}"
     if report.asked_batch:
-        yield "yes: the simulated allocator serves it with the upper context; no: its tensors alone exceed the budget"
+        yield f"yes: {served}; no: not even its {tensors}"
     else:
-        yield "batch: the largest that the simulated allocator serves with the upper context"
-        yield "by bytes: the largest whose tensors fit with the lower context; between the two it is not certain"
-    yield "nvidia-smi: reserved by torch and the context; not compared with a GPU"
+        yield f"batch: the largest that {served}"
+        yield f"by bytes: the largest whose {tensors}; between the two it is not certain"
+    if report.margin and report.subject.attention == "eager":
+        yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
+    yield "nvidia-smi: from the tensors with the lower context to reserved; not compared with a GPU"
 
 
 def _way(row: FitRow) -> str:

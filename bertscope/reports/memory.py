@@ -187,11 +187,13 @@ class FitRow:
     """One variant at one sequence length.
 
     `batch` is the largest batch that fits: on CUDA the simulated allocator serves it, with the context at the upper
-    end of what is published; 0 if batch 1 does not fit. `batch_by_bytes` is the largest one whose tensors fit with the
+    end of what is published and a margin; 0 if batch 1 does not fit. `batch_by_bytes` is the largest one whose tensors
+    fit with the
     context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
     With an asked batch each is this batch or 0. `peak_bytes` is the peak of `batch`, of batch 1 if that is 0, or of
     the asked batch; `next_bytes` that of one more. Peaks include tensors and, on CUDA, workspaces and the upper
-    context; `reserved_bytes` includes the fragmentation of the allocator too.
+    context; `reserved_bytes` also includes the fragmentation of the allocator and, for eager attention with a context
+    that is not given, what older versions of torch save more.
     """
 
     seq: int
@@ -223,6 +225,7 @@ class FitReport:
     rows: tuple[FitRow, ...]
     context_low_bytes: int = 0
     context_high_bytes: int = 0
+    margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
 
     @property

@@ -11,6 +11,7 @@ from functools import lru_cache
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
 from bertscope.analyses.memory.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import Block, MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
@@ -28,16 +29,25 @@ _OTHER_HEADS = {
     **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
     **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
 }
+# The share of the memory that a batch must leave free on a GPU whose context is not given: nvidia-smi showed up to
+# 3.4 % more on a V100 (transformers documentation, model memory anatomy; benchmarks/published.py).
+MARGIN = 0.05
+_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range."""
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
+
+    `margin` is the share of the rest that must stay free if the context is not given: then neither the GPU nor the
+    version of torch is known exactly.
+    """
 
     workspace_bytes: int = 0
     context_low_bytes: int = 0
     context_high_bytes: int = 0
+    margin: float = 0.0
 
     @property
     def lowest_bytes(self) -> int:
@@ -49,6 +59,10 @@ class Overhead:
         """Return the bytes with the context at the upper end."""
         return self.workspace_bytes + self.context_high_bytes
 
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
+        return int((budget_bytes - self.highest_bytes) * (1 - self.margin))
+
 
 def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> Overhead:
     """Return the memory that tensors cannot use; `context_bytes` instead of what is published for the GPU."""
@@ -58,7 +72,7 @@ def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None
     if context_bytes is not None:
         return Overhead(workspaces, context_bytes, context_bytes)
     published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
-    return Overhead(workspaces, *(published or CONTEXT_BYTES))
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN)
 
 
 @dataclass
@@ -113,20 +127,25 @@ class Fitter:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
         if self.peak_bytes(run_config) > self.budget_bytes:
             return False
-        return run_config.device != "cuda" or self._serves(requests(self.trace(run_config)), run_config)
+        return run_config.device != "cuda" or self._serves(requests(self._upper_trace(run_config)), run_config)
+
+    def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace with the most memory that a version of torch needs; with a given context that of today."""
+        trace = self.trace(run_config)
+        return with_softmax_inputs(trace) if self.overhead.margin else trace
 
     def _serves(self, run: Requests, run_config: RunConfig) -> bool:
         """Return True if the simulated allocator serves all requests with the upper context."""
-        limit = self.budget_bytes - self.overhead.highest_bytes
+        limit = self.overhead.limit_bytes(self.budget_bytes)
         return replayed(run, limit, AllocatorSettings.parse(run_config.alloc_conf)).missing_bytes == 0
 
     def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
         if run_config.device != "cuda":
             return self.peak_bytes(run_config)
-        limit = self.budget_bytes - self.overhead.highest_bytes if is_limited else None
+        limit = self.overhead.limit_bytes(self.budget_bytes) if is_limited else None
         settings = AllocatorSettings.parse(run_config.alloc_conf)
-        allocator = replayed(requests(self.trace(run_config)), limit, settings)
+        allocator = replayed(requests(self._upper_trace(run_config)), limit, settings)
         return allocator.peak_reserved_bytes + self.overhead.highest_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
@@ -150,7 +169,7 @@ class Fitter:
 
         if run_config.device != "cuda" or not most:
             return most
-        growth = growth_of(self.trace, run_config, max(most, SMALLEST))
+        growth = growth_of(self._upper_trace, run_config, max(most, SMALLEST))
         if growth is None:
             return largest(fits, most)
         return _settled(largest(lambda size: self._serves(growth.requests(size), run_config), most), fits, most)
@@ -170,6 +189,22 @@ def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH)
     while batch < most and fits(batch + 1):
         batch += 1
     return batch
+
+
+def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
+
+    An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
+    older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
+    """
+
+    def copies(block: Block) -> int:
+        return 2 if block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX) else 1
+
+    if all(event.block.operator != _SOFTMAX for event in trace.events):
+        return trace
+    events = (copy for event in trace.events for copy in (event,) * copies(event.block))
+    return replace(trace, events=tuple(events))
 
 
 def other_head(source: BertSource) -> BertSource | None:
@@ -226,5 +261,6 @@ def fit_report(
         rows=tuple(rows),
         context_low_bytes=room.context_low_bytes,
         context_high_bytes=room.context_high_bytes,
+        margin=room.margin,
         other_head=other.architecture if other else "",
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fit import Fitter, fit_report, other_head, overhead
+from bertscope.analyses.memory.fit import Fitter, fit_report, other_head, overhead, with_softmax_inputs
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
@@ -159,15 +159,42 @@ def test_a_larger_context_never_gives_a_larger_batch():
 
 
 def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches():
-    card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 60 * MIB)
+    card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
     report = fit_report(small(), [RunConfig(device="cuda")], [32], card)
     low, high = card.context_low_bytes, card.context_high_bytes
     assert (report.context_low_bytes, report.context_high_bytes) == (low, high)
     (row,) = report.rows
-    for context, batch in ((high, row.batch), (low, row.batch_by_bytes)):
-        (given,) = fit_report(small(), [RunConfig(device="cuda")], [32], card, context_bytes=context).rows
-        assert batch == (given.batch if context == high else given.batch_by_bytes)
+    at_high, at_low = (
+        fit_report(small(), [RunConfig(device="cuda")], [32], card, context_bytes=context).rows[0]
+        for context in (high, low)
+    )
+    assert row.batch <= at_high.batch  # a given context needs no margin
+    assert row.batch_by_bytes == at_low.batch_by_bytes
     assert row.batch < row.batch_by_bytes
+    limit = overhead(RunConfig(device="cuda"), None, card).limit_bytes(card.memory_bytes)
+    assert limit == int(0.95 * (card.memory_bytes - report.overhead_bytes))
+    for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
+        trace = estimated_trace(small(), RunConfig(device="cuda", seq=32, batch=batch))
+        assert (replayed(requests(trace), limit).missing_bytes == 0) == is_served
+
+
+def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_given():
+    """torch before 1.11 saves them: a tensor as large as the probabilities, for each layer."""
+    run_config = RunConfig(device="cuda", seq=32, batch=64)
+    trace = estimated_trace(small(attention="eager"), run_config)
+    more = with_softmax_inputs(trace)
+    scores, logits = 2 * 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two layers with two heads; of 99 words
+    assert more.peak_bytes == trace.peak_bytes + scores + logits
+    assert more.live_bytes()[-1] == trace.live_bytes()[-1]
+    fused = estimated_trace(small(), run_config)
+    assert with_softmax_inputs(fused) is fused
+    card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
+    unknown, known = (
+        fit_report(small(attention="eager"), [run_config], [32], card, batch=64, context_bytes=context).rows[0]
+        for context in (None, MIB)
+    )
+    assert unknown.peak_bytes == known.peak_bytes
+    assert unknown.reserved_bytes > known.reserved_bytes
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():
