@@ -101,7 +101,7 @@ def notes(report: FitReport) -> Iterator[str]:
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, "nothing that was tried")
             yield f"cheapest setting for batch {report.asked_batch} at seq {seq}: {cheapest}"
-    if other := [row for row in report.rows if row.other_head_answer and (row.other_head_answer == YES) != row.fits]:
+    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
         answers = ", ".join(f"{ANSWERS[row.other_head_answer]} for {_way(row)} at seq {row.seq}" for row in other)
         yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of batch + 1"
@@ -129,16 +129,17 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         yield f"CUDA context: {bytes_text(low)} to {bytes_text(high)}, {where}; --context sets yours"
     yield f"peak and reserved include {bytes_text(high)} for the context and {workspaces} for cuBLAS"
     yield NOT_COUNTED
-    share = f"{100 - 100 * report.margin:.0f} %"
-    left = f"what the {'upper context' if low < high else 'context'} leaves"
-    served = f"the simulated allocator serves{' it' if report.asked_batch else ''} in {share} of {left}"
+    place = f"with the {'upper context' if low < high else 'context'}"
+    if report.margin:
+        place = f"in {100 - 100 * report.margin:.0f} % of what the upper context leaves"
+    served = f"the simulated allocator serves{' it' if report.asked_batch else ''} {place}"
     tensors = f"tensors fit{' with the lower context' if low < high else ''}"
     if report.asked_batch:
         yield f"yes: {served}; no: not even its {tensors}"
     else:
         yield f"batch: the largest that {served}"
         yield f"by bytes: the largest whose {tensors}; between the two it is not certain"
-    if report.margin and report.subject.attention == "eager":
+    if report.margin:
         yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
     yield "nvidia-smi: from the tensors with the lower context to reserved; not compared with a GPU"
 

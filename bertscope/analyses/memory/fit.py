@@ -29,9 +29,11 @@ _OTHER_HEADS = {
     **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
     **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
 }
-# The share of the memory that a batch must leave free on a GPU whose context is not given: nvidia-smi showed up to
-# 3.4 % more on a V100 (transformers documentation, model memory anatomy; benchmarks/published.py).
-MARGIN = 0.05
+# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
+# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
+# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
+MARGIN = 0.04
+EAGER = "eager"
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
@@ -40,8 +42,8 @@ Progress = Callable[[str], None]
 class Overhead:
     """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
 
-    `margin` is the share of the rest that must stay free if the context is not given: then neither the GPU nor the
-    version of torch is known exactly.
+    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
+    version of torch may be an old one.
     """
 
     workspace_bytes: int = 0
@@ -64,7 +66,9 @@ class Overhead:
         return int((budget_bytes - self.highest_bytes) * (1 - self.margin))
 
 
-def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> Overhead:
+def overhead(
+    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
+) -> Overhead:
     """Return the memory that tensors cannot use; `context_bytes` instead of what is published for the GPU."""
     if run_config.device != "cuda":
         return Overhead(0, context_bytes or 0, context_bytes or 0)
@@ -72,7 +76,7 @@ def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None
     if context_bytes is not None:
         return Overhead(workspaces, context_bytes, context_bytes)
     published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
-    return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN)
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN if attention == EAGER else 0.0)
 
 
 @dataclass
@@ -130,7 +134,7 @@ class Fitter:
         return run_config.device != "cuda" or self._serves(requests(self._upper_trace(run_config)), run_config)
 
     def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace with the most memory that a version of torch needs; with a given context that of today."""
+        """Return the trace with the most memory that a version of torch needs for it; today's if there is no margin."""
         trace = self.trace(run_config)
         return with_softmax_inputs(trace) if self.overhead.margin else trace
 
@@ -230,7 +234,7 @@ def fit_report(
     source = source.require("fit")
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    room = overhead(variants[0], context_bytes, known)
+    room = overhead(variants[0], context_bytes, known, source.config.attn_implementation)
     fitter = Fitter(source, budget_bytes, room)
     other = other_head(source) if batch else None
     other_fitter = Fitter(other, budget_bytes, room) if other else None

@@ -158,23 +158,25 @@ def test_a_larger_context_never_gives_a_larger_batch():
     assert batches[0] > batches[-1] == 0
 
 
-def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches():
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches(attention):
+    source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32)
     card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
-    report = fit_report(small(), [RunConfig(device="cuda")], [32], card)
+    report = fit_report(source, [run_config], [32], card)
     low, high = card.context_low_bytes, card.context_high_bytes
     assert (report.context_low_bytes, report.context_high_bytes) == (low, high)
     (row,) = report.rows
     at_high, at_low = (
-        fit_report(small(), [RunConfig(device="cuda")], [32], card, context_bytes=context).rows[0]
-        for context in (high, low)
+        fit_report(source, [run_config], [32], card, context_bytes=context).rows[0] for context in (high, low)
     )
-    assert row.batch <= at_high.batch  # a given context needs no margin
-    assert row.batch_by_bytes == at_low.batch_by_bytes
-    assert row.batch < row.batch_by_bytes
-    limit = overhead(RunConfig(device="cuda"), None, card).limit_bytes(card.memory_bytes)
-    assert limit == int(0.95 * (card.memory_bytes - report.overhead_bytes))
+    assert row.batch_by_bytes == at_low.batch_by_bytes > row.batch
+    # Eager attention with a context that is not given: a margin of 4 %, and what old versions of torch save more.
+    assert report.margin == (0.04 if attention == "eager" else 0)
+    assert row.batch < at_high.batch if attention == "eager" else row.batch == at_high.batch
+    limit = overhead(run_config, None, card, attention).limit_bytes(card.memory_bytes)
+    assert limit == int((1 - report.margin) * (card.memory_bytes - report.overhead_bytes))
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
-        trace = estimated_trace(small(), RunConfig(device="cuda", seq=32, batch=batch))
+        trace = with_softmax_inputs(estimated_trace(source, replace(run_config, batch=batch)))
         assert (replayed(requests(trace), limit).missing_bytes == 0) == is_served
 
 
@@ -336,7 +338,7 @@ def test_the_first_line_says_head_attention_and_precisions(cli, folder):
     first = cli("fit", "small.yaml", "--gpu", "t4", *asked).out.splitlines()[0]
     for words in (
         "BertForMaskedLM",
-        "sdpa attention, math kernel",
+        "sdpa attention, as in transformers 4.43.4, math kernel",
         "fp32 and fp16 autocast",
         "expandable_segments:True",
     ):
