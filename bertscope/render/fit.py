@@ -36,7 +36,8 @@ def columns(report: FitReport) -> list[Column]:
                shown=searched),
         number("FLOPs of the step", "step_flops", _work_text, give_up=3),
         Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
-        csv_only({"budget_bytes": lambda row: report.budget_bytes}),
+        csv_only({"other_head_answer": lambda row: row.other_head_answer,
+                  "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
 
 
