@@ -1,15 +1,26 @@
-"""Known GPUs: the memory that CUDA offers, which is less than the nominal size, compute capability and peak rates.
+"""Known GPUs, and the settings of CUDA's allocator.
+
+A GPU has the memory that CUDA offers, which is less than the nominal size, a compute capability and peak rates.
 
 Memory is torch's "total capacity" where a source has it, else the total of nvidia-smi, which may be up to 1 GiB
 more. It varies with the driver; `--budget` sets it exactly. Peak FLOP/s are dense, and for tensor cores with sums in
 fp32; of several products with one name the source names the one that is meant.
+
+The CUDA context is the memory that a process of torch uses outside its allocator: the driver, and the code of the
+kernels, of which torch loads all before version 1.13 and only those that run since then (GitHub pull request
+pytorch/pytorch 86509). Sources show it in nvidia-smi before a model is loaded, or in messages of out of memory: it is
+what is neither reserved nor free. The messages round to 0.01 GiB, so such a size may be 15 MiB off.
 """
 
+from __future__ import annotations
+
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.memory import Gpu
-from bertscope.units import BF16
+from bertscope.units import BF16, FP16, FP32
 
 _GIB, _MIB = 2**30, 2**20
 _ISSUE = "capacity reported by torch, in GitHub issue "
@@ -71,9 +82,42 @@ _ROWS = {
                  "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
     "b200": _Row(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002", (10, 0)),
 }  # fmt: skip
-GPUS = {
-    name: Gpu(name=name, memory_bytes=int(row.memory_bytes), source=row.memory_source) for name, row in _ROWS.items()
+_OOM = "out of memory, GitHub issues "
+_OF_A100 = "NVIDIA/DeepLearningExamples 1165 (80 GB, 2022)"
+_OF_V100 = "GitHub issue pytorch/pytorch 20532 (16 GB, torch 1.1)"
+_ANATOMY = "transformers documentation, model memory anatomy"
+# The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
+_CONTEXTS = {
+    "k80": (293, 311, _OOM + "microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)"),
+    "t4": (135, 1083, _OOM + "Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)"),
+    "p100-16gb": (809, 1081, _OOM + "openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)"),
+    "v100-16gb": (300, 1343, f"{_OF_V100}; {_ANATOMY}"),
+    "v100-32gb": (300, 1352, f"{_OF_V100}; {_OOM}IndoNLP/indonlu 35 (2021)"),
+    "gtx-1080-ti": (630, 630, _OOM + "huggingface/sentence-transformers 57 (2019)"),
+    "rtx-2080-ti": (877, 1343, "GitHub issue pytorch/pytorch 49877 (torch 1.6); " + _OOM + "ispc-lab/TMA 5 (2024)"),
+    "rtx-3090": (256, 1486, "GitHub issues invoke-ai/InvokeAI 9413 (torch 2.7), pytorch/pytorch 49877 (torch 1.7)"),
+    "a100-40gb": (501, 1312, f"{_OOM}TianheWu/CoSeR 10 (2025), {_OF_A100}"),
+    "a100-80gb": (409, 1312, f"{_OOM}HiDream-ai/VAREdit 6 (2025), {_OF_A100}"),
 }
+# The range over all GPUs with a published context, for the others.
+CONTEXT_BYTES = (
+    min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
+)  # fmt: skip
+
+
+def _gpu(name: str, row: _Row) -> Gpu:
+    low, high, source = _CONTEXTS.get(name, (CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""))
+    return Gpu(
+        name=name,
+        memory_bytes=int(row.memory_bytes),
+        source=row.memory_source,
+        context_low_bytes=low * _MIB,
+        context_high_bytes=high * _MIB,
+        context_source=source,
+    )
+
+
+GPUS = {name: _gpu(name, row) for name, row in _ROWS.items()}
 
 
 def capability(card: Gpu) -> Capability | None:
@@ -91,6 +135,15 @@ def sdpa_kernel(card: Gpu, dtype: str) -> str:
     return "math" if dtype == BF16.name else "efficient"
 
 
+def fit_precisions(card: Gpu | None) -> tuple[str, str]:
+    """Return the dtypes to try on a GPU: fp32, and that of autocast; bf16 from capability 8.0 on, below it fp16.
+
+    Tensor cores compute in bf16 from capability 8.0 on (NVIDIA, CUDA C++ Programming Guide, compute capabilities).
+    """
+    has_bf16 = card is None or (capability(card) or (8, 0)) >= (8, 0)
+    return FP32.name, BF16.name if has_bf16 else FP16.name
+
+
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
     wanted = name.strip().lower().replace(" ", "-").replace("_", "-")
@@ -101,3 +154,86 @@ def find_gpu(name: str) -> Gpu:
         return GPUS[alike[0]]
     several = f"; say which: {', '.join(alike)}" if alike else f"; {suggestion(wanted, GPUS)}"
     raise SelectionError(f"no GPU is known as {name[:40]!r}{several}, or give --budget")
+
+
+_INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, below 4 MiB ... from 32 GiB on
+# Host memory; the lock during cudaMalloc; and a limit that only set_per_process_memory_fraction makes effective.
+_WITHOUT_EFFECT = ("pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_num_register_threads",
+                   "release_lock_on_cudamalloc", "garbage_collection_threshold")  # fmt: skip
+_LEAST_SPLIT_MB = 20  # torch refuses a smaller max_split_size_mb: kLargeBuffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """Settings of CUDA's caching allocator. Source: torch's c10/core/AllocatorConfig.h and .cpp."""
+
+    expandable_segments: bool = False
+    max_split_bytes: int | None = None  # a block of this size or more is not split
+    divisions: tuple[int, ...] = (0,) * _INTERVALS  # of each power of two that sizes are rounded up to
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorSettings:
+        """Return the settings of a text in the form of PYTORCH_CUDA_ALLOC_CONF; raises SelectionError."""
+        found: dict[str, Any] = {}
+        for name, value in _settings(text):
+            if name == "expandable_segments" and value in ("True", "False"):
+                found[name] = value == "True"
+            elif name == "max_split_size_mb" and _whole(value) >= _LEAST_SPLIT_MB:
+                found["max_split_bytes"] = _whole(value) * _MIB
+            elif name == "roundup_power2_divisions" and (divisions := _divisions(value)):
+                found["divisions"] = divisions
+            elif name not in _WITHOUT_EFFECT and (name, value) != ("backend", "native"):
+                raise SelectionError(
+                    f"alloc_conf cannot be {name[:40]}:{value[:40]}; replayed are expandable_segments:True, "
+                    f"max_split_size_mb (from {_LEAST_SPLIT_MB} on) and roundup_power2_divisions (powers of two, as 4 "
+                    "or [256:1,512:2,>:8])"
+                )
+        return cls(**found)
+
+    def divisions_for(self, size_bytes: int) -> int:
+        """Return the divisions of the power of two that a size lies in; 0 or 1 if sizes are not rounded up there."""
+        return self.divisions[min(max(size_bytes.bit_length() - _MIB.bit_length(), 0), _INTERVALS - 1)]
+
+
+def _settings(text: str) -> list[tuple[str, str]]:
+    """Return the names and values of `name:value,name:[key:value,...]`; raises SelectionError for other text."""
+    setting = r"(\w{1,40}):(\[[^\[\]]{0,400}\]|[^,:\[\]]{1,40})"
+    plain = re.sub(r"\s", "", text)
+    if plain and not re.fullmatch(rf"{setting}(,{setting})*", plain, re.ASCII):
+        raise SelectionError(
+            f"alloc_conf is name:value with commas between, such as max_split_size_mb:128; got {text[:40]!r}"
+        )
+    return re.findall(setting, plain, re.ASCII)
+
+
+def _whole(text: str) -> int:
+    """Return the number in a text; -1 for other text."""
+    return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
+
+
+def _is_power(number: int) -> bool:
+    return number > 0 and number.bit_count() == 1
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Return the divisions of each interval for `4` or `[256:1,512:2,>:8]`, keys in MiB; none for other text.
+
+    As in parseRoundUpPower2Divisions, the first value is also that of all smaller intervals, and `>` that of all
+    larger ones; an interval that is not named between two others has none.
+    """
+    if not text.startswith("["):
+        return (_whole(text),) * _INTERVALS if _is_power(_whole(text)) else ()
+    found, last = [0] * _INTERVALS, 0
+    for place, part in enumerate(text[1:-1].split(",")):
+        key, _, value = part.partition(":")
+        number = _whole(value)
+        if not (number == 0 or _is_power(number)) or not (key == ">" or _is_power(_whole(key))):
+            return ()
+        if key == ">":
+            found[last + 1 :] = [number] * (_INTERVALS - last - 1)
+            continue
+        index = min(_whole(key).bit_length() - 1, _INTERVALS - 1)
+        if place == 0:
+            found[:index] = [number] * index
+        found[index], last = number, index
+    return tuple(found)

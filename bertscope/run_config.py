@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
+from bertscope.gpus import AllocatorSettings
 from bertscope.units import FP16, FP32, PRECISIONS
 
 
@@ -91,7 +92,7 @@ STRATEGIES = ", ".join(
 )
 EXAMPLE_STRATEGIES = tuple(item.example for item in _STRATEGIES)
 COMPARED = f"{NONE},{FULL}"  # without and with
-CHEAPEST_FIRST = "none,selective,every-2,full"
+CHEAPEST_FIRST = "none,selective,full"
 
 
 def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
@@ -259,6 +260,7 @@ class RunConfig:
     clip_grad_norm: bool = False
     hold_outputs: bool = False
     grad_scaler: bool = False  # torch.amp.GradScaler
+    alloc_conf: str = ""  # of CUDA's allocator, as PYTORCH_CUDA_ALLOC_CONF; that of the environment is not read
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq", "accumulate"):
@@ -296,6 +298,9 @@ class RunConfig:
             for name in ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "grad_scaler"):
                 if getattr(self, name) != getattr(RunConfig, name):
                     raise SelectionError(f"{name} concerns a training step; leave it out, or use mode training")
+        if self.alloc_conf and self.device != "cuda":
+            raise SelectionError("alloc_conf concerns the allocator of a GPU; leave it out, or use device cuda")
+        AllocatorSettings.parse(self.alloc_conf)
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property

@@ -34,7 +34,7 @@ MAY = {
     "units": "",
     "reports": "errors units",
     "config": BASE,
-    "run_config": BASE,
+    "run_config": f"{BASE} gpus",
     "gpus": BASE,
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",

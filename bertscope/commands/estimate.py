@@ -5,7 +5,13 @@ from dataclasses import replace
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, Progress, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Kernel, RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import (
+    AllocatorOptions,
+    Kernel,
+    RunOptions,
+    ViewOptions,
+    WithBareCheckpointing,
+)
 from bertscope.render import memory as renderer
 from bertscope.run_config import STORED, RunConfig
 
@@ -29,6 +35,7 @@ def estimate(
     *,
     run: RunOptions = _RUN,
     kernel: Kernel = RunConfig.sdpa_kernel,
+    allocator: AllocatorOptions,
     model: ModelOptions,
     view: ViewOptions,
     out: OutputOptions,
@@ -38,7 +45,7 @@ def estimate(
     torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
     peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.
     """
-    run_configs = run.run_configs(sdpa_kernel=kernel)
+    run_configs = run.run_configs(sdpa_kernel=kernel, alloc_conf=allocator.text)
     view.check_timeline()
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):

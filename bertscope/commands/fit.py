@@ -7,17 +7,23 @@ import typer
 
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, Progress
-from bertscope.commands.registry import command
-from bertscope.commands.run_options import AUTOCAST, Kernel, StepOptions, by_strategy, numbers, size
+from bertscope.commands.registry import command, numbers, size
+from bertscope.commands.run_options import (
+    AUTOCAST,
+    AllocatorOptions,
+    Kernel,
+    StepOptions,
+    by_strategy,
+)
 from bertscope.errors import SelectionError
-from bertscope.gpus import GPUS, find_gpu
+from bertscope.gpus import GPUS, find_gpu, fit_precisions
 from bertscope.render import fit as renderer
 from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
-from bertscope.units import BF16, FP32, PRECISIONS
+from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 EXAMPLES = """
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
-  bertscope fit --gpu t4 --precision fp32,autocast-bf16 --checkpointing none,full
+  bertscope fit --gpu t4 --precision fp32,autocast-fp16 --checkpointing none,full
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
@@ -45,28 +51,35 @@ def fit(
         str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
     ] = CHEAPEST_FIRST,
     precision: Annotated[
-        str, typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.")
-    ] = f"{FP32.name},{AUTOCAST}{BF16.name}",
+        str | None,
+        typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.",
+                     show_default=f"{FP32.name} and autocast in {BF16.name}, on GPUs before Ampere in {FP16.name}"),
+    ] = None,
     step: StepOptions,
     device: Annotated[
         str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
     ] = None,
     kernel: Kernel = RunConfig.sdpa_kernel,
+    allocator: AllocatorOptions,
     context: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context, if known for the GPU.")
+        str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
     ] = None,
     model: ModelOptions,
     out: OutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
-    With --batch, find the strategies and precisions with which it fits, cheapest first. Exit code 1 if
-    nothing fits.
+    On a GPU the allocator is simulated, with the largest CUDA context that was published for it. With --batch, find
+    the strategies and precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain.
     """
     known = find_gpu(gpu) if gpu else None
     if (known is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
-    run_config = step.run_config(device=device or ("cuda" if known else RunConfig.device), sdpa_kernel=kernel)
+    place = device or ("cuda" if known else RunConfig.device)
+    run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text)
+    if precision is None:
+        plain, half = fit_precisions(known)
+        precision = f"{plain},{AUTOCAST}{half}"
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     variants = [
         variant

@@ -7,8 +7,8 @@ import typer
 
 from bertscope.commands.model_options import Freeze, ModelOptions
 from bertscope.commands.output import OutputOptions, write
-from bertscope.commands.registry import command
-from bertscope.commands.run_options import ModelImplementation, Strategy, numbers
+from bertscope.commands.registry import command, numbers
+from bertscope.commands.run_options import ModelImplementation, Strategy
 from bertscope.errors import SelectionError
 from bertscope.render import flops as renderer
 from bertscope.run_config import NONE, RunConfig

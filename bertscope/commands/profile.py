@@ -7,8 +7,8 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import OutputOptions, Progress, note, write_file
 from bertscope.commands.process import INTERRUPT
-from bertscope.commands.registry import command
-from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing, size
+from bertscope.commands.registry import command, size
+from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.render import memory as renderer
 
 EXAMPLES = """

@@ -1,8 +1,9 @@
-"""Registration of commands, and bundles of options that become parameters of a command."""
+"""Registration of commands, bundles of options that become parameters of a command, and the values of options."""
 
 import functools
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -14,7 +15,9 @@ from typer.core import TyperGroup
 
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
+from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
+from bertscope.units import parse_bytes
 
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
@@ -128,3 +131,24 @@ def _narrowed(annotation: Any) -> Any:
     for item in metadata:
         kind = Annotated[kind, item]
     return kind
+
+
+def size(option: str, text: str | None) -> int | None:
+    """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
+    if text is None:
+        return None
+    plain = re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)
+    if plain and int(plain[1]):
+        meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
+        raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
+    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
+        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))

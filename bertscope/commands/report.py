@@ -9,8 +9,7 @@ import typer
 
 from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import Progress, note, show
-from bertscope.commands.registry import command
-from bertscope.commands.run_options import size
+from bertscope.commands.registry import command, size
 from bertscope.errors import MissingExtraError, SelectionError
 
 EXAMPLES = """

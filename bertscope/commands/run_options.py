@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -36,7 +35,7 @@ from bertscope.run_config import (
     takers,
     takes_reentrant,
 )  # fmt: skip
-from bertscope.units import BF16, FP32, PRECISIONS, parse_bytes
+from bertscope.units import BF16, FP32, PRECISIONS
 
 AUTOCAST = "autocast-"  # before a dtype, in --precision
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
@@ -260,6 +259,29 @@ class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllocatorOptions:
+    """Options for the simulated caching allocator of CUDA."""
+
+    alloc_conf: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Settings of the simulated CUDA allocator, in the form of PYTORCH_CUDA_ALLOC_CONF: "
+            "expandable_segments:True, max_split_size_mb:N, roundup_power2_divisions:N. The variable is not read.",
+        ),
+    ] = RunConfig.alloc_conf
+    expandable_segments: Annotated[
+        bool, typer.Option("--expandable-segments", help="The same as --alloc-conf expandable_segments:True.")
+    ] = False
+
+    @property
+    def text(self) -> str:
+        """Return the settings of both options."""
+        parts = (self.alloc_conf, "expandable_segments:True" if self.expandable_segments else "")
+        return ",".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
@@ -315,20 +337,3 @@ def by_strategy(run_config: RunConfig, strategies: str, *, reentrant: bool = Fal
         replace(run_config, checkpointing=strategy, reentrant=reentrant and takes_reentrant(strategy))
         for strategy in parse_strategies(strategies)
     ]
-
-
-def size(option: str, text: str | None) -> int | None:
-    """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
-    if text is None:
-        return None
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
-    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
-        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -6,30 +6,49 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target
 from bertscope.render.footer import title
+from bertscope.render.memory_words import NOT_COUNTED
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.timeline.panels import loop_words
-from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow
 from bertscope.units import BF16, FP16, bytes_text, count_text
+
+ANSWERS = {YES: "yes", UNCERTAIN: "not certain", NO: "no"}
 
 
 def columns(report: FitReport) -> list[Column]:
-    """Return the columns; a given batch needs no largest one."""
-    searched = report.asked_batch is None
+    """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
+    searched, on_gpu = report.asked_batch is None, _is_on_gpu(report)
     return [
         number("seq", "seq"),
         Column("precision", lambda row: row.precision, values("precision")),
         Column("checkpointing", lambda row: row.checkpointing, values("checkpointing")),
-        Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "is_tight"),
+        Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "answer"),
                right=True),
+        Column("by bytes", lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
+               shown=searched and on_gpu),
         number("peak", "peak_bytes", bytes_text),
+        Column("reserved", lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
+               shown=on_gpu),
+        Column("nvidia-smi", lambda row: _shown_text(report, row), right=True, give_up=5, shown=on_gpu),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
-               right=True, give_up=2, shown=searched),
+               right=True, give_up=2, shown=searched and not on_gpu),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1,
                shown=searched),
         number("FLOPs of the step", "step_flops", _work_text, give_up=3),
         Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
-        csv_only({"budget_bytes": lambda row: report.budget_bytes}),
+        csv_only({"other_head_answer": lambda row: row.other_head_answer,
+                  "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
+
+
+def _is_on_gpu(report: FitReport) -> bool:
+    return report.run.get("device") == "cuda"
+
+
+def _shown_text(report: FitReport, row: FitRow) -> str:
+    """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
+    low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
+    return f"{bytes_text(low)} to {bytes_text(row.reserved_bytes)}"
 
 
 def _work_text(flops: int) -> str:
@@ -39,35 +58,53 @@ def _work_text(flops: int) -> str:
 
 
 def _batch(report: FitReport, row: FitRow) -> str:
-    if not row.fits:
-        return f"no, short by {bytes_text(row.peak_bytes - report.budget_bytes)}"
-    text = "yes" if report.asked_batch else count_text(row.batch)
-    return text + (" (tight)" if row.is_tight else "")
+    if row.answer == NO:
+        return f"no, short by {bytes_text(_short_bytes(report, row))}"
+    if row.answer == UNCERTAIN:
+        return ANSWERS[UNCERTAIN]
+    return ANSWERS[YES] if report.asked_batch else count_text(row.batch)
+
+
+def _short_bytes(report: FitReport, row: FitRow) -> int:
+    """Return the bytes by which the tensors exceed the budget with the context at its lower end."""
+    return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes) - report.budget_bytes
 
 
 def heading(report: FitReport) -> str:
-    """Return the model, its run, and the budget."""
+    """Return the model with its head and attention, the precisions, the run, and the budget."""
     run: dict[str, Any] = report.run
+    precisions = " and ".join(dict.fromkeys(row.precision for row in report.rows))
+    kernel = f", {run['sdpa_kernel']} kernel" if run.get("sdpa_kernel", "auto") != "auto" else ""
     loop = "".join(f", {words}" for words in loop_words(run))
     place = f"{report.card.name}: " if report.card else ""
     asked = f", batch {report.asked_batch}" if report.asked_batch else ""
+    settings = f", {run['alloc_conf']}" if run.get("alloc_conf") else ""
     budget = f"{place}{bytes_text(report.budget_bytes)}"
-    return f"{title(report)}, {run.get('mode')}{loop}{asked}, {run.get('device')}, budget {budget}\n"
+    return (
+        f"{title(report)}{kernel}, {precisions}, {run.get('mode')}{loop}{asked}, {run.get('device')}{settings}, "
+        f"budget {budget}\n"
+    )
 
 
 def notes(report: FitReport) -> Iterator[str]:
     """Return the answer in a line, and how the numbers were obtained."""
-    if not report.fits:
+    what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
+    if report.answer == NO:
         least = min(report.rows, key=lambda row: row.peak_bytes)
-        short = bytes_text(least.peak_bytes - report.budget_bytes)
-        what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
+        short = bytes_text(_short_bytes(report, least))
         yield f"not even {what} fits: the nearest, {_way(least)}, exceeds the budget by {short}"
+    elif report.answer == UNCERTAIN:
+        nearest = next(row for row in report.rows if row.answer == UNCERTAIN)
+        yield f"not certain that {what} fits, with {_way(nearest)} or any other setting"
     elif report.asked_batch:
         for seq in dict.fromkeys(row.seq for row in report.rows):
             # the rows come in the order of their cost
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, "nothing that was tried")
             yield f"cheapest setting for batch {report.asked_batch} at seq {seq}: {cheapest}"
+    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
+        answers = ", ".join(f"{ANSWERS[row.other_head_answer]} for {_way(row)} at seq {row.seq}" for row in other)
+        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
     yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of batch + 1"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
@@ -78,12 +115,34 @@ def notes(report: FitReport) -> Iterator[str]:
         ):
             on = f"on {report.card.name}, attention saves its scores"
             yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"
-    if report.run.get("device") == "cuda":
-        overhead = bytes_text(report.overhead_bytes)
-        context = f"{overhead} for context and workspaces (--context sets that of your GPU)"
-        yield f"peaks include {context}; not compared with a GPU"
-        yield "tight: the simulated allocator, with fragmentation, needs more than this budget"
+    if _is_on_gpu(report):
+        yield from _gpu_notes(report)
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def _gpu_notes(report: FitReport) -> Iterator[str]:
+    """Yield the notes on the memory of a GPU besides the tensors."""
+    low, high = report.context_low_bytes, report.context_high_bytes
+    workspaces = bytes_text(report.overhead_bytes - high)
+    if low < high:
+        source = report.card.context_source if report.card else ""
+        where = f"published for it ({source})" if source else "published for other GPUs"
+        yield f"CUDA context: {bytes_text(low)} to {bytes_text(high)}, {where}; --context sets yours"
+    yield f"peak and reserved include {bytes_text(high)} for the context and {workspaces} for cuBLAS"
+    yield NOT_COUNTED
+    place = f"with the {'upper context' if low < high else 'context'}"
+    if report.margin:
+        place = f"in {100 - 100 * report.margin:.0f} % of what the upper context leaves"
+    served = f"the simulated allocator serves{' it' if report.asked_batch else ''} {place}"
+    tensors = f"tensors fit{' with the lower context' if low < high else ''}"
+    if report.asked_batch:
+        yield f"yes: {served}; no: not even its {tensors}"
+    else:
+        yield f"batch: the largest that {served}"
+        yield f"by bytes: the largest whose {tensors}; between the two it is not certain"
+    if report.margin:
+        yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
+    yield "nvidia-smi: from the tensors with the lower context to reserved; not compared with a GPU"
 
 
 def _way(row: FitRow) -> str:

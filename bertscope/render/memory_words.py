@@ -21,6 +21,9 @@ _MARKS = {
     "temporaries": "t",
 }
 
+# cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
+NOT_COUNTED = "not counted: cuBLASLt's workspace of 1 MiB for each thread, and that of cuDNN, if attention runs there"
+
 
 def bars(report: MemoryReport, target: Target) -> str:
     """Draw the parts at each variant's peak, to one scale."""
@@ -119,9 +122,12 @@ def _device_notes(device: DeviceTerms) -> Iterator[str]:
         yield f"context and other memory in use on the GPU: {bytes_text(low)}, measured"
         return
     workspaces = bytes_text(device.workspace_bytes)
+    shown = " to ".join(bytes_text(device.reserved_bytes + context) for context in (low, high))
     yield f"allocated: in blocks of 512 B, with {workspaces} for cuBLAS (on Hopper 32 MiB for each thread)"
-    yield "reserved: the simulated caching allocator over two steps; the real one may differ by a tenth"
-    yield f"the CUDA context adds {bytes_text(low)} to {bytes_text(high)} outside torch, depending on GPU and driver"
+    yield NOT_COUNTED
+    yield "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth"
+    yield f"the CUDA context adds {bytes_text(low)} to {bytes_text(high)} outside torch, by GPU and version of torch"
+    yield f"nvidia-smi would show {shown}: reserved memory and the context"
 
 
 def training_file_notes(file: TrainingFile) -> Iterator[str]:

@@ -203,31 +203,46 @@ class MemoryReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU by name, and the memory that CUDA offers on it."""
+    """A GPU by name, the memory that CUDA offers on it, and the published sizes of its CUDA context."""
 
     name: str
     memory_bytes: int
     source: str
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    context_source: str = ""  # empty: the range over all GPUs
+
+
+YES, UNCERTAIN, NO = "yes", "uncertain", "no"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitRow:
-    """One variant at one sequence length: peak(batch) <= budget < peak(batch + 1), both computed.
+    """One variant at one sequence length.
 
-    `batch` is 0 if batch 1 does not fit, and `peak_bytes` is then the peak of batch 1; `next_bytes` is the peak of
-    batch + 1. Peaks include tensors and, on CUDA, workspaces and context.
+    `batch` is the largest batch that fits: on CUDA the simulated allocator serves it, with the context at the upper
+    end of what is published and a margin; 0 if batch 1 does not fit. `batch_by_bytes` is the largest one whose tensors
+    fit with the
+    context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
+    With an asked batch each is this batch or 0. `peak_bytes` is the peak of `batch`, of batch 1 if that is 0, or of
+    the asked batch; `next_bytes` that of one more. Peaks include tensors and, on CUDA, workspaces and the upper
+    context; `reserved_bytes` also includes the fragmentation of the allocator and, for eager attention with a context
+    that is not given, what older versions of torch save more.
     """
 
     seq: int
     checkpointing: str
     precision: str
     batch: int
+    batch_by_bytes: int
+    answer: str  # yes, uncertain or no
     peak_bytes: int
+    reserved_bytes: int
     next_bytes: int
-    fits: bool
-    is_tight: bool  # fragmentation of the allocator may exceed the budget
+    fits: bool  # the answer is yes
     step_flops: int
     extra_flops: float  # added to the step without checkpointing, as a fraction of it
+    other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,13 +253,23 @@ class FitReport:
     subject: Subject
     run: dict[str, Any]
     budget_bytes: int
-    overhead_bytes: int  # CUDA's context and workspaces, included in every peak
+    overhead_bytes: int  # CUDA's workspaces and the upper context, included in every peak
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
+    other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     training_file: TrainingFile | None = None  # of --from
 
     @property
     def fits(self) -> bool:
         """Return True if any variant fits."""
         return any(row.fits for row in self.rows)
+
+    @property
+    def answer(self) -> str:
+        """Return the best answer of all variants."""
+        answers = {row.answer for row in self.rows}
+        return next((answer for answer in (YES, UNCERTAIN) if answer in answers), NO)

@@ -1,30 +1,42 @@
 """A simulation of CUDA's caching allocator over a memory trace: the bytes it reserves, and if they fit in a limit.
 
-Rules and constants are those of torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp at
-default settings. Sizes are rounded up to 512 bytes. Blocks of up to 1 MiB come from segments of 2 MiB, below
-10 MiB from segments of 20 MiB; a larger block gets a separate segment, rounded up to 2 MiB. The allocator splits
-the smallest free block that fits, merges free neighbours, and releases entirely free segments at the limit.
+Rules and constants are those of torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp. Sizes are
+rounded up to 512 bytes. Blocks of up to 1 MiB come from segments of 2 MiB, below 10 MiB from segments of 20 MiB; a
+larger block gets a separate segment, rounded up to 2 MiB. The allocator splits the smallest free block that fits,
+merges free neighbours, and releases entirely free segments at the limit.
+
+With expandable segments each pool is one range of addresses, to whose pages memory is mapped: 2 MiB for small
+blocks, 20 MiB for others. A block that no free block serves extends the mapped range.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from bertscope.analyses.memory.events import MemoryTrace, matched
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
+from bertscope.analyses.memory.step import OPTIMIZER
+from bertscope.analyses.tracing.module_tracker import BACKWARD
+from bertscope.gpus import AllocatorSettings
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
+_ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
+STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SegmentBlock:
-    """A used or free block of a segment, with its neighbours."""
+    """A used, free or unmapped block of a segment, with its neighbours."""
 
+    address: int
     size: int
     is_small: bool
     is_free: bool = False
+    is_mapped: bool = True
     before: SegmentBlock | None = None
     after: SegmentBlock | None = None
 
@@ -32,6 +44,26 @@ class SegmentBlock:
     def is_whole(self) -> bool:
         """Return True if the block is a whole segment."""
         return self.before is None and self.after is None
+
+    @property
+    def reach_bytes(self) -> int:
+        """Return the size to which the block can extend: with the unmapped block behind it."""
+        return self.size + (self.after.size if self.after is not None and not self.after.is_mapped else 0)
+
+    def split(self, size: int) -> SegmentBlock:
+        """Reduce the block to this size, and return the block of the rest."""
+        rest = SegmentBlock(
+            self.address + size,
+            self.size - size,
+            self.is_small,
+            is_mapped=self.is_mapped,
+            before=self,
+            after=self.after,
+        )
+        if self.after is not None:
+            self.after.before = rest
+        self.after, self.size = rest, size
+        return rest
 
     def absorb_next(self) -> None:
         """Take over the memory of the block behind this one, if there is one."""
@@ -45,43 +77,122 @@ class SegmentBlock:
 class Allocator:
     """The memory pools of one stream; `limit_bytes` limits the reserved bytes."""
 
-    def __init__(self, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int | None = None, settings: AllocatorSettings | None = None) -> None:
+        self.limit_bytes, self.settings = limit_bytes, settings or AllocatorSettings()
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
-        self.frees = 0
-        self.free_blocks: dict[bool, list[tuple[int, int, SegmentBlock]]] = {True: [], False: []}  # smallest first
+        self.next_address = 0  # of a new segment
+        # The free blocks of each pool: the smallest first, of equal ones the one with the lowest address.
+        self.free_blocks: dict[bool, list[tuple[int, int, SegmentBlock]]] = {True: [], False: []}
+        # The blocks of each pool's expandable segment without memory, by address.
+        self.unmapped: dict[bool, list[tuple[int, SegmentBlock]]] = {}
+        if self.settings.expandable_segments:
+            for base, is_small in ((0, True), (_ADDRESSES, False)):
+                self.unmapped[is_small] = [(base, SegmentBlock(base, _ADDRESSES, is_small, is_mapped=False))]
 
     def malloc(self, size_bytes: int) -> SegmentBlock:
-        """Return a block of this size, from a new segment if no free block fits."""
-        size = max(-(-size_bytes // _STEP) * _STEP, _STEP)
+        """Return a block of this size, from new memory if no free block fits."""
+        size = self.rounded(size_bytes)
         is_small = size <= _SMALL
-        pool = self.free_blocks[is_small]
-        index = next((index for index, (free, _, _) in enumerate(pool) if free >= size), None)
-        block = pool.pop(index)[2] if index is not None else self._new_segment(size, is_small)
+        block = self._free_block(size, is_small)
+        if block is None:
+            block = self._mapped(size, is_small) if self.unmapped else self._new_segment(size, is_small)
         block.is_free = False
-        self._split(block, size)
+        rest = block.size - size
+        if rest >= _STEP if is_small or self.unmapped else rest > _SMALL and not self._is_oversize(size):
+            self._set_free(block.split(size))
         return block
+
+    def rounded(self, size_bytes: int) -> int:
+        """Return the size of the block for a request: a multiple of 512 bytes, or of a part of a power of two."""
+        divisions = self.settings.divisions_for(size_bytes)
+        if divisions <= 1 or size_bytes <= _STEP * divisions:
+            return max(-(-size_bytes // _STEP) * _STEP, _STEP)
+        part = max((1 << (size_bytes.bit_length() - 1)) // divisions, 1)
+        return -(-size_bytes // part) * part
+
+    def _is_oversize(self, size: int) -> bool:
+        return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes
+
+    def _free_block(self, size: int, is_small: bool) -> SegmentBlock | None:
+        """Take the best free block of the pool; None if there is none."""
+        pool = self.free_blocks[is_small]
+        index = bisect_left(pool, (size,))
+        if index == len(pool):
+            return None
+        if self.unmapped:  # a block that can extend counts with the size that it can get
+            while index + 1 < len(pool) and pool[index + 1][2].reach_bytes < pool[index][2].reach_bytes:
+                index += 1
+        found = pool[index][0]
+        if self._is_oversize(found) and (not self._is_oversize(size) or found >= size + _LARGE_SEGMENT):
+            return None
+        return pool.pop(index)[2]
 
     def _new_segment(self, size: int, is_small: bool) -> SegmentBlock:
         own = -(-size // _OWN_STEP) * _OWN_STEP
         whole = _SMALL_SEGMENT if is_small else _LARGE_SEGMENT if size < _OWN_FROM else own
-        if self.limit_bytes is not None and self.reserved_bytes + whole > self.limit_bytes:
-            self.release_free_segments()
-            if self.reserved_bytes + whole > self.limit_bytes:
-                self.missing_bytes = self.missing_bytes or self.reserved_bytes + whole - self.limit_bytes
-        self.reserved_bytes += whole
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return SegmentBlock(whole, is_small)
+        if self._exceeds(whole):
+            self.release_free_memory()
+        self._reserve(whole)
+        self.next_address += whole
+        return SegmentBlock(self.next_address - whole, whole, is_small)
 
-    def _split(self, block: SegmentBlock, size: int) -> None:
-        rest = block.size - size
-        if rest >= _STEP if block.is_small else rest > _SMALL:
-            other = SegmentBlock(rest, block.is_small, before=block, after=block.after)
-            if block.after is not None:
-                block.after.before = other
-            block.after, block.size = other, size
-            self._set_free(other)
+    def _exceeds(self, more_bytes: int) -> bool:
+        return self.limit_bytes is not None and self.reserved_bytes + more_bytes > self.limit_bytes
+
+    def _reserve(self, more_bytes: int) -> None:
+        """Add reserved bytes, and note how many of them the limit lacks."""
+        self.reserved_bytes += more_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        if self.limit_bytes is not None and not self.missing_bytes:
+            self.missing_bytes = max(self.reserved_bytes - self.limit_bytes, 0)
+
+    def _mapped(self, size: int, is_small: bool) -> SegmentBlock:
+        """Return a block of at least this size from neighbours that are free, or to which pages are mapped for it."""
+        blocks, pages = self._room(size, is_small)
+        if self._exceeds(sum(pages)):
+            self.release_free_memory()
+            blocks, pages = self._room(size, is_small)
+        self._reserve(sum(pages))
+        first = blocks[0]
+        for block, mapped in zip(blocks, pages, strict=True):
+            if block.is_mapped:
+                self._remove(block)
+            else:
+                self._map(block, mapped)
+            if block is not first:
+                first.absorb_next()
+        if first.after is not None and first.after.is_free:
+            self._remove(first.after)
+            first.absorb_next()
+        return first
+
+    def _room(self, size: int, is_small: bool) -> tuple[list[SegmentBlock], list[int]]:
+        """Return the free and unmapped neighbours with room at the lowest address, and the bytes to map in each."""
+        page = _SMALL_SEGMENT if is_small else _LARGE_SEGMENT
+        for _, unmapped in self.unmapped[is_small]:
+            before = unmapped.before
+            block: SegmentBlock | None = before if before is not None and before.is_free else unmapped
+            blocks: list[SegmentBlock] = []
+            pages: list[int] = []
+            missing = size
+            while missing > 0 and block is not None and (block.is_free or not block.is_mapped):
+                blocks.append(block)
+                pages.append(0 if block.is_mapped else min(-(-missing // page) * page, block.size))
+                missing -= block.size
+                block = block.after
+            if missing <= 0:
+                break
+        return blocks, pages  # the last unmapped block has room for everything
+
+    def _map(self, block: SegmentBlock, size: int) -> None:
+        """Map memory to the first bytes of an unmapped block."""
+        unmapped = self.unmapped[block.is_small]
+        del unmapped[bisect_left(unmapped, (block.address,))]
+        if size < block.size:
+            rest = block.split(size)
+            insort(unmapped, (rest.address, rest))
+        block.is_mapped = True
 
     def free(self, block: SegmentBlock) -> None:
         """Free a block and merge it with free neighbours."""
@@ -96,32 +207,125 @@ class Allocator:
 
     def _set_free(self, block: SegmentBlock) -> None:
         block.is_free = True
-        self.frees += 1  # of equal blocks `malloc` chooses the one freed first
-        insort(self.free_blocks[block.is_small], (block.size, self.frees, block))
+        insort(self.free_blocks[block.is_small], (block.size, block.address, block))
 
     def _remove(self, block: SegmentBlock) -> None:
         pool = self.free_blocks[block.is_small]
-        del pool[next(index for index, (_, _, other) in enumerate(pool) if other is block)]
+        del pool[bisect_left(pool, (block.size, block.address))]
+        block.is_free = False
 
-    def release_free_segments(self) -> None:
-        """Return the segments that are entirely free to the device."""
-        for is_small, pool in self.free_blocks.items():
-            self.reserved_bytes -= sum(size for size, _, block in pool if block.is_whole)
-            self.free_blocks[is_small] = [item for item in pool if not item[2].is_whole]
+    def release_free_memory(self) -> None:
+        """Return the segments that are entirely free to the device, of expandable ones the pages that are."""
+        for pool in self.free_blocks.values():
+            for _, _, block in list(pool):
+                if self.unmapped:
+                    self._unmap(block)
+                elif block.is_whole:
+                    self._remove(block)
+                    self.reserved_bytes -= block.size
+
+    def _unmap(self, block: SegmentBlock) -> None:
+        """Return the pages that lie in a free block of an expandable segment to the device."""
+        page = _SMALL_SEGMENT if block.is_small else _LARGE_SEGMENT
+        first = -(-block.address // page) * page
+        last = (block.address + block.size) // page * page
+        if first >= last:
+            return
+        self._remove(block)
+        if last < block.address + block.size:
+            self._set_free(block.split(last - block.address))
+        if first > block.address:
+            rest = block.split(first - block.address)
+            self._set_free(block)
+            block = rest
+        self.reserved_bytes -= block.size
+        block.is_mapped = False
+        unmapped = self.unmapped[block.is_small]
+        after, before = block.after, block.before
+        if after is not None and not after.is_mapped:
+            del unmapped[bisect_left(unmapped, (after.address,))]
+            block.absorb_next()
+        if before is not None and not before.is_mapped:
+            del unmapped[bisect_left(unmapped, (before.address,))]
+            before.absorb_next()
+            block = before
+        insort(unmapped, (block.address, block))
 
 
-def replayed(trace: MemoryTrace, limit_bytes: int | None = None, steps: int = 2) -> Allocator:
-    """Return the allocator, empty at first, after this number of steps of the trace."""
-    allocator = Allocator(limit_bytes)
-    for _, size in trace.state:
-        allocator.malloc(size)
-    for _ in range(steps):
-        used: dict[int, SegmentBlock] = {}
-        for event, number in matched(trace.events):
-            if event.size_bytes > 0:
-                used[number] = allocator.malloc(event.size_bytes)
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a run to its allocator: a number allocates this block, its complement `~number` frees it."""
+
+    sizes: list[int]  # of the blocks
+    start: list[int]  # before the first step
+    first: list[int]  # the first step, which lays down gradients that stay and the optimizer state
+    step: list[int]  # each further step
+
+
+def requests(trace: MemoryTrace) -> Requests:
+    """Return the requests of a run whose steady step is this trace.
+
+    A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
+    of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
+    backward pass before it, each when backward reaches its module.
+    """
+    state = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
+    events = [*state, *trace.events]
+    step = [(event, number if event.size_bytes > 0 else ~number) for event, number in matched(events)][len(state) :]
+    parts = [block.part for block, _ in trace.state]
+    gradients = [number for number, part in enumerate(parts) if part == "gradients"]
+    made = [number for number, part in enumerate(parts) if part == "optimizer_state"]
+    passes = [(event, number) for event, number in step if event.phase != OPTIMIZER]
+    micro_batch, update = [number for _, number in passes], [n for event, n in step if event.phase == OPTIMIZER]
+    laying = list(_laying_down(passes, {number: trace.state[number][0].path for number in gradients}))
+    laying += _left(micro_batch)
+    update += _left(number for _, number in step)
+    freed = {~number for _, number in step if number < 0}
+    return Requests(
+        sizes=[max(event.size_bytes, 0) for event in events],
+        start=[number for number, part in enumerate(parts) if part not in ("gradients", "optimizer_state")],
+        first=[*(laying if gradients else ()), *micro_batch, *made, *update],
+        step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
+    )
+
+
+def _left(numbers: Iterable[int]) -> list[int]:
+    """Return the frees of the blocks that the requests leave."""
+    left: dict[int, None] = {}
+    for number in numbers:
+        if number >= 0:
+            left[number] = None
+        else:
+            left.pop(~number, None)
+    return [~number for number in left]
+
+
+def _laying_down(events: Iterable[tuple[MemoryEvent, int]], gradients: dict[int, str]) -> Iterator[int]:
+    """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for number, path in gradients.items():
+        waiting[path.rpartition(".")[0]].append(number)
+    for event, number in events:
+        if event.phase == BACKWARD:
+            yield from waiting.pop(event.path, ())
+        yield number
+    for numbers in waiting.values():
+        yield from numbers
+
+
+def replayed(
+    run: Requests, limit_bytes: int | None = None, settings: AllocatorSettings | None = None, steps: int = STEPS
+) -> Allocator:
+    """Return the allocator, empty at first, after this number of steps; or after the first that exceeds the limit."""
+    allocator = Allocator(limit_bytes, settings)
+    sizes, malloc, free = run.sizes, allocator.malloc, allocator.free
+    used: dict[int, SegmentBlock] = {}
+    for part in (run.start, run.first, *[run.step] * (steps - 1)):
+        for number in part:
+            if number >= 0:
+                used[number] = malloc(sizes[number])
             else:
-                allocator.free(used.pop(number))
-        for block in used.values():
-            allocator.free(block)
+                free(used.pop(~number))
+        if allocator.missing_bytes:
+            break
     return allocator

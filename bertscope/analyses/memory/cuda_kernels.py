@@ -17,8 +17,6 @@ from bertscope.torch_access import close_library, has_kernel, torch
 
 # cuBLAS's workspace for each thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
 _HOPPER_WORKSPACE_BYTES, _WORKSPACE_BYTES = 32 * 2**20, 8_519_680
-# Memory of the driver and of the kernels' code, outside the allocator; it differs by GPU and driver.
-CONTEXT_BYTES = (300 * 2**20, 700 * 2**20)
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
 # that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE).
 _IN_FLOAT = (

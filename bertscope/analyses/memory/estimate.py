@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, cuda_semantics, workspace_bytes
+from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.cuda_kernels import cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import break_even
@@ -23,6 +23,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of
 from bertscope.errors import SelectionError
+from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -31,7 +32,7 @@ from bertscope.torch_access import nn, value_errors
 # Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
 MODULE_FIELDS = (
     "mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding", "accumulate",
-    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler",
+    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler", "alloc_conf",
 )  # fmt: skip
 
 
@@ -47,10 +48,11 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | Non
     if run_config.device != "cuda":
         return None
     workspaces = workspace_bytes(run_config)
+    allocator = replayed(requests(trace), settings=AllocatorSettings.parse(run_config.alloc_conf))
     return DeviceTerms(
         allocated_bytes=trace.peak_bytes + workspaces,
         workspace_bytes=workspaces,
-        reserved_bytes=replayed(trace).peak_reserved_bytes + workspaces,
+        reserved_bytes=allocator.peak_reserved_bytes + workspaces,
         context_low_bytes=CONTEXT_BYTES[0],
         context_high_bytes=CONTEXT_BYTES[1],
     )

@@ -1,35 +1,82 @@
-"""`fit`: the largest batch that a memory budget holds, for each variant of a run.
+"""`fit`: the largest batch that fits in a memory budget, for each variant of a run.
 
-Two traces give the memory growth, from which the search computes a batch. The traces of this batch and of the
-next one then verify it.
+Two traces give the memory growth, from which the search computes a batch. On CUDA the allocator is simulated for the
+batches below it. The traces of the batch that is found and of the next one verify it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.cuda_kernels import CONTEXT_BYTES, workspace_bytes
+from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
+from bertscope.analyses.memory.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.growth import LARGEST_BATCH, growth_of, largest
+from bertscope.analyses.memory.events import Block, MemoryTrace
+from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
-from bertscope.gpus import capability, sdpa_kernel
-from bertscope.reports.memory import FitReport, FitRow, Gpu
+from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, sdpa_kernel
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
 from bertscope.run_config import NONE, RunConfig
+from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
+_CLASSIFIER, _LANGUAGE_MODEL = "BertForSequenceClassification", "BertForMaskedLM"
+# The class of each to try a batch with too: its head needs another amount of memory.
+_OTHER_HEADS = {
+    **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
+    **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
+}
+# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
+# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
+# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
+MARGIN = 0.04
+EAGER = "eager"
+_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
 
-def overhead_bytes(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> int:
-    """Return the bytes a device needs besides tensors: on CUDA workspaces and the context (default: mid-range)."""
+@dataclass(frozen=True)
+class Overhead:
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
+
+    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
+    version of torch may be an old one.
+    """
+
+    workspace_bytes: int = 0
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    margin: float = 0.0
+
+    @property
+    def lowest_bytes(self) -> int:
+        """Return the bytes with the context at the lower end."""
+        return self.workspace_bytes + self.context_low_bytes
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the bytes with the context at the upper end."""
+        return self.workspace_bytes + self.context_high_bytes
+
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
+        return int((budget_bytes - self.highest_bytes) * (1 - self.margin))
+
+
+def overhead(
+    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
+) -> Overhead:
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is published for the GPU."""
     if run_config.device != "cuda":
-        return context_bytes or 0
+        return Overhead(0, context_bytes or 0, context_bytes or 0)
     workspaces = workspace_bytes(run_config, None if known is None else capability(known))
-    return workspaces + (sum(CONTEXT_BYTES) // 2 if context_bytes is None else context_bytes)
+    if context_bytes is not None:
+        return Overhead(workspaces, context_bytes, context_bytes)
+    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN if attention == EAGER else 0.0)
 
 
 @dataclass
@@ -38,51 +85,98 @@ class Fitter:
 
     source: ModelSource
     budget_bytes: int
-    overhead_bytes: int = 0
+    overhead: Overhead = Overhead()
 
     def __post_init__(self) -> None:
-        self.trace = lru_cache(maxsize=4)(MemoryTraces(self.source).trace)  # a row needs the last traces of its search
-        self.tensor_bytes = self.budget_bytes - self.overhead_bytes
+        self.trace = lru_cache(maxsize=8)(MemoryTraces(self.source).trace)  # a row needs the last traces of its search
         self.flops: dict[tuple[str, int], int] = {}  # of one sequence
 
     def row(self, run_config: RunConfig, batch: int | None = None) -> FitRow:
         """Return the result for this batch, by default for the largest that fits."""
-        run_config = replace(run_config, batch=batch or max(self._search(run_config), 1))
-        peak = self.peak_bytes(run_config)
-        fits = peak <= self.budget_bytes
-        is_replayed = fits and run_config.device == "cuda"
+        if batch is None:
+            by_bytes = self._largest_by_bytes(run_config)
+            served = self._largest_served(run_config, by_bytes)
+        else:
+            answer = self.answer(replace(run_config, batch=batch))
+            by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
+        run_config = replace(run_config, batch=batch or max(served, 1))
         flops, plain = self._flops(run_config), self._flops(replace(run_config, checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
             precision=run_config.precision,
-            batch=run_config.batch if fits else 0,
-            peak_bytes=peak,
-            next_bytes=self.peak_bytes(replace(run_config, batch=run_config.batch + 1)) if fits else peak,
-            fits=fits,
-            is_tight=is_replayed and replayed(self.trace(run_config), self.tensor_bytes).missing_bytes > 0,
+            batch=served,
+            batch_by_bytes=by_bytes,
+            answer=YES if served else UNCERTAIN if by_bytes else NO,
+            peak_bytes=self.peak_bytes(run_config),
+            reserved_bytes=self._reserved_bytes(run_config, is_limited=served > 0),
+            next_bytes=self.peak_bytes(replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)),
+            fits=served > 0,
             step_flops=flops,
             extra_flops=flops / plain - 1 if plain else 0.0,
         )
 
     def peak_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes that the budget must hold at the peak of this step."""
-        return self.trace(run_config).peak_bytes + self.overhead_bytes
+        """Return the bytes that the budget must hold at the peak of this step, with the upper context."""
+        return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
 
-    def _search(self, run_config: RunConfig) -> int:
-        """Return the largest batch that fits, 0 for none: computed from the growth, then verified by traces."""
+    def answer(self, run_config: RunConfig) -> str:
+        """Return if the run fits: yes, no, or uncertain."""
+        if self._is_served(run_config):
+            return YES
+        is_possible = self.trace(run_config).peak_bytes <= self.budget_bytes - self.overhead.lowest_bytes
+        return UNCERTAIN if is_possible else NO
+
+    def _is_served(self, run_config: RunConfig) -> bool:
+        """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
+        if self.peak_bytes(run_config) > self.budget_bytes:
+            return False
+        return run_config.device != "cuda" or self._serves(requests(self._upper_trace(run_config)), run_config)
+
+    def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace with the most memory that a version of torch needs for it; today's if there is no margin."""
+        trace = self.trace(run_config)
+        return with_softmax_inputs(trace) if self.overhead.margin else trace
+
+    def _serves(self, run: Requests, run_config: RunConfig) -> bool:
+        """Return True if the simulated allocator serves all requests with the upper context."""
+        limit = self.overhead.limit_bytes(self.budget_bytes)
+        return replayed(run, limit, AllocatorSettings.parse(run_config.alloc_conf)).missing_bytes == 0
+
+    def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
+        """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
+        if run_config.device != "cuda":
+            return self.peak_bytes(run_config)
+        limit = self.overhead.limit_bytes(self.budget_bytes) if is_limited else None
+        settings = AllocatorSettings.parse(run_config.alloc_conf)
+        allocator = replayed(requests(self._upper_trace(run_config)), limit, settings)
+        return allocator.peak_reserved_bytes + self.overhead.highest_bytes
+
+    def _largest_by_bytes(self, run_config: RunConfig) -> int:
+        """Return the largest batch whose tensors fit with the lower context: from the growth, verified by traces."""
         growth = growth_of(self.trace, run_config)
+        tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:
             """Return True if the trace of that batch fits into the budget."""
-            return self.peak_bytes(replace(run_config, batch=batch)) <= self.budget_bytes
+            return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
-        batch = largest(lambda size: growth.peak_bytes(size) <= self.tensor_bytes) if growth else largest(fits)
-        while batch and not fits(batch):
-            batch -= 1
-        while batch < LARGEST_BATCH and fits(batch + 1):
-            batch += 1
-        return batch
+        batch = largest(lambda size: growth.peak_bytes(size) <= tensor_bytes) if growth else largest(fits)
+        return _settled(batch, fits)
+
+    def _largest_served(self, run_config: RunConfig, most: int) -> int:
+        """Return the largest batch up to `most` that fits: from the growth at the largest ones, verified by traces."""
+
+        def fits(batch: int) -> bool:
+            """Return True if the trace of that batch is served."""
+            return self._is_served(replace(run_config, batch=batch))
+
+        if run_config.device != "cuda" or not most:
+            return most
+        growth = growth_of(self._upper_trace, run_config, max(most, SMALLEST))
+        if growth is None:
+            return largest(fits, most)
+        return _settled(largest(lambda size: self._serves(growth.requests(size), run_config), most), fits, most)
 
     def _flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of the step: those of one sequence, times the batch."""
@@ -90,6 +184,37 @@ class Fitter:
         if key not in self.flops:
             self.flops[key] = step_flops(self.source, replace(run_config, batch=1))
         return run_config.batch * self.flops[key]
+
+
+def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
+    """Return the batch, up to `most`, that fits while one more does not, searched from `batch` on."""
+    while batch and not fits(batch):
+        batch -= 1
+    while batch < most and fits(batch + 1):
+        batch += 1
+    return batch
+
+
+def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
+
+    An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
+    older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
+    """
+
+    def copies(block: Block) -> int:
+        return 2 if block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX) else 1
+
+    if all(event.block.operator != _SOFTMAX for event in trace.events):
+        return trace
+    events = (copy for event in trace.events for copy in (event,) * copies(event.block))
+    return replace(trace, events=tuple(events))
+
+
+def other_head(source: BertSource) -> BertSource | None:
+    """Return the source with another common head: a classifier for a language model, and the reverse; or None."""
+    name = _OTHER_HEADS.get(source.architecture)
+    return source.with_options(architecture=name) if name else None
 
 
 def fit_report(
@@ -109,8 +234,10 @@ def fit_report(
     source = source.require("fit")
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    overhead = overhead_bytes(variants[0], context_bytes, known)
-    fitter = Fitter(source, budget_bytes, overhead)
+    room = overhead(variants[0], context_bytes, known, source.config.attn_implementation)
+    fitter = Fitter(source, budget_bytes, room)
+    other = other_head(source) if batch else None
+    other_fitter = Fitter(other, budget_bytes, room) if other else None
     rows = []
     for variant in variants:
         kernel = variant.sdpa_kernel
@@ -118,17 +245,26 @@ def fit_report(
             kernel = sdpa_kernel(known, variant.autocast or variant.dtype)
         for seq in seqs:
             progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
-            rows.append(fitter.row(replace(variant, seq=seq, sdpa_kernel=kernel), batch))
+            run_config = replace(variant, seq=seq, sdpa_kernel=kernel)
+            row = fitter.row(run_config, batch)
+            if other_fitter and batch:
+                row = replace(row, other_head_answer=other_fitter.answer(replace(run_config, batch=batch)))
+            rows.append(row)
     if batch:  # the variants that fit first, those with the fewest FLOPs before the others
-        rows.sort(key=lambda row: (row.seq, not row.fits, row.extra_flops, row.precision != FP32.name))
+        answers = (YES, UNCERTAIN, NO)
+        rows.sort(key=lambda row: (row.seq, answers.index(row.answer), row.extra_flops, row.precision != FP32.name))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
     about = subject(run_model(source, replace(variants[0], dtype=FP32.name, checkpointing=NONE)), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,
         budget_bytes=budget_bytes,
-        overhead_bytes=overhead,
+        overhead_bytes=room.highest_bytes,
         card=known,
         asked_batch=batch,
         rows=tuple(rows),
+        context_low_bytes=room.context_low_bytes,
+        context_high_bytes=room.context_high_bytes,
+        margin=room.margin,
+        other_head=other.architecture if other else "",
     )

@@ -5,14 +5,16 @@ Each block of a memory trace grows with the batch by a fixed number of bytes, wh
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
+from bertscope.analyses.memory.caching_allocator import Requests, requests
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees, rounded
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
 from bertscope.run_config import RunConfig
 
 LARGEST_BATCH = 2**20
-_BATCHES = (2, 3)  # of the two traces
+SMALLEST = 2  # batch of which the growth is taken: some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
 TraceOf = Callable[[RunConfig], MemoryTrace]
 
@@ -24,6 +26,7 @@ class MemoryGrowth:
     granule_bytes: int
     state: list[tuple[int, int]]  # bytes at batch 0, and bytes for each sequence
     events: list[tuple[int, int]]
+    trace: MemoryTrace  # one of the two
 
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
@@ -33,15 +36,24 @@ class MemoryGrowth:
 
         return max(accumulate(map(size, self.events), initial=sum(map(size, self.state))))
 
+    def requests(self, batch: int) -> Requests:
+        """Return the requests to the allocator at a batch."""
+        lines = (*self.state, *self.events)
+        return replace(self._requests, sizes=[max(start + slope * batch, 0) for start, slope in lines])
 
-def memory_growth(one: MemoryTrace, other: MemoryTrace) -> MemoryGrowth | None:
-    """Return the growth from traces at batch 2 and 3, block by block; None if their events differ in kind."""
+    @cached_property
+    def _requests(self) -> Requests:
+        return requests(self.trace)
+
+
+def memory_growth(one: MemoryTrace, other: MemoryTrace, batch: int = SMALLEST) -> MemoryGrowth | None:
+    """Return the growth from the traces of a batch and the next, block by block; None if their events differ."""
     first, second = (ordered_frees(trace.events, _free_order) for trace in (one, other))
     if [event.block.path for event in first] != [event.block.path for event in second]:
         return None
-    state = [_line(a, b) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
-    events = [_line(a.size_bytes, b.size_bytes) for a, b in zip(first, second, strict=True)]
-    return MemoryGrowth(one.granule_bytes, state, events)
+    state = [_line(a, b, batch) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
+    events = [_line(a.size_bytes, b.size_bytes, batch) for a, b in zip(first, second, strict=True)]
+    return MemoryGrowth(one.granule_bytes, state, events, one)
 
 
 def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
@@ -50,16 +62,16 @@ def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
     return block.path, block.operator, block.dtype, event.size_bytes
 
 
-def _line(one: int, other: int) -> tuple[int, int]:
-    """Return the bytes at batch 0, and the bytes for each sequence."""
+def _line(one: int, other: int, batch: int) -> tuple[int, int]:
+    """Return the bytes at batch 0, and the bytes for each sequence, from those of `batch` and the next."""
     slope = other - one
-    return one - slope * _BATCHES[0], slope
+    return one - slope * batch, slope
 
 
-def growth_of(trace_of: TraceOf, run_config: RunConfig) -> MemoryGrowth | None:
-    """Return the growth of a run's step; None if its events change with the batch."""
-    one, other = (trace_of(replace(run_config, batch=batch)) for batch in _BATCHES)
-    return memory_growth(one, other)
+def growth_of(trace_of: TraceOf, run_config: RunConfig, batch: int = SMALLEST) -> MemoryGrowth | None:
+    """Return the growth of a run's step at a batch; None if its events change with the batch."""
+    one, other = (trace_of(replace(run_config, batch=size)) for size in (batch, batch + 1))
+    return memory_growth(one, other, batch)
 
 
 def break_even(trace_of: TraceOf, plain: RunConfig, other: RunConfig) -> BreakEven | None:
@@ -78,11 +90,12 @@ def break_even(trace_of: TraceOf, plain: RunConfig, other: RunConfig) -> BreakEv
     return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
-def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch that fits, 0 for none; every smaller batch fits too."""
+def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
+    """Return the largest batch up to `most` that fits, 0 for none; every smaller batch fits too."""
     low, high = 0, 1
-    while high < LARGEST_BATCH and fits(high):
+    while high <= most and fits(high):
         low, high = high, 2 * high
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -18,11 +18,13 @@ _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the he
 def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
     """Return the trace for `wanted` units of layers at `path`, from one of `ran` units; a unit is `period` layers."""
     repeater = _Repeater(path, ran, wanted, period)
+    runs = [(unit, list(run)) for unit, run in groupby(trace.state, key=lambda item: repeater.unit(item[0].path))]
     state = [
         (block._replace(path=repeater.moved(block.path, units)), size)
-        for block, size in trace.state
-        for units in repeater.shifts(repeater.unit(block.path), 0)
-    ]
+        for unit, run in runs
+        for units in repeater.shifts(unit, 0)
+        for block, size in run
+    ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
     events = [event for _, events in phases for event in repeater.events(events)]
     return replace(trace, state=tuple(state), events=tuple(events))

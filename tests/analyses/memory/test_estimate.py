@@ -478,6 +478,16 @@ GROWING = (
     RunConfig(seq=6, autocast="bf16", checkpointing="full", optimizer="none"),
 )  # fmt: skip
 
+
+@pytest.mark.parametrize("checkpointing", ["none", "every-2"])
+def test_the_repeated_state_comes_in_the_order_of_the_full_model(checkpointing):
+    run_config = RunConfig(batch=1, seq=4, checkpointing=checkpointing)
+    source = small(num_hidden_layers=17)
+    found, whole = MemoryTraces(source).trace(run_config), source_trace(source, run_config)
+    assert found.traced_layers
+    assert found.state == whole.state
+
+
 ONE_LAYER = small(num_hidden_layers=1)
 
 

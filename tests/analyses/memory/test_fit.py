@@ -13,7 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bertscope.analyses.memory.fit import Fitter, fit_report, overhead_bytes
+from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.fit import Fitter, fit_report, other_head, overhead, with_softmax_inputs
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
@@ -65,22 +67,33 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     source, run_config = small(num_hidden_layers=1), RunConfig(checkpointing=checkpointing, device=device, seq=8)
     context = 0
     (row,) = fit_report(source, [run_config], [8], budget, context_bytes=context).rows
-    extra = overhead_bytes(run_config, context)
-    one_more = estimated_trace(source, replace(run_config, batch=row.batch + 1)).peak_bytes + extra
-    assert row.fits == (row.batch > 0)
-    assert one_more > budget
+    extra = overhead(run_config, context).highest_bytes
+    traces = {batch: estimated_trace(source, replace(run_config, batch=batch))
+              for batch in (row.batch, row.batch + 1, row.batch_by_bytes, row.batch_by_bytes + 1) if batch}  # fmt: skip
+    one_more = traces[row.batch + 1].peak_bytes + extra
+    assert row.fits == (row.answer == "yes") == (row.batch > 0)
+    assert row.batch <= row.batch_by_bytes
+    assert traces[row.batch_by_bytes + 1].peak_bytes + extra > budget
+    assert row.next_bytes == one_more
+    assert row.reserved_bytes >= row.peak_bytes
+    if row.batch_by_bytes:
+        assert traces[row.batch_by_bytes].peak_bytes + extra <= budget
     if row.fits:
-        assert (
-            row.peak_bytes == estimated_trace(source, replace(run_config, batch=row.batch)).peak_bytes + extra <= budget
-        )
-        assert row.next_bytes == one_more
-    else:
-        assert row.peak_bytes == one_more
+        assert row.peak_bytes == traces[row.batch].peak_bytes + extra <= row.reserved_bytes <= budget
+    if device == "cpu":
+        assert row.batch == row.batch_by_bytes
+        assert row.reserved_bytes == row.peak_bytes
+        assert one_more > budget
+    else:  # the allocator serves the batch and not one more
+        for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
+            if batch:
+                allocator = replayed(requests(traces[batch]), budget - extra)
+                assert (allocator.missing_bytes == 0) == is_served
 
 
 @pytest.mark.parametrize(("budget", "batch"), [(129, 0), (130, 1), (219, 3), (220, 4), (1000, 30)])
 def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
-    growth = MemoryGrowth(granule_bytes=1, state=[(100, 0)], events=[(0, 30), (0, -30)])
+    growth = MemoryGrowth(granule_bytes=1, state=[(100, 0)], events=[(0, 30), (0, -30)], trace=MemoryTrace((), ()))
     assert largest(lambda size: growth.peak_bytes(size) <= budget) == batch
 
 
@@ -90,7 +103,7 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
     budget = MIB // 2
     source, run_config = small(num_hidden_layers=1), RunConfig(optimizer="sgd")
     (row,) = fit_report(source, [run_config], [8], budget).rows
-    monkeypatch.setattr(growth, "memory_growth", lambda one, other: None)
+    monkeypatch.setattr(growth, "memory_growth", lambda one, other, batch: None)
     (again,) = fit_report(source, [run_config], [8], budget).rows
     assert again == row
 
@@ -124,14 +137,92 @@ def test_flops_of_the_step_are_those_of_all_its_sequences():
     assert full.extra_flops == full.step_flops / none.step_flops - 1 > 0
 
 
-def test_a_budget_that_only_the_replayed_allocator_exceeds_is_tight():
+def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_certain():
     run_config = RunConfig(device="cuda", seq=32, batch=64)
-    extra = overhead_bytes(run_config, 0)
-    peak = estimated_trace(small(), run_config).peak_bytes
-    (row,) = fit_report(small(), [run_config], [32], peak + extra, batch=64, context_bytes=0).rows
-    assert (row.fits, row.is_tight) == (True, True)
-    (row,) = fit_report(small(), [run_config], [32], 4 * peak + extra, batch=64, context_bytes=0).rows
-    assert (row.fits, row.is_tight) == (True, False)
+    extra = overhead(run_config, 0).highest_bytes
+    trace = estimated_trace(small(), run_config)
+    reserved = replayed(requests(trace)).peak_reserved_bytes
+    assert trace.peak_bytes < reserved
+    for budget, answer in ((trace.peak_bytes - 1, "no"), (trace.peak_bytes, "uncertain"), (reserved, "yes")):
+        report = fit_report(small(), [run_config], [32], budget + extra, batch=64, context_bytes=0)
+        assert (report.rows[0].answer, report.answer, report.fits) == (answer, answer, answer == "yes")
+
+
+def test_a_larger_context_never_gives_a_larger_batch():
+    rows = [
+        fit_report(small(), [RunConfig(device="cuda")], [32], 200 * MIB, context_bytes=context * MIB).rows[0]
+        for context in (0, 20, 60, 150, 199)
+    ]
+    batches = [row.batch for row in rows]
+    assert batches == sorted(batches, reverse=True)
+    assert batches[0] > batches[-1] == 0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches(attention):
+    source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32)
+    card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
+    report = fit_report(source, [run_config], [32], card)
+    low, high = card.context_low_bytes, card.context_high_bytes
+    assert (report.context_low_bytes, report.context_high_bytes) == (low, high)
+    (row,) = report.rows
+    at_high, at_low = (
+        fit_report(source, [run_config], [32], card, context_bytes=context).rows[0] for context in (high, low)
+    )
+    assert row.batch_by_bytes == at_low.batch_by_bytes > row.batch
+    # Eager attention with a context that is not given: a margin of 4 %, and what old versions of torch save more.
+    assert report.margin == (0.04 if attention == "eager" else 0)
+    assert row.batch < at_high.batch if attention == "eager" else row.batch == at_high.batch
+    limit = overhead(run_config, None, card, attention).limit_bytes(card.memory_bytes)
+    assert limit == int((1 - report.margin) * (card.memory_bytes - report.overhead_bytes))
+    for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
+        trace = with_softmax_inputs(estimated_trace(source, replace(run_config, batch=batch)))
+        assert (replayed(requests(trace), limit).missing_bytes == 0) == is_served
+
+
+def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_given():
+    """torch before 1.11 saves them: a tensor as large as the probabilities, for each layer."""
+    run_config = RunConfig(device="cuda", seq=32, batch=64)
+    trace = estimated_trace(small(attention="eager"), run_config)
+    more = with_softmax_inputs(trace)
+    scores, logits = 2 * 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two layers with two heads; of 99 words
+    assert more.peak_bytes == trace.peak_bytes + scores + logits
+    assert more.live_bytes()[-1] == trace.live_bytes()[-1]
+    fused = estimated_trace(small(), run_config)
+    assert with_softmax_inputs(fused) is fused
+    card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
+    unknown, known = (
+        fit_report(small(attention="eager"), [run_config], [32], card, batch=64, context_bytes=context).rows[0]
+        for context in (None, MIB)
+    )
+    assert unknown.peak_bytes == known.peak_bytes
+    assert unknown.reserved_bytes > known.reserved_bytes
+
+
+def test_gradients_that_are_kept_never_allow_a_larger_batch():
+    plain, kept = (
+        fit_report(small(), [RunConfig(device="cuda", keep_gradients=keep)], [32], 60 * MIB, context_bytes=0).rows[0]
+        for keep in (False, True)
+    )
+    assert 0 < kept.batch <= plain.batch
+
+
+def test_another_common_head_is_tried_for_an_asked_batch():
+    masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
+    assert other_head(masked).architecture == "BertForSequenceClassification"
+    assert other_head(classifier).architecture == "BertForMaskedLM"
+    assert other_head(small("BertModel")) is None
+    run_config = RunConfig(batch=200, seq=32)
+    peaks = [estimated_trace(source, run_config).peak_bytes for source in (classifier, masked)]
+    between = sum(peaks) // 2
+    report = fit_report(masked, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
+    text = fit_renderer.table(report, Target())
+    assert "the head matters: with --architecture BertForSequenceClassification the answer is yes for fp32" in text
+    report = fit_report(classifier, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
+    report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
+    assert "the head matters" not in fit_renderer.table(report, Target())
 
 
 # The command.
@@ -173,6 +264,11 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
         ((), "give either --budget, such as 16GiB, or --gpu"),
         (("--budget", "1GiB", "--gpu", "t4"), "give either"),
         (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
+        (("--budget", "16"), "--budget 16 has no unit; 16GiB?"),
+        (("--budget", "17179869184"), "--budget 17179869184 has no unit; 17179869184B?"),
+        (("--gpu", "t4", "--context", "300"), "--context 300 has no unit; 300GiB?"),
+        (("--budget", "1GiB", "--expandable-segments"), "alloc_conf concerns the allocator of a GPU"),
+        (("--gpu", "t4", "--alloc-conf", "max_split_size_mb:1"), "alloc_conf cannot be max_split_size_mb:1"),
         (("--budget", "1GiB", "--seq", "many"), "--seq takes a number, or several with commas"),
         (("--budget", "1GiB", "--precision", "int8"), "--precision takes fp32, bf16"),
         (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
@@ -193,13 +289,15 @@ def test_a_card_is_named_with_the_source_of_its_memory(cli, folder):
                  "--checkpointing", "none")  # fmt: skip
     assert result.code == 0
     assert f"t4: {GPUS['t4'].source}" in result.out
+    assert GPUS["t4"].context_source in result.out
+    assert "nvidia-smi" in result.out
     assert "not compared with a GPU" in result.out
 
 
 def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
     asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
-             "autocast-bf16,autocast-fp16", "--optimizer", "sgd")  # fmt: skip
+             "autocast-bf16,autocast-fp16", "--optimizer", "sgd", "--context", "0")  # fmt: skip
     batches = {}
     for name in ("v100-16gb", "a100-40gb"):
         rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
@@ -208,7 +306,7 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     scores = 2 * 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them, of two layers
     assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
     assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
-    table = cli("fit", "small.yaml", "--gpu", "t4", *asked[:6], "--batch", "2").out
+    table = cli("fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2").out
     assert "bf16: no fused kernel for it on t4" in table
 
 
@@ -220,6 +318,33 @@ def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
     assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
 
 
+def test_the_precisions_to_try_follow_the_card(cli, folder):
+    asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--format", "json")
+    for place, half in ((("--gpu", "t4"), "fp16"), (("--gpu", "a10"), "bf16"), (("--budget", "1GiB"), "bf16")):
+        rows = json.loads(cli("fit", "small.yaml", *place, *asked).out)["rows"]
+        assert {row["precision"] for row in rows} == {"fp32", f"{half} autocast"}
+
+
+@pytest.mark.parametrize(("budget", "code"), [(16, 1), (17, 1), (200, 0)])
+def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, code):
+    result = cli("fit", "small.yaml", "--budget", f"{budget}MiB", "--device", "cuda", "--context", "0", "--seq", "8",
+                 "--batch", "1", "--checkpointing", "none", "--precision", "fp32", "--format", "json")  # fmt: skip
+    (row,) = result.json["rows"]
+    assert (result.code, row["fits"]) == (code, code == 0)
+
+
+def test_the_first_line_says_head_attention_and_precisions(cli, folder):
+    asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--sdpa-kernel", "math", "--expandable-segments")
+    first = cli("fit", "small.yaml", "--gpu", "t4", *asked).out.splitlines()[0]
+    for words in (
+        "BertForMaskedLM",
+        "sdpa attention, as in transformers 4.43.4, math kernel",
+        "fp32 and fp16 autocast",
+        "expandable_segments:True",
+    ):
+        assert words in first
+
+
 @pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
 def test_a_card_is_found_however_it_is_written(written):
     assert find_gpu(written).memory_bytes > 10 * 2**30
@@ -228,6 +353,7 @@ def test_a_card_is_found_however_it_is_written(written):
 def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
     for known in GPUS.values():
         assert known.source
+        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
         if known.name.endswith("gb"):
             assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
     with pytest.raises(SelectionError, match="or give --budget"):
