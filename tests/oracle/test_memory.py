@@ -46,8 +46,7 @@ def built(source, implementation):
     return model.train()
 
 
-@pytest.mark.parametrize("padding", [0.0, 0.2])
-@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize(("padding", "autocast"), [(0.0, None), (0.2, "bf16")])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
