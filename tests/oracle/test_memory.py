@@ -94,7 +94,8 @@ def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(archit
 
 def test_the_installed_class_is_a_choice_of_every_command_on_memory_and_flops(cli):
     asked = ("bert-tiny", "-a", "BertForQuestionAnswering", "--implementation", "transformers-installed")
-    for command in (("estimate",), ("fit", "--budget", "1GiB", "--checkpointing", "none"), ("flops", "--depth", "0")):
+    fit = ("fit", "--budget", "1GiB", "--checkpointing", "none", "--precision", "fp32")
+    for command in (fit, ("flops", "--depth", "0")):
         name, *options = command
         text = cli(name, *asked, *options).out
         assert text.startswith("bert-tiny: BertForQuestionAnswering, sdpa attention, transformers 4.43.4")
@@ -123,7 +124,7 @@ def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers(
 
         return peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
 
-    budgets = random.Random(14).sample(range(measured(1), measured(24)), 8)
+    budgets = random.Random(14).sample(range(measured(1), measured(16)), 5)
     for budget in budgets:
         (row,) = fit_report(source, [RunConfig()], [32], budget).rows
         assert measured(row.batch) <= budget < measured(row.batch + 1)

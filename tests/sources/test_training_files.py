@@ -211,7 +211,7 @@ def test_notes_go_to_stderr_only(cli, given, fmt):
 
 def test_the_notes_on_the_page_are_those_of_the_command(printed):
     page = (ROOT / "docs" / "memory.md").read_text()
-    command = "bertscope estimate bert-large-uncased --seq 512 --from args.json"
+    command = "bertscope estimate bert-tiny --seq 512 --from args.json"
     assert f"$ {command}\n" in page
     assert page.partition("```text\nnote: args.json")[2].partition("```")[0] == printed(command).err.removeprefix(
         "note: args.json"
