@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
 from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
+from bertscope.run_config import BERTSCOPE, CHEAPEST_FIRST, INSTALLED, TRANSFORMERS, parse_strategies
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 
@@ -156,6 +156,10 @@ class BertSource:
             for name in ARCHITECTURES
             if name != self.architecture and self.lora is None
         )
+
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        """Return the strategies of checkpointing to compare by default."""
+        return parse_strategies(CHEAPEST_FIRST)
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute the layers that the strategy names."""

@@ -92,6 +92,9 @@ class ModelSource(Protocol):
     def other_classes(self) -> tuple[ModelSource, ...]:
         """Return the sources of the other classes that the same configuration can build."""
 
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        """Return the strategies of checkpointing to compare by default, those that the built model takes."""
+
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take."""
 

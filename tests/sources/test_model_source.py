@@ -68,7 +68,7 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda source: source.require("fit"), "fit is for BERTs only; count, tree, flops"),
+        (lambda source: source.require("explain"), "explain is for BERTs only; count, tree, flops"),
         (lambda source: source.require("--kind class"), "--kind class is for BERTs only; --kind tree draws any model"),
         (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
