@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,7 +29,7 @@ _REMEDIES = {
     "--no-dropout": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = "count, tree, flops, estimate, fit, print, diff and verify take any model"
+_REMEDY = "count, tree, flops, estimate, profile, fit, print, diff and verify take any model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,10 @@ class OtherSource:
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model."""
         raise NotImplementedError
+
+    def to_data(self) -> dict[str, Any]:
+        """Raise SelectionError: only Python has this model."""
+        raise SelectionError(f"{self.name} is {self.family}; another process measures only what it can build by name")
 
     def implemented_by(self, implementation: str) -> OtherSource:
         """Return itself: there is one implementation."""
@@ -120,10 +124,14 @@ class OtherSource:
             warnings.simplefilter("ignore")
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
+    def confined(self) -> AbstractContextManager[Any]:
+        """Return an empty context: the user asked for this code by its name."""
+        return contextlib.nullcontext()
+
     @contextmanager
     def running(self, where: str) -> Iterator[None]:
         """Raise a SourceError for any error in the model's code."""
-        with as_source_error(f"{self.name} cannot be run on {where}"):
+        with self.confined(), as_source_error(f"{self.name} cannot be run on {where}"):
             yield
 
     def require(self, ability: str) -> NoReturn:
@@ -168,6 +176,15 @@ class FactorySource(OtherSource):
     def notice(self) -> str:
         """Return a note on the code that runs."""
         return f"runs your code: imports {self.name.partition(':')[0]} and takes {self.name} from it"
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the name, which another process imports again."""
+        return {"name": self.name}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> FactorySource:
+        """Return the source that `to_data` wrote."""
+        return cls(**data)
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""

@@ -1,8 +1,9 @@
-"""`fit` of models that are no BERTs: other families of transformers, and the user's own."""
+"""`fit` and `profile` of models that are no BERTs: other families of transformers, and the user's own."""
 
 from __future__ import annotations
 
 import json
+import socket
 import warnings
 
 import pytest
@@ -10,8 +11,12 @@ import torch
 
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.profile import profile_report
+from bertscope.analyses.memory.profile_worker import Job
+from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import find
+from bertscope.sources.other_models import GivenModule
 from tests.analyses.memory.plain_loop import peak_bytes
 
 with warnings.catch_warnings():
@@ -34,12 +39,21 @@ from torch import nn
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.out = nn.Embedding(50, 6), nn.Linear(6, 3)
+        self.words, self.out = nn.Embedding(500, 60), nn.Linear(60, 30)
     def forward(self, input_ids):
-        return self.out(self.words(input_ids))
+        return self.out(self.words(input_ids)).tanh()
 
 def half():
     return Tagger().to(torch.bfloat16)
+
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(40, 50), nn.Tanh())
+    def example_inputs(self, batch, seq):
+        return (torch.ones(batch, seq, 40),)
+
+def fails():
+    raise ValueError("no way")
 
 ready = Tagger()
 """
@@ -131,3 +145,59 @@ def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
     assert [report.subject.attention for report in reports] == ["eager", None]
     assert reports[0].margin > reports[1].margin == 0
     assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
+
+
+MEASURED = ("--batch", 3, "--seq", 16, "--steps", 1, "--threads", 1, "--format", "json")
+
+
+def peaks(result):
+    """The peaks that `profile` estimates and measures."""
+    assert result.code == 0, result.err
+    (variant,) = result.json["variants"]
+    return [max(phase["peak_bytes"] for phase in variant[part]["phases"]) for part in ("estimated", "measured")]
+
+
+def test_profile_measures_what_a_plain_loop_allocates_and_what_it_estimates(cli, family):
+    name, path = family
+    result = cli("profile", path, *MEASURED)
+    estimated, measured = peaks(result)
+    plain = plain_peak(name, 3, 16)
+    assert estimated == pytest.approx(plain, rel=1e-3)
+    assert measured == pytest.approx(plain, rel=1e-3)
+    subject = result.json["subject"]
+    assert (subject["architecture"], subject["obtained"]) == (FAMILIES[name][0], "measured")
+    assert subject["config"]["model_type"] == name
+
+
+@pytest.mark.parametrize("attribute", ["Tagger", "Own", "half"])
+def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
+    result = cli("profile", f"{own}:{attribute}", *MEASURED)
+    estimated, measured = peaks(result)
+    assert measured == pytest.approx(estimated, rel=1e-3)
+    assert result.json["subject"]["dtype"] == "stored"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"), [("ready", "a real run needs a function or class"), ("fails", "ValueError (own_")]
+)
+def test_own_code_that_no_child_can_build_is_one_line(cli, own, attribute, words):
+    result = cli("profile", f"{own}:{attribute}", *MEASURED)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err.splitlines()[-1]
+
+
+def test_a_source_of_another_family_goes_to_the_child_as_it_is(tmp_path):
+    for source in (find(written(tmp_path, "gpt2"), attention="eager"), find("own:Tagger")):
+        found = Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source
+        assert (found, found.settings) == (source, source.settings)
+
+
+def test_a_module_that_only_this_process_has_is_refused_before_a_child_starts():
+    job = Job(source=GivenModule(name="given", module=torch.nn.Linear(2, 3)), run_config=RunConfig())
+    with pytest.raises(SelectionError, match="another process measures only what it can build by name"):
+        profile_report([job])
+
+
+def test_a_real_run_of_another_family_has_no_network(tmp_path):
+    with find(written(tmp_path, "gpt2")).confined(), pytest.raises(PermissionError):
+        socket.create_connection(("localhost", 9))
