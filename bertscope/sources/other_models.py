@@ -29,7 +29,7 @@ _REMEDIES = {
     "--no-dropout": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = "count, tree, flops, estimate, profile, fit, print, diff and verify take any model"
+_REMEDY = "count, tree, flops, estimate, profile, fit, report, explore, print, diff and verify take any model"
 
 
 @dataclass(frozen=True, kw_only=True)
