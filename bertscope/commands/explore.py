@@ -4,17 +4,17 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from bertscope.commands.model_options import Freeze, ModelOptions
-from bertscope.commands.output import note
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strategy, by_strategy
 from bertscope.errors import BertscopeError, MissingExtraError
-from bertscope.run_config import RunConfig
+from bertscope.run_config import STORED, RunConfig
 
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
@@ -46,9 +46,9 @@ def explore(
     (run_config, *others) = by_strategy(run_config, checkpointing)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
-    source = model.loaded()
-    if source.notice:
-        note(source.notice)
+    source = model.found()
+    if source.has_own_dtypes and (precision.dtype is None or precision.autocast):
+        run_config = replace(run_config, dtype=STORED)
     from bertscope.analyses.page.explore import explore as analyse
     from bertscope.render.explore.app import run as show
 

@@ -18,7 +18,7 @@ from bertscope.commands.run_options import (
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu, fit_precisions
 from bertscope.render import fit as renderer
-from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, RunConfig
+from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, STORED, RunConfig
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 EXAMPLES = """
@@ -48,8 +48,10 @@ def fit(
         typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits.")
     ] = None,
     checkpointing: Annotated[
-        str, typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.")
-    ] = CHEAPEST_FIRST,
+        str | None,
+        typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.",
+                     show_default=f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.",
@@ -77,16 +79,20 @@ def fit(
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
     place = device or ("cuda" if known else RunConfig.device)
     run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text)
-    if precision is None:
-        plain, half = fit_precisions(known)
-        precision = f"{plain},{AUTOCAST}{half}"
+    plain, half = fit_precisions(known)
+    names = precision or f"{plain},{AUTOCAST}{half}"
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
+    source = model.found()
+    strategies = checkpointing or ",".join(source.strategies(source.build()))
     variants = [
         variant
-        for name in precision.split(",")
-        for variant in _ways(run_config, name.strip(), checkpointing, reentrant=reentrant)
+        for name in names.split(",")
+        for variant in _ways(run_config, name.strip(), strategies, reentrant=reentrant)
     ]
-    source = model.loaded()
+    if source.has_own_dtypes:
+        variants = [
+            replace(variant, dtype=STORED) if precision is None or variant.autocast else variant for variant in variants
+        ]
     from bertscope.analyses.memory.fit import fit_report
 
     limit = size("--budget", budget)

@@ -1,5 +1,6 @@
 """`bertscope profile`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.render import memory as renderer
+from bertscope.run_config import STORED
 
 EXAMPLES = """
   bertscope profile
@@ -44,7 +46,9 @@ def profile(
     """
     run_configs = run.run_configs()
     view.check_timeline()
-    source = model.loaded()
+    source = model.found()
+    if source.has_own_dtypes and (run.dtype is None or run.autocast):
+        run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
     from bertscope.analyses.memory.profile_worker import Job
 

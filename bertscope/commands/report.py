@@ -49,7 +49,7 @@ def report(
             raise SelectionError("the page goes into a file; name it with -o report.html")
         if find_spec("plotly") is None:
             raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
-    sources = [replace(model, model=name).loaded() for name in (model.model, compare) if name]
+    sources = [replace(model, model=name).found() for name in (model.model, compare) if name]
     from bertscope.analyses.page.report import page_report
     from bertscope.render.page import report as renderer
 

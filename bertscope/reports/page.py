@@ -24,7 +24,7 @@ class ModelPart:
     training: FlopsReport
     memory: MemoryReport  # without and with checkpointing, estimated
     fit: FitReport | None
-    forward: GraphReport
+    forward: GraphReport | None  # of a BERT
     layer: GraphReport | None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
 from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
+from bertscope.run_config import BERTSCOPE, CHEAPEST_FIRST, INSTALLED, TRANSFORMERS, parse_strategies
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 
@@ -89,6 +89,19 @@ class BertSource:
             model.base_model.uses_transformers_masks = True
         return PeftModel(model, self.lora) if self.lora else model
 
+    def to_data(self) -> dict[str, Any]:
+        """Return what builds the model as JSON data; raise SelectionError for a function as hidden_act."""
+        if callable(self.config.hidden_act):
+            raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
+        data = {name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer")}
+        return data | {"config": self.config.to_dict(), "lora": self.lora and str(self.lora)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> BertSource:
+        """Return the source that `to_data` wrote."""
+        config, lora = BertConfig.from_dict(data["config"]), data["lora"] and Lora.parse(data["lora"])
+        return cls(**{**data, "config": config, "lora": lora})
+
     def implemented_by(self, implementation: str) -> BertSource | TransformersSource:
         """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
         if implementation != INSTALLED:
@@ -157,9 +170,17 @@ class BertSource:
             if name != self.architecture and self.lora is None
         )
 
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        """Return the strategies of checkpointing to compare by default."""
+        return parse_strategies(CHEAPEST_FIRST)
+
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute the layers that the strategy names."""
         model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
+
+    def confined(self) -> AbstractContextManager[None]:
+        """Return an empty context: the code is bertscope's own."""
+        return nullcontext()
 
     def running(self, where: str) -> AbstractContextManager[None]:
         """Return an empty context: errors of a BERT need no translation."""

@@ -7,9 +7,11 @@ runs that code; only `download` uses the network.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import BertConfig
@@ -69,6 +71,14 @@ def find(
 
 
 _Found = BertSource | TransformersSource | FactorySource
+
+
+_KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, FactorySource)}
+
+
+def source_from_data(kind: str, data: Mapping[str, Any]) -> ModelSource:
+    """Return the source of the class named `kind` from the data of its `to_data`."""
+    return _KINDS[kind].from_data(data)
 
 
 def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:

@@ -70,6 +70,12 @@ class ModelSource(Protocol):
         Raises SourceError or ConfigError for a model that cannot be built.
         """
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the arguments of the source as JSON data, from which another process makes the same source.
+
+        Raises SelectionError for a source that another process cannot make.
+        """
+
     def implemented_by(self, implementation: str) -> ModelSource:
         """Return the source of the same BERT in another of MODEL_IMPLEMENTATIONS; of another family itself."""
 
@@ -92,11 +98,17 @@ class ModelSource(Protocol):
     def other_classes(self) -> tuple[ModelSource, ...]:
         """Return the sources of the other classes that the same configuration can build."""
 
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        """Return the strategies of checkpointing to compare by default, those that the built model takes."""
+
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take."""
 
+    def confined(self) -> AbstractContextManager[Any]:
+        """Run the built model inside this context; code of transformers has no network, prompts and pickles there."""
+
     def running(self, where: str) -> AbstractContextManager[None]:
-        """Run the built model inside this context; `where` completes its error: `cannot be run on ...`."""
+        """Run the built model confined, and raise its errors as one line; `where` completes: `cannot be run on ...`."""
 
     def require(self, ability: str) -> BertSource:
         """Return the BERT that `ability` needs; raises SelectionError with the remedy for another family."""

@@ -9,12 +9,13 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
+from bertscope.run_config import FULL, NONE
 
 if TYPE_CHECKING:
     from bertscope.config.lora import Lora
@@ -28,7 +29,7 @@ _REMEDIES = {
     "--no-dropout": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = "count, tree, flops, estimate, print, diff and verify take any model"
+_REMEDY = "count, tree, flops, estimate, profile, fit, report, explore, print, diff and verify take any model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,10 @@ class OtherSource:
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model."""
         raise NotImplementedError
+
+    def to_data(self) -> dict[str, Any]:
+        """Raise SelectionError: only Python has this model."""
+        raise SelectionError(f"{self.name} is {self.family}; another process measures only what it can build by name")
 
     def implemented_by(self, implementation: str) -> OtherSource:
         """Return itself: there is one implementation."""
@@ -103,11 +108,15 @@ class OtherSource:
         """Return nothing: no other class is known."""
         return ()
 
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        """Return `none`, and `full` if the class of the built model supports it."""
+        return (NONE, FULL) if getattr(model, "supports_gradient_checkpointing", False) else (NONE,)
+
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers, if its class can."""
-        if strategy == "none":
+        if strategy == NONE:
             return
-        if strategy != "full" or not getattr(model, "supports_gradient_checkpointing", False):
+        if strategy not in self.strategies(model):
             raise SelectionError(
                 f"{type(model).__name__} takes --checkpointing none, or full where its class supports it"
             )
@@ -115,10 +124,14 @@ class OtherSource:
             warnings.simplefilter("ignore")
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
+    def confined(self) -> AbstractContextManager[Any]:
+        """Return an empty context: the user asked for this code by its name."""
+        return contextlib.nullcontext()
+
     @contextmanager
     def running(self, where: str) -> Iterator[None]:
         """Raise a SourceError for any error in the model's code."""
-        with as_source_error(f"{self.name} cannot be run on {where}"):
+        with self.confined(), as_source_error(f"{self.name} cannot be run on {where}"):
             yield
 
     def require(self, ability: str) -> NoReturn:
@@ -136,10 +149,12 @@ class GivenModule(OtherSource):
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Return a copy of the module on the device."""
-        from bertscope.torch_access import nn
+        from bertscope.torch_access import nn, torch
 
         memo: dict[int, Any] = {}
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
+        attributes = (value for part in self.module.modules() for value in vars(part).values())
+        others = (value for value in attributes if isinstance(value, torch.Tensor))  # such as the weight of weight_norm
+        for tensor in (*self.module.parameters(), *self.module.buffers(), *others):
             moved = tensor.detach().to(device)
             is_parameter = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
@@ -162,6 +177,15 @@ class FactorySource(OtherSource):
         """Return a note on the code that runs."""
         return f"runs your code: imports {self.name.partition(':')[0]} and takes {self.name} from it"
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the name, which another process imports again."""
+        return {"name": self.name}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> FactorySource:
+        """Return the source that `to_data` wrote."""
+        return cls(**data)
+
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
         from bertscope.torch_access import nn, torch
@@ -174,7 +198,14 @@ class FactorySource(OtherSource):
             found: Any = importlib.import_module(place)
             for name in attribute.split("."):
                 found = getattr(found, name)
-            module = found() if callable(found) and not isinstance(found, nn.Module) else found
+            if isinstance(found, nn.Module):  # one object for all builds, which runs would change
+                if device != "meta" and any(param.is_meta for param in found.parameters()):
+                    raise SelectionError(
+                        f"{self.name} is a module that its import builds; a real run needs a function or class that "
+                        "returns it"
+                    )
+                return GivenModule(name=self.name, module=found).build(device=device)
+            module = found() if callable(found) else found
         if not isinstance(module, nn.Module):
             raise SourceError(
                 f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"

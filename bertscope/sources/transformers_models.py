@@ -6,8 +6,8 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,15 @@ class TransformersSource(OtherSource):
         """Return the model type."""
         return f"a {self.model_type} of transformers"
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the fields as JSON data."""
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"path": str(self.path)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> TransformersSource:
+        """Return the source that `to_data` wrote."""
+        return cls(**{**data, "path": Path(data["path"])})
+
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Build the model with its own attention kernel, else with `attention`, else as transformers chooses.
 
@@ -52,7 +61,7 @@ class TransformersSource(OtherSource):
             with as_source_error(what):
                 config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
-                with _without_values():
+                with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
                 model.tie_weights()
                 built: nn.Module = model.eval()
@@ -73,11 +82,9 @@ class TransformersSource(OtherSource):
         self._refuse_options_of_berts(add_pooling_layer, lora)
         return replace(self, architecture=architecture or self.architecture, attention=attention)
 
-    @contextmanager
-    def running(self, where: str) -> Iterator[None]:
+    def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
-        with quiet_transformers(), super().running(where):
-            yield
+        return quiet_transformers()
 
 
 def from_config(entries: Entries, name: str) -> TransformersSource:

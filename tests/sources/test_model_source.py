@@ -11,7 +11,6 @@ from torch import nn
 import bertscope
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_report
-from bertscope.analyses.page.explore import explore
 from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.run_config import RunConfig
@@ -68,7 +67,7 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda source: source.require("fit"), "fit is for BERTs only; count, tree, flops"),
+        (lambda source: source.require("explain"), "explain is for BERTs only; count, tree, flops"),
         (lambda source: source.require("--kind class"), "--kind class is for BERTs only; --kind tree draws any model"),
         (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
@@ -84,9 +83,8 @@ def test_a_source_says_in_one_line_what_it_cannot_do(source, ask, words):
 
 
 def test_an_analysis_for_berts_refuses_another_model_in_one_line():
-    for analysis in (bertscope.explain, lambda source: next(explore(source, RunConfig()))):
-        with pytest.raises(SelectionError, match="is for BERTs only"):
-            analysis(OTHERS[0])
+    with pytest.raises(SelectionError, match="is for BERTs only"):
+        bertscope.explain(OTHERS[0])
 
 
 def test_only_the_sources_know_their_kinds():

@@ -18,7 +18,6 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, sdpa_kernel
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
 from bertscope.run_config import NONE, RunConfig
-from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -211,9 +210,9 @@ def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     return replace(trace, events=tuple(events))
 
 
-def other_head(source: BertSource) -> BertSource | None:
-    """Return the source with another common head: a classifier for a language model, and the reverse; or None."""
-    name = _OTHER_HEADS.get(source.architecture)
+def other_head(source: ModelSource) -> ModelSource | None:
+    """Return the BERT with another common head: a classifier for a language model, and the reverse; else None."""
+    name = _OTHER_HEADS.get(source.architecture or "")
     return source.with_options(architecture=name) if name else None
 
 
@@ -229,12 +228,12 @@ def fit_report(
 ) -> FitReport:
     """Return the largest batches that fit in a budget of bytes or on a GPU, or with `batch` the variants that fit.
 
-    Raises SelectionError for a length that the model does not have.
+    Raises SelectionError for a length or a setting that the model does not have.
     """
-    source = source.require("fit")
+    about = subject(run_model(source, replace(variants[0], checkpointing=NONE)), source.name)
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    room = overhead(variants[0], context_bytes, known, source.config.attn_implementation)
+    room = overhead(variants[0], context_bytes, known, about.attention)
     fitter = Fitter(source, budget_bytes, room)
     other = other_head(source) if batch else None
     other_fitter = Fitter(other, budget_bytes, room) if other else None
@@ -254,7 +253,6 @@ def fit_report(
         answers = (YES, UNCERTAIN, NO)
         rows.sort(key=lambda row: (row.seq, answers.index(row.answer), row.extra_flops, row.precision != FP32.name))
     run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
-    about = subject(run_model(source, replace(variants[0], dtype=FP32.name, checkpointing=NONE)), source.name)
     return FitReport(
         subject=replace(about, obtained="estimated"),
         run=run,
@@ -266,5 +264,5 @@ def fit_report(
         context_low_bytes=room.context_low_bytes,
         context_high_bytes=room.context_high_bytes,
         margin=room.margin,
-        other_head=other.architecture if other else "",
+        other_head=other.architecture or "" if other else "",
     )

@@ -12,7 +12,7 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -46,22 +46,9 @@ def profile_report(
         if children[-1].problem == INTERRUPTED:
             break
     first = jobs[0]
-    config = first.source.config
-    about = Subject(
-        name=first.source.name,
-        architecture=first.source.architecture,
-        dtype=first.run_config.dtype,
-        attention=config.attn_implementation,
-        implementation=implementation_name(first.run_config.model_implementation),
-        lora=str(first.source.lora) if first.source.lora else None,
-        config=config.to_dict(),
-        ignored_fields=config.ignored,
-        torch_version=version("torch"),  # this process does not import torch
-        bertscope_version=__version__,
-        obtained="measured",
-    )
+    about = next((sent.subject for sent in children if sent.subject), None) or _subject(first)
     report = MemoryReport(
-        subject=about,
+        subject=replace(about, obtained="measured"),
         run={name: value for name, value in first.run_config.to_dict().items() if name in COMMON_FIELDS},
         machine=next((sent.machine for sent in children if sent.machine), ""),
         variants=tuple(_variant(job, sent) for job, sent in zip(jobs, children, strict=False)),
@@ -69,10 +56,28 @@ def profile_report(
     return report, tuple(b64decode(sent.snapshot) if sent.snapshot else None for sent in children)
 
 
+def _subject(job: Job) -> Subject:
+    """Return the subject by the source; that of the built model comes from a child, unless it is a BERT's."""
+    source, config = job.source, job.source.bert_config
+    return Subject(
+        name=source.name,
+        architecture=source.architecture or source.name,
+        dtype=job.run_config.dtype,
+        attention=config.attn_implementation if config else None,
+        implementation=implementation_name(job.run_config.model_implementation) if config else None,
+        lora=source.settings.get("lora") if config else None,
+        config=config.to_dict() if config else dict(source.settings) or None,
+        ignored_fields=config.ignored if config else (),
+        torch_version=version("torch"),  # this process does not import torch
+        bertscope_version=__version__,
+    )
+
+
 @dataclass
 class _Sent:
     """The messages that a child has sent so far."""
 
+    subject: Subject | None = None
     stage: str = "starting"
     taken: int = 0  # bytes of the memory limit that torch and Python use
     estimated: Memory | None = None

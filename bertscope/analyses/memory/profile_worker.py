@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import BertConfig
-from bertscope.config.lora import Lora
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
 from bertscope.run_config import RunConfig
-from bertscope.sources.bert import BertSource
+from bertscope.sources.find import source_from_data
+from bertscope.sources.model_source import ModelSource
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -38,7 +38,7 @@ Say = Callable[[str, Any], None]
 class Job:
     """The work of one child."""
 
-    source: BertSource
+    source: ModelSource
     run_config: RunConfig
     steps: int = 3
     threads: int | None = None
@@ -48,26 +48,21 @@ class Job:
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
 
     def to_json(self) -> str:
-        """Return the job with what builds its model as JSON; raise SelectionError for a function as hidden_act."""
-        config = self.source.config
-        if callable(config.hidden_act):
-            raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
-        source = {name: getattr(self.source, name) for name in ("name", "architecture", "add_pooling_layer")}
-        source["lora"] = self.source.lora and str(self.source.lora)
-        return json.dumps(vars(self) | {"source": source | {"config": config.to_dict()}}, default=vars)
+        """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
+        source = type(self.source).__name__, self.source.to_data()
+        return json.dumps(vars(self) | {"source": source}, default=vars)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Job:
         """Return the job that `to_json` wrote."""
         data = json.loads(text)
-        source = data.pop("source")
+        source = source_from_data(*data.pop("source"))
         run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
-        source["config"] = BertConfig.from_dict(source["config"])
-        source["lora"] = source["lora"] and Lora.parse(source["lora"])
-        return cls(source=BertSource(**source), **run_configs, **data)
+        return cls(source=source, **run_configs, **data)
 
 
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
+    "subject": Subject,
     "stage": str,
     "taken": int,
     "estimated": Memory,
@@ -139,14 +134,17 @@ def run(job: Job, say: Say) -> None:
     say("stage", "loading torch")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
     from bertscope.analyses.memory.growth import break_even
-    from bertscope.analyses.memory.step import step_flops
+    from bertscope.analyses.memory.step import run_model, step_flops
+    from bertscope.analyses.modules.totals import subject
     from bertscope.torch_access import torch
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     say("stage", "estimating")
+    if job.source.bert_config is None:
+        say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
     say("estimated", estimate_memory(job.source, job.run_config))
-    if job.beside is not None:
+    if job.beside is not None and job.source.layer_path:
         say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
     flops = step_flops(job.source, job.run_config)
     gc.enable()
@@ -156,11 +154,13 @@ def run(job: Job, say: Say) -> None:
     _set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    _time(step, job, say, _measure(step, job, say), flops)
+    with job.source.implemented_by(job.run_config.model_implementation).confined():
+        _time(step, job, say, _measure(step, job, say), flops)
 
 
 def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
+    from bertscope.analyses.memory.estimate import named_inputs
+    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
     from bertscope.torch_access import torch
 
     run_config, device = job.run_config, job.run_config.device
@@ -171,7 +171,8 @@ def _built(job: Job) -> Any:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
     model: Any = run_model(job.source, run_config, device)
-    return ModelStep(model, bert_inputs(model, run_config, device), run_config, device)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
+    return ModelStep(model, inputs, run_config, device, loss)
 
 
 def _measure(step: Any, job: Job, say: Say) -> float:

@@ -1,8 +1,9 @@
 """One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bertscope.analyses.flops.sweep import FlopsRun
@@ -13,15 +14,17 @@ from bertscope.analyses.tracing.inputs import inputs_for, loss_of
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, storage_key, torch
+from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
+# Suffixes of classes whose labels are ids of words.
+_WORD_LABELS = ("ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -189,30 +192,47 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
 
 
-def bert_inputs(model: BertPreTrainedModel | PeftModel, run_config: RunConfig, device: str) -> dict[str, torch.Tensor]:
-    """Return the inputs of `meta_inputs` with values: random ids, and a mask that hides the padding."""
-    shapes = meta_inputs(model, run_config)
-    mask = shapes.pop("attention_mask", None)
-    inputs: dict[str, torch.Tensor] = {}
-    for name, like in shapes.items():
+def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
+    """Return the inputs of `meta_inputs` with values: random ids and numbers, and a mask that hides the padding.
+
+    Tensors with values, which `example_inputs` of a module may return, stay as they are.
+    """
+    given = meta_inputs(model, run_config)
+
+    def real(like: Any, name: str = "") -> Any:
+        """Return a tensor like one on meta, with values."""
+        if not isinstance(like, torch.Tensor) or not like.is_meta:
+            return like.to(device) if isinstance(like, torch.Tensor) else like
         if like.is_floating_point():
-            inputs[name] = torch.rand(like.shape, dtype=like.dtype, device=device)
-        else:
-            inputs[name] = torch.randint(0, _below(model, run_config, name), like.shape, device=device)
-    if mask is not None:
-        inputs["attention_mask"] = torch.ones(mask.shape, dtype=torch.long, device=device)
+            return torch.rand(like.shape, dtype=like.dtype, device=device)
+        below = _below(base_model_of(model), run_config, name)
+        return torch.randint(0, below, like.shape, dtype=like.dtype, device=device)
+
+    if not isinstance(given, Mapping):
+        return tree_map(real, given)
+    inputs = dict(given)
+    mask = inputs.pop("attention_mask", None)
+    inputs = {name: tree_map(partial(real, name=name), value) for name, value in inputs.items()}
+    if mask is not None and not mask.is_meta:
+        inputs["attention_mask"] = mask.to(device)
+    elif mask is not None:
+        inputs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype, device=device)
         padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
         inputs["attention_mask"][..., run_config.seq - padded :] = 0
     return inputs
 
 
-def _below(model: BertPreTrainedModel | PeftModel, run_config: RunConfig, name: str) -> int:
-    """Return the first id that is too high for this input."""
-    config, architecture = model.config, type(base_model_of(model)).__name__
+def _below(model: nn.Module, run_config: RunConfig, name: str) -> int:
+    """Return the first id that is too high for this input; 1, which leaves zeros, where nothing says it."""
+    config: Any = getattr(model, "config", None)
+    architecture = type(model).__name__
     if name in ("start_positions", "end_positions"):
         return run_config.seq
-    by_token = ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel")
-    if name == "input_ids" or (name == "labels" and architecture in by_token):
-        return config.vocab_size
+    is_of_words = architecture.endswith(_WORD_LABELS) and name == "labels"
+    if is_of_words or name in ("input_ids", "decoder_input_ids"):
+        found = getattr(config, "vocab_size", 1)
+        return found if isinstance(found, int) else 1
+    if not isinstance(model, BertPreTrainedModel):
+        return max(getattr(config, "num_labels", 1), 1) if name == "labels" else 1
     of_two = ("BertForNextSentencePrediction", "BertForMultipleChoice")
     return 2 if name == "next_sentence_label" or architecture in of_two else max(config.num_labels, 1)

@@ -16,13 +16,13 @@ from bertscope.analyses.memory.summary import kept_rows
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Held, fold, read
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.trace import InOut, shapes
+from bertscope.analyses.tracing.inputs import inputs_for
+from bertscope.analyses.tracing.trace import InOut, source_shapes
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
-from bertscope.run_config import NO_OPTIMIZER, Checkpointing, RunConfig
+from bertscope.run_config import NO_OPTIMIZER, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -35,18 +35,15 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     FLOPs and memory are those of a training step by `run_config`. Raises SelectionError or ConfigError before the
     first report, for sizes or a strategy that the model cannot run.
     """
-    source = source.require("explore")
     model = source.build()
     freeze(model, run_config.freeze)
-    example_inputs(model, run_config.batch, run_config.seq)
-    strategy = Checkpointing.parse(run_config.checkpointing, use_reentrant=run_config.reentrant)
-    if strategy is not None:
-        strategy.check_layers(source.layers)
+    inputs_for(model, run_config.batch, run_config.seq)
+    source.checkpoint(source.build(), run_config.checkpointing, reentrant=run_config.reentrant)
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
     run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)
     batch, seq = run_config.batch, run_config.seq
-    report = with_work(report, run.at(batch, seq), shapes(model.eval(), batch, seq))
+    report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq))
     yield report
     step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
     yield with_memory(report, MemoryTraces(source).trace(step))

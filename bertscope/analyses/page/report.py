@@ -10,11 +10,15 @@ from bertscope.analyses.memory.fit import Progress, fit_report
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
+from bertscope.analyses.tracing.inputs import positions
+from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.model.lora import base_model_of
+from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import FULL, NONE, RunConfig
-from bertscope.sources.bert import BertSource
+from bertscope.run_config import FULL, MAX_SIZE, NONE, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn
 from bertscope.units import BF16, FP32
 
 LENGTHS = (64, 128, 256, 384, 512)
@@ -24,12 +28,12 @@ def page_report(
     sources: Sequence[ModelSource], batch: int, seq: int, budget_bytes: int | None, progress: Progress
 ) -> PageReport:
     """Return the page of one source, or of two with their differences; without a budget it has no `fit` table."""
-    models = tuple(_model(source.require("report"), batch, seq, budget_bytes, progress) for source in sources)
+    models = tuple(_model(source, batch, seq, budget_bytes, progress) for source in sources)
     differences = diff(sources[0], sources[1], batch=batch, seq=seq) if len(sources) == 2 else None
     return PageReport(models=models, diff=differences)
 
 
-def _model(source: BertSource, batch: int, seq: int, budget_bytes: int | None, progress: Progress) -> ModelPart:
+def _model(source: ModelSource, batch: int, seq: int, budget_bytes: int | None, progress: Progress) -> ModelPart:
     def say(text: str) -> None:
         progress(f"{source.name}: {text}")
 
@@ -38,9 +42,12 @@ def _model(source: BertSource, batch: int, seq: int, budget_bytes: int | None, p
     tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
     modules = tree(model, name=source.name)
     say("FLOPs")
-    lengths = tuple(length for length in LENGTHS if length <= source.config.max_position_embeddings)
+    most = positions(base_model_of(model))
+    lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
     sizes = tuple(dict.fromkeys((seq, *lengths)))
-    steps = [RunConfig(batch=batch, seq=seq, checkpointing=strategy) for strategy in (NONE, FULL)]
+    dtype = STORED if source.has_own_dtypes else RunConfig.dtype
+    strategies = [strategy for strategy in (NONE, FULL) if strategy in source.strategies(model)]
+    steps = [RunConfig(batch=batch, seq=seq, dtype=dtype, checkpointing=strategy) for strategy in strategies]
     given = Given(batch=batch, seq=seq)
     first = f"{source.layer_path}.0"
     return ModelPart(
@@ -52,13 +59,19 @@ def _model(source: BertSource, batch: int, seq: int, budget_bytes: int | None, p
         training=flops_model(FlopsRun(source=source, mode="training"), (batch,), (seq,)),
         memory=estimate_report(source, steps, say),
         fit=_fit(source, steps, lengths[-1] if lengths else seq, budget_bytes, say),
-        forward=forward_diagram(model, name=source.name, given=given),
-        layer=forward_diagram(model, first, name=source.name, given=given) if source.layers else None,
+        forward=_dataflow(model, "", source.name, given),
+        layer=_dataflow(model, first, source.name, given) if source.layers else None,
     )
 
 
+def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:
+    if not isinstance(model, (BertPreTrainedModel, PeftModel)):
+        return None
+    return forward_diagram(model, path, name=name, given=given)
+
+
 def _fit(
-    source: BertSource, steps: list[RunConfig], longest: int, budget_bytes: int | None, progress: Progress
+    source: ModelSource, steps: list[RunConfig], longest: int, budget_bytes: int | None, progress: Progress
 ) -> FitReport | None:
     if budget_bytes is None:
         return None

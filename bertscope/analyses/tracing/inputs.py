@@ -30,7 +30,7 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False)
         return example_inputs(module, batch, seq, labels=labels)
     if callable(getattr(module, "example_inputs", None)):
         return module.example_inputs(batch, seq)  # type: ignore[operator]
-    most = min(_positions(module), MAX_SIZE - 1)
+    most = min(positions(module), MAX_SIZE - 1)
     _check_sizes(batch, seq, most, f"the model's {most:,} positions")
     takes = inspect.signature(module.forward).parameters
     if "input_ids" not in takes:
@@ -60,8 +60,11 @@ def _check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
         raise SelectionError(f"seq must be at least 1 and at most {limit}; got {seq}")
 
 
-def _positions(module: nn.Module) -> int:
-    """Return the length limit of a sequence; the positions of the RoBERTa family start after the padding index."""
+def positions(module: nn.Module) -> int:
+    """Return the length limit of a sequence, MAX_SIZE if it is not known.
+
+    The positions of the RoBERTa family start after the padding index.
+    """
     given = (getattr(getattr(module, "config", None), name, None) for name in _POSITIONS)
     most = next((value for value in given if isinstance(value, int) and value > 0), None)
     if most is None:

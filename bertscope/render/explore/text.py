@@ -73,8 +73,10 @@ def title(report: ExploreReport) -> str:
     run, about = report.run, report.subject
     precision = f"{run['autocast']} autocast" if run["autocast"] else run["dtype"]
     recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
+    attention = f", {about.attention}" if about.attention else ""
+    adapters = f", LoRA {about.lora}" if about.lora else ""
     return (
-        f"{about.name}: {about.architecture}, {about.attention}{f', LoRA {about.lora}' if about.lora else ''}; "
+        f"{about.name}: {about.architecture}{attention}{adapters}; "
         f"step at {run['batch']} x {run['seq']}, {precision}{recomputed}"
     )
 

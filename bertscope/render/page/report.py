@@ -49,11 +49,10 @@ def _sections(model: ModelPart) -> dict[str, dict[str, Any]]:
 def _command(model: ModelPart, name: str, words: str = "") -> str:
     """Return the command that gives the numbers in a terminal."""
     subject = model.tree.subject
-    return (
-        f"bertscope {name} {shlex.quote(subject.name)}{words and ' '}{words}"
-        f" --architecture {subject.architecture} --attention {subject.attention}"
-        f"{f' --lora {subject.lora}' if subject.lora else ''}"
-    )
+    given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
+    is_own = ":" in subject.name  # module:attribute, which decides all of them by itself
+    options = "".join(f" --{key} {value}" for key, value in given.items() if value and not is_own)
+    return f"bertscope {name} {shlex.quote(subject.name)}{words and ' '}{words}{options}"
 
 
 def _differences(diff: DiffReport) -> dict[str, Any]:
@@ -178,7 +177,10 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
 
 
 def _forward(model: ModelPart) -> dict[str, Any]:
-    graphs = [model.forward] if model.layer is None else [model.forward, model.layer]
+    graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
+    if not graphs:
+        notes = ["left out: the dataflow is drawn for BERTs only; diagram --kind tree draws any model"]
+        return {"pictures": [], "notes": notes, "commands": [_command(model, "diagram", "--kind tree")]}
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     words = f"--kind forward --batch {model.batch} --seq {model.seq}"
     commands = [_command(model, "diagram", f"{path} {words}".strip()) for path in paths]

@@ -9,7 +9,7 @@ from bertscope import load
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.profiler_run import measured
-from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
+from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
 from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 
@@ -34,7 +34,7 @@ def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The allocator's own trace of the same step, really run."""
     model = run_model(source, run_config, "cpu")
-    step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
+    step = ModelStep(model, real_inputs(model, run_config, "cpu"), run_config)
     step.run_first_steps()
     return measured(step)
 

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory, so
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.growth import MemoryGrowth, memory_growth
 from bertscope.analyses.memory.repeat_events import same_events
-from bertscope.analyses.memory.step import bert_inputs, run_model
+from bertscope.analyses.memory.step import real_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
@@ -380,7 +380,7 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
         RunConfig(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
     )
     model = run_model(source, run_config, "cpu")
-    inputs = bert_inputs(model, run_config, "cpu")
+    inputs = real_inputs(model, run_config, "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
     saved = {}
 
@@ -580,6 +580,6 @@ def test_a_ready_made_model_is_estimated_as_its_preset_is():
     run_config = RunConfig(batch=2, seq=8)
     source = small()
     model = build(source.config, source.architecture).train()
-    inputs = bert_inputs(model, run_config, "meta")
+    inputs = real_inputs(model, run_config, "meta")
     found = bertscope.estimate(model, inputs).variants[0].estimated
     assert found.phases == estimate_memory(source, run_config).phases

@@ -1,0 +1,203 @@
+"""`fit` and `profile` of models that are no BERTs: other families of transformers, and the user's own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import warnings
+
+import pytest
+import torch
+
+from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.profile import profile_report
+from bertscope.analyses.memory.profile_worker import Job
+from bertscope.errors import SelectionError
+from bertscope.run_config import RunConfig
+from bertscope.sources.find import find
+from bertscope.sources.other_models import GivenModule
+from tests.analyses.memory.plain_loop import peak_bytes
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 99, "max_position_embeddings": 40}
+WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40}
+# model_type -> class, and its tiny configuration
+FAMILIES = {
+    "roberta": ("RobertaForMaskedLM", {**SIZES, **WIDTHS}),
+    "electra": ("ElectraForMaskedLM", {**SIZES, **WIDTHS, "embedding_size": 8}),
+    "distilbert": ("DistilBertForMaskedLM", {**SIZES, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 40}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2}),
+}
+OWN = """
+import torch
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(500, 60), nn.Linear(60, 30)
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids)).tanh()
+
+def half():
+    return Tagger().to(torch.bfloat16)
+
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(40, 50), nn.Tanh())
+    def example_inputs(self, batch, seq):
+        return (torch.ones(batch, seq, 40),)
+
+def fails():
+    raise ValueError("no way")
+
+ready = Tagger()
+"""
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path):
+    """The name of a family, and the path of its tiny config.json."""
+    return request.param, written(tmp_path, request.param)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module of the user's own in the working directory."""
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def written(folder, family):
+    model_class, fields = FAMILIES[family]
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": family, "architectures": [model_class], **fields}))
+    return path
+
+
+def plain_peak(family, batch, seq):
+    """The peak of a plain training loop over a model that transformers itself builds."""
+    model_class, fields = FAMILIES[family]
+
+    def make_model():
+        config = transformers.AutoConfig.for_model(family, **fields)
+        return getattr(transformers, model_class)(config)
+
+    def make_inputs(model):
+        ids = torch.randint(2, 99, (batch, seq))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+    return peak_bytes(make_model, make_inputs, torch.optim.AdamW)
+
+
+def test_the_batch_that_fit_finds_fits_a_plain_loop_and_one_more_does_not(family):
+    name, path = family
+    source, run_config = find(path), RunConfig(batch=5, seq=16)
+    budget = MemoryTraces(source).trace(run_config).peak_bytes
+    (row,) = fit_report(source, [run_config], [16], budget).rows
+    assert row.batch == 5
+    tolerance = 1 + 1e-3  # of an estimate in fp32
+    assert plain_peak(name, row.batch, 16) <= budget * tolerance
+    assert plain_peak(name, row.batch + 1, 16) > budget
+
+
+def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):
+    def fit(model, *words):
+        return cli("fit", model, "--budget", "2MiB", "--seq", 16, "--precision", "fp32", "--format", "json", *words)
+
+    strategies = [[row["checkpointing"] for row in fit(model).json["rows"]]
+                  for model in (written(tmp_path, "roberta"), f"{own}:Tagger")]  # fmt: skip
+    assert strategies == [["none", "full"], ["none"]]
+    refused = fit(f"{own}:Tagger", "--checkpointing", "every-2")
+    assert (refused.code, refused.out) == (2, "")
+    assert "takes --checkpointing none" in refused.err.splitlines()[-1]
+
+
+def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):
+    def rows(*words):
+        found = cli("fit", f"{own}:half", "--budget", "1MiB", "--seq", 16, "--format", "json", *words)
+        assert found.code == 0, found.err
+        return [(row["precision"], row["batch"]) for row in found.json["rows"]]
+
+    (stored, half), (autocast, _) = rows()
+    ((fp32, full),) = rows("--precision", "fp32")
+    assert (stored, autocast, fp32) == ("stored", "bf16 autocast", "fp32")
+    assert half > full
+
+
+def test_a_run_does_not_change_a_module_that_other_runs_share(own):
+    source = find(f"{own}:ready")
+    source.build().to(torch.bfloat16).requires_grad_(False)
+    assert {(param.dtype, param.requires_grad) for param in source.build().parameters()} == {(torch.float32, True)}
+
+
+def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
+    eager = find(written(tmp_path, "roberta"), attention="eager")
+    run_config = RunConfig(seq=8, device="cuda")
+    reports = [fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(f"{own}:Tagger"))]
+    assert [report.subject.attention for report in reports] == ["eager", None]
+    assert reports[0].margin > reports[1].margin == 0
+    assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
+
+
+MEASURED = ("--batch", 3, "--seq", 16, "--steps", 1, "--threads", 1, "--format", "json")
+
+
+def peaks(result):
+    """The peaks that `profile` estimates and measures."""
+    assert result.code == 0, result.err
+    (variant,) = result.json["variants"]
+    return [max(phase["peak_bytes"] for phase in variant[part]["phases"]) for part in ("estimated", "measured")]
+
+
+def test_profile_measures_what_a_plain_loop_allocates_and_what_it_estimates(cli, family):
+    name, path = family
+    result = cli("profile", path, *MEASURED)
+    estimated, measured = peaks(result)
+    plain = plain_peak(name, 3, 16)
+    assert estimated == pytest.approx(plain, rel=1e-3)
+    assert measured == pytest.approx(plain, rel=1e-3)
+    subject = result.json["subject"]
+    assert (subject["architecture"], subject["obtained"]) == (FAMILIES[name][0], "measured")
+    assert subject["config"]["model_type"] == name
+
+
+@pytest.mark.parametrize("attribute", ["Tagger", "Own", "half"])
+def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
+    result = cli("profile", f"{own}:{attribute}", *MEASURED)
+    estimated, measured = peaks(result)
+    assert measured == pytest.approx(estimated, rel=1e-3)
+    assert result.json["subject"]["dtype"] == "stored"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"), [("ready", "a real run needs a function or class"), ("fails", "ValueError (own_")]
+)
+def test_own_code_that_no_child_can_build_is_one_line(cli, own, attribute, words):
+    result = cli("profile", f"{own}:{attribute}", *MEASURED)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err.splitlines()[-1]
+
+
+def test_a_source_of_another_family_goes_to_the_child_as_it_is(tmp_path):
+    for source in (find(written(tmp_path, "gpt2"), attention="eager"), find("own:Tagger")):
+        found = Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source
+        assert (found, found.settings) == (source, source.settings)
+
+
+def test_a_module_that_only_this_process_has_is_refused_before_a_child_starts():
+    job = Job(source=GivenModule(name="given", module=torch.nn.Linear(2, 3)), run_config=RunConfig())
+    with pytest.raises(SelectionError, match="another process measures only what it can build by name"):
+        profile_report([job])
+
+
+def test_a_real_run_of_another_family_has_no_network(tmp_path):
+    with find(written(tmp_path, "gpt2")).confined(), pytest.raises(PermissionError):
+        socket.create_connection(("localhost", 9))

@@ -1,0 +1,78 @@
+"""`report` and `explore` of models that are no BERTs: the numbers of the other commands, without the dataflow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.memory.estimate import estimate_memory
+from bertscope.analyses.page.explore import explore
+from bertscope.errors import SelectionError
+from bertscope.render.explore.text import title
+from bertscope.run_config import RunConfig
+from bertscope.sources.find import find
+from bertscope.sources.other_models import GivenModule
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
+        "n_layer": 2, "n_head": 2}  # fmt: skip
+SIZES = ("--batch", 2, "--seq", 16)
+
+
+class Tagger(nn.Module):
+    """Three classes for each of 50 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 6), nn.Linear(6, 3)
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """The path of a tiny configuration of GPT-2."""
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT2))
+    return path
+
+
+def test_the_page_of_another_family_has_the_numbers_of_the_commands(cli, gpt2):
+    (page,) = cli("report", gpt2, *SIZES, "--budget", "4MiB", "--format", "json").json["models"]
+    count = cli("count", gpt2, "--format", "json").json
+    memory = cli("estimate", gpt2, *SIZES, "--checkpointing", "--format", "json").json
+    fit = cli("fit", gpt2, "--budget", "4MiB", "--seq", 16, "--precision", "fp32", "--format", "json").json
+    assert page["tree"]["totals"] == count["totals"]
+    assert page["memory"] == {key: value for key, value in memory.items() if key not in ("schema", "kind")}
+    assert page["fit"]["rows"][:2] == fit["rows"]
+    assert (page["forward"], page["layer"]) == (None, None)
+
+
+def test_the_page_of_another_family_says_what_it_leaves_out(cli, gpt2, tmp_path):
+    pytest.importorskip("plotly")
+    result = cli("report", gpt2, *SIZES, "--no-fit", "-o", tmp_path / "gpt2.html")
+    assert result.code == 0, result.err
+    assert "left out: the dataflow is drawn for BERTs only" in (tmp_path / "gpt2.html").read_text()
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_explore_joins_the_numbers_of_another_family(gpt2, checkpointing):
+    source, run_config = find(gpt2), RunConfig(batch=2, seq=16, checkpointing=checkpointing)
+    *_, report = explore(source, run_config)
+    root = report.rows[0]
+    flops = FlopsRun(source=source, mode="training", checkpointing=checkpointing).at(2, 16).rows[0]
+    assert root.work.total.matmul_flops == flops.total.matmul_flops
+    assert root.kept_bytes == estimate_memory(source, run_config).kept_bytes
+    assert root.module.inputs[0].shape == (2, 16)
+
+
+def test_explore_names_no_attention_of_a_module_that_has_none():
+    source = GivenModule(name="tagger", module=Tagger())
+    *_, report = explore(source, RunConfig(batch=2, seq=7))
+    assert title(report) == "tagger: Tagger; step at 2 x 7, fp32"
+    with pytest.raises(SelectionError, match="takes --checkpointing none"):
+        next(explore(source, RunConfig(checkpointing="full")))
