@@ -25,6 +25,8 @@ from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, is_own_member, 
 from bertscope.text_files import MAX_YAML_BYTES, SCALARS, TAG, read_mapping, read_text, read_yaml, readable
 from bertscope.units import json_text
 
+_NUMBERS = re.compile(r"[\d-]+")
+
 
 def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the fields that other members of a config.json determine."""
@@ -211,10 +213,30 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
             expected[table].pop(name)
         else:
             expected[table][name] = value
-    text = _edited(path, lambda document: _merge(document["expected"], expected), "; or change the values by hand")
+
+    def merge(document: Any) -> None:
+        """Merge the values into the document of ruamel.yaml; a row with other numbers of layers keeps its place."""
+        gone = [key for key, value in changes.items() if value is None]
+        new = [key for key, value in changes.items() if value is not None]
+        for key in gone:
+            table, _, name = key.partition(".")
+            same = next((other for other in new if _NUMBERS.sub("", other) == _NUMBERS.sub("", key)), "")
+            _rename(document["expected"][table], name, same.partition(".")[2])
+        _merge(document["expected"], expected)
+
+    text = _edited(path, merge, "; or change the values by hand")
     if read_yaml(text, path).plain() != data:
         raise SourceError(f"{path} has a form that is not kept; write its expectations as plain 'key: value' lines")
     return text
+
+
+def _rename(table: Any, old: str, new: str) -> None:
+    """Give an entry of a mapping of ruamel.yaml another key with the same place and comments."""
+    if new and old in table and new not in table:
+        place, comments = list(table).index(old), table.ca.items.pop(old, None)
+        table.insert(place, new, table.pop(old))
+        if comments is not None:
+            table.ca.items[new] = comments
 
 
 def _edited(path: Path, edit: Callable[[Any], None], otherwise: str) -> str:

@@ -230,7 +230,7 @@ def test_update_replaces_rows_and_ties_that_are_gone(cli, project, updatable):
     assert "layers.blocks.0-1: expected 76, got nothing" in result.out
     assert cli("check", "--allow-code", path).code == 0
     text = path.read_text()
-    assert "    blocks.0-2: 76\n" in text
+    assert "    blocks.0-2: 76\n    blocks.0-2.up: 40\n    blocks.0-2.down: 36   # narrow\n    head: 50\n" in text
     assert "0-1" not in text
     assert "    # from the paper\n    words: 40\n" in text
 
