@@ -17,7 +17,7 @@ from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check.check import Witness
-    from bertscope.sources.bert import BertSource
+    from bertscope.sources.expectation_files import ExpectedModel
     from bertscope.sources.expectations import Expectation
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
@@ -31,7 +31,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 class ExpectationFile(pytest.File):
     """One expectation file. A file that cannot be read becomes a failing test, so that the other files still run."""
 
-    source: BertSource
+    model: ExpectedModel
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one test for each expectation."""
@@ -40,14 +40,16 @@ class ExpectationFile(pytest.File):
 
         is_below = self.path.is_relative_to(Path.cwd())
         try:
-            self.source = source = read_expectation_file(self.path.relative_to(Path.cwd()) if is_below else self.path)
-            if not source.expected:
-                raise SourceError(f"expects nothing; 'bertscope check --write {source.path}' adds the current counts",
-                                  where=f"{source.path}:1")  # fmt: skip
+            path = self.path.relative_to(Path.cwd()) if is_below else self.path
+            # pytest imports the project's code anyway; the first test imports what the file names.
+            self.model = read_expectation_file(path, allow_code=True)
+            if not self.model.expected:
+                raise SourceError(f"expects nothing; 'bertscope check --write {path}' adds the current counts",
+                                  where=f"{path}:1")  # fmt: skip
         except BertscopeError as error:
             yield Unreadable.from_parent(self, name="readable", error=error)
             return
-        for expectation in source.expected:
+        for expectation in self.model.expected:
             yield ExpectationItem.from_parent(self, name=expectation.key, file=self, expectation=expectation)
 
     @cached_property
@@ -55,7 +57,7 @@ class ExpectationFile(pytest.File):
         """Return the model of the file; it is built when the first test runs."""
         from bertscope.analyses.check.check import Witness
 
-        return Witness(self.source)
+        return Witness(self.model)
 
 
 class Differs(Exception):
@@ -88,7 +90,7 @@ class ExpectationItem(_Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, line (from 0) and title."""
-        return self.path, self.expectation.line - 1, f"{self.file.source.name}: {self.name}"
+        return self.path, self.expectation.line - 1, f"{self.file.model.name}: {self.name}"
 
 
 class Unreadable(_Item):

@@ -20,6 +20,9 @@ ENV = {key: value for key, value in os.environ.items() if not key.startswith(("P
 ENV |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 HOLDS = "model: bert-tiny\nexpected:\n  distinct_params: 4385920\n"
 DIFFERS = HOLDS.replace("4385920", "4385921")
+CODE = "import torch\n\nopen('imported', 'w')\nbuild = lambda: torch.nn.Sequential(torch.nn.Linear(2, 3))\n"
+OWN = "model: my_models:build\nexpected:\n  layers:\n    '0': 8\n"
+OWN_LINE = "own.bertscope.yaml:4: own: layers.0: expected 8, got 9, difference +1"
 LINE = "wrong.bertscope.yaml:3: wrong: distinct_params: expected 4,385,921, got 4,385,920, difference -1"
 
 
@@ -125,6 +128,17 @@ def test_assert_params_knows_both_conventions_and_what_is_trainable():
             assert_params(tied, wrong)
 
 
+def test_pytest_imports_the_code_that_a_file_names_when_its_first_test_runs(plugin, tmp_path):
+    project(tmp_path, own=OWN)
+    (tmp_path / "my_models.py").write_text(CODE)
+    assert "own.bertscope.yaml::layers.0" in run(*plugin, "--collect-only", "-q", cwd=tmp_path).stdout
+    assert not (tmp_path / "imported").exists()
+    done = run(*plugin, "-q", cwd=tmp_path)
+    assert (done.returncode, f"\n{OWN_LINE}\n" in done.stdout) == (1, True), done.stdout
+    project(tmp_path, own=OWN.replace("8", "9"))
+    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
+
+
 # ---- pre-commit ---------------------------------------------------------------------------------
 
 
@@ -205,6 +219,20 @@ def test_pre_commit_can_check_everything_on_any_change(hooked):
     assert "groups.encoder: expected 14,175,744, got 21,263,616, difference +7,087,872" in done.stdout
 
 
+def test_pre_commit_imports_code_only_with_its_documented_argument(hooked):
+    repository, precommit = hooked
+    project(repository, own=OWN)
+    (repository / "my_models.py").write_text(CODE)
+    done = precommit()
+    assert (done.returncode, "own.bertscope.yaml:1: model 'my_models:build' is code" in done.stdout) == (1, True)
+    assert not (repository / "imported").exists()
+    (arguments,) = re.findall(r"the arguments are `(\[.*\])`", (ROOT / "docs" / "ci.md").read_text())
+    path = repository / ".pre-commit-config.yaml"
+    path.write_text(f"{path.read_text()}        args: {arguments}\n")
+    done = precommit()
+    assert (done.returncode, OWN_LINE in done.stdout) == (1, True), done.stdout
+
+
 # ---- the action ---------------------------------------------------------------------------------
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -262,6 +290,18 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert done.stdout.endswith("2 files: 1 expectation passed, 1 failed\n")
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
+
+
+def test_the_action_imports_code_only_with_its_input(installed, tmp_path):
+    project(tmp_path, own=OWN)
+    (tmp_path / "my_models.py").write_text(CODE)
+    done = step("Check", tmp_path, {}, **installed)
+    assert (done.returncode, "add --allow-code" in done.stderr) == (2, True), done.stdout + done.stderr
+    assert not (tmp_path / "imported").exists()
+    done = step("Check", tmp_path, {"allow-code": "true"}, **installed)
+    place, _, message = OWN_LINE.partition(":4: ")
+    assert done.returncode == 1
+    assert f"::error title=bertscope check,file={place},line=4::{message}\n" in done.stdout
 
 
 def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_name(installed, tmp_path):

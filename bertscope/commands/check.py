@@ -11,9 +11,10 @@ from typer.core import TyperCommand
 from bertscope.commands.model_options import Architecture, complete_model
 from bertscope.commands.output import Output, show, write_file
 from bertscope.commands.registry import command
-from bertscope.errors import SourceError
+from bertscope.errors import SourceError, one_line
 from bertscope.render import check as renderer
-from bertscope.sources.expectation_files import is_expectation_file, read_expectation_file
+from bertscope.sources.convert import with_expected
+from bertscope.sources.expectation_files import ExpectedModel, is_expectation_file, read_expectation_file
 from bertscope.sources.presets import read_preset
 from bertscope.text_files import read_yaml
 
@@ -24,6 +25,8 @@ EXAMPLES = """
   bertscope check --format github .
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
+  bertscope check --update models.bertscope.yaml
+  bertscope check --allow-code models.bertscope.yaml
 exit codes: 0 all expectations pass, 1 one fails, 2 a file cannot be checked
 """
 
@@ -55,6 +58,14 @@ def check(
         Path | None,
         typer.Option("--write", metavar="FILE", help="Add the current counts to a file without expectations."),
     ] = None,
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Show what differs, then write the current values into the files; exit code 0."),
+    ] = False,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Import the code (module:attribute) that an expectation file names."),
+    ] = False,
     architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
@@ -67,35 +78,48 @@ def check(
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
     if write_to is not None:
-        if files or output or fmt != "text":
-            raise SourceError("--write takes one FILE and nothing else; run 'bertscope check' apart")
-        _record(write_to)
+        if files or output or update or fmt != "text":
+            raise SourceError("--write takes one FILE, --allow-code and nothing else; run 'bertscope check' apart")
+        _record(write_to, allow_code)
         return 0
+    if update and (architecture or not files):
+        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
     from bertscope.analyses.check.check import check as analyse
+    from bertscope.analyses.check.check import update as analyse_update
 
-    report = analyse(files or (), architecture=architecture)
+    if update:
+        report, changes = analyse_update(files or (), allow_code=allow_code)
+    else:
+        report, changes = analyse(files or (), architecture=architecture, allow_code=allow_code), {}
     show(report, renderer, fmt, output)
+    for path, values in changes.items():
+        write_file(path, with_expected(path, values))
+        print(one_line(f"updated {path}: {', '.join(values)}"), file=sys.stderr)
     for finding in report.having("error"):
         print(f"error: {finding.message}", file=sys.stderr)
     if report.having("error"):
         return 2
-    return 1 if report.having("failed") else 0
+    return 1 if not update and report.having("failed") else 0
 
 
-def _record(path: Path) -> None:
+def _record(path: Path, allow_code: bool) -> None:
     """Append the current counts to the file; its content stays as it is."""
-    source = read_expectation_file(path) if is_expectation_file(path) else read_preset(path)
-    if source.expected:
+    if is_expectation_file(path):
+        model = read_expectation_file(path, allow_code=allow_code)
+    else:
+        preset = read_preset(path)
+        model = ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
+    if model.expected:
         raise SourceError(
-            f"expects {len(source.expected)} things already; remove 'expected' to record anew",
-            where=f"{path}:{source.expected[0].line}",
+            f"expects {len(model.expected)} things already; 'bertscope check --update {path}' rewrites their values",
+            where=f"{path}:{model.expected[0].line}",
         )
     from bertscope.analyses.check.check import expected_block
 
     content = path.read_bytes()
     newline = b"\r\n" if b"\r\n" in content else b"\n"
     content += b"" if content.endswith(b"\n") else newline
-    content += expected_block(source).encode().replace(b"\n", newline)
+    content += expected_block(model).encode().replace(b"\n", newline)
     try:
         read_yaml(content.decode("utf-8-sig"), path)
     except SourceError:

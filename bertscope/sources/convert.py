@@ -8,7 +8,7 @@ In `extra`, model_type null means that the config.json has no model_type.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -19,10 +19,13 @@ import yaml
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import ConfigError, MissingExtraError, SelectionError, SourceError
 from bertscope.sources.bert import BertSource
+from bertscope.sources.expectations import MEASURES
 from bertscope.sources.find import load
 from bertscope.sources.presets import KEYS, MEMBER, PRESET_ONLY, is_own_member, preset_of, read_preset
-from bertscope.text_files import MAX_YAML_BYTES, SCALARS, TAG, read_mapping, read_text, read_yaml
+from bertscope.text_files import MAX_YAML_BYTES, SCALARS, TAG, read_mapping, read_text, read_yaml, readable
 from bertscope.units import json_text
+
+_NUMBERS = re.compile(r"[\d-]+")
 
 
 def _decided(members: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,25 +182,78 @@ def updated(source: BertSource, existing: Path) -> str:
 
     Keys that only a preset has stay, unless the config.json has them. Raises MissingExtraError without ruamel.yaml.
     """
+    read_preset(existing)
+    data = preset_data(read_mapping(source_path(source)).plain())
+
+    def merge(document: Any) -> None:
+        """Merge the values into the document of ruamel.yaml."""
+        kept = {key: document[key] for key in PRESET_ONLY if key in document and key not in data}
+        _merge(document, data | kept)
+
+    text = _edited(existing, merge, "; or name a file that does not exist")
+    compare(source.config, preset_of(read_yaml(text, existing), existing).config, existing)
+    return text
+
+
+def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
+    """Return the text of a YAML file with these changes under `expected`; comments and order stay.
+
+    The keys are those of expectations (`groups.encoder`); None removes one; `ties` are replaced by a mapping. Raises
+    MissingExtraError without ruamel.yaml, and SourceError for a form that it does not keep.
+    """
+    data = read_mapping(path).plain()
+    expected = data["expected"]
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        if not name:
+            expected[table] = value
+        elif table in MEASURES:
+            expected[table][name][MEASURES[table]] = value
+        elif value is None:
+            expected[table].pop(name)
+        else:
+            expected[table][name] = value
+
+    def merge(document: Any) -> None:
+        """Merge the values into the document of ruamel.yaml; a row with other numbers of layers keeps its place."""
+        gone = [key for key, value in changes.items() if value is None]
+        new = [key for key, value in changes.items() if value is not None]
+        for key in gone:
+            table, _, name = key.partition(".")
+            same = next((other for other in new if _NUMBERS.sub("", other) == _NUMBERS.sub("", key)), "")
+            _rename(document["expected"][table], name, same.partition(".")[2])
+        _merge(document["expected"], expected)
+
+    text = _edited(path, merge, "; or change the values by hand")
+    if read_yaml(text, path).plain() != data:
+        raise SourceError(f"{path} has a form that is not kept; write its expectations as plain 'key: value' lines")
+    return text
+
+
+def _rename(table: Any, old: str, new: str) -> None:
+    """Give an entry of a mapping of ruamel.yaml another key with the same place and comments."""
+    if new and old in table and new not in table:
+        place, comments = list(table).index(old), table.ca.items.pop(old, None)
+        table.insert(place, new, table.pop(old))
+        if comments is not None:
+            table.ca.items[new] = comments
+
+
+def _edited(path: Path, edit: Callable[[Any], None], otherwise: str) -> str:
+    """Return the text of a YAML file after an edit of its document; MissingExtraError ends with `otherwise`."""
     try:
         from ruamel.yaml import YAML
         from ruamel.yaml.util import load_yaml_guess_indent
     except ImportError:
-        raise MissingExtraError(f"keeping the comments of {existing}", "convert",
-                                otherwise="; or name a file that does not exist") from None  # fmt: skip
-    read_preset(existing)
-    whole, data = read_text(existing), preset_data(read_mapping(source_path(source)).plain())
-    editor = YAML()
-    editor.preserve_quotes, editor.width = True, 10**6
-    document, indent, offset = load_yaml_guess_indent(whole.replace("\r\n", "\n"), yaml=editor)
-    kept = {key: document[key] for key in PRESET_ONLY if key in document and key not in data}
-    _merge(document, data | kept)
-    editor.indent(sequence=indent if offset else None, offset=offset)
-    out = StringIO()
-    editor.dump(document, out)
-    text = out.getvalue().replace("\n", "\r\n" if "\r\n" in whole else "\n")
-    compare(source.config, preset_of(read_yaml(text, existing), existing).config, existing)
-    return text
+        raise MissingExtraError(f"keeping the comments of {path}", "convert", otherwise=otherwise) from None
+    with readable(path):
+        whole, editor, out = read_text(path), YAML(), StringIO()
+        editor.preserve_quotes, editor.width = True, 10**6
+        document, indent, offset = load_yaml_guess_indent(whole.replace("\r\n", "\n"), yaml=editor)
+        edit(document)
+        editor.indent(sequence=indent if offset else None, offset=offset)
+        editor.dump(document, out)
+    return out.getvalue().replace("\n", "\r\n" if "\r\n" in whole else "\n")
 
 
 def _merge(document: Any, data: Mapping[str, Any]) -> None:

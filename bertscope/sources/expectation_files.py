@@ -7,22 +7,25 @@ add_pooling_layer: true
 lora: r=8,target=query+value
 expected: ...                   # as in `expectations`
 
-With `config` instead of `model` it has the form of a preset.
+With `config` instead of `model` it has the form of a preset. `module:attribute` as the model needs `allow_code`.
 """
 
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS
+from bertscope.config import ATTENTION_KERNELS
 from bertscope.config.lora import LORA_EXAMPLE, Lora
-from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError
+from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError
+from bertscope.run_config import STORED, RunConfig
 from bertscope.sources.bert import BertSource
-from bertscope.sources.expectations import read_expectations
-from bertscope.sources.find import load
+from bertscope.sources.expectations import Expectation, read_expectations
+from bertscope.sources.find import find
+from bertscope.sources.model_source import ModelSource
+from bertscope.sources.other_models import FactorySource
 from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
@@ -31,20 +34,36 @@ _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer
 _NOT_OURS = ("node_modules", "__pycache__")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpectedModel:
+    """A model and the values that its file expects."""
+
+    name: str
+    source: ModelSource
+    path: Path  # of the file with the expectations; without expectations, of the model or its name
+    line: int = 1  # of the model in this file
+    expected: tuple[Expectation, ...] = ()
+
+    def with_architecture(self, architecture: str | None) -> "ExpectedModel":
+        """Return the same expectations of another class, unless it is None; raises ConfigError for an unknown one."""
+        return replace(self, source=self.source.with_options(architecture=architecture))
+
+
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
     """Return True if the name is that of an expectation file."""
     return os.fspath(name).endswith(SUFFIXES)
 
 
-def read_expectation_file(path: Path) -> BertSource:
-    """Return the model in the file with its expected values; `path` and lines are those of the file.
+def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedModel:
+    """Return the model in the file with its expected values; it is not built, and no code is imported.
 
-    Raises ConfigError or SourceError with file and line.
+    Raises ConfigError or SourceError with file and line, also for `module:attribute` without `allow_code`.
     """
     entries = read_mapping(path)
     name = next((path.name.removesuffix(suffix) for suffix in SUFFIXES if path.name.endswith(suffix)), path.stem)
     if "config" in entries and "model" not in entries:
-        return replace(preset_of(entries, path), name=name)
+        preset = preset_of(entries, path)
+        return ExpectedModel(name=name, source=preset, path=path, expected=preset.expected)
     if "config" in entries:
         raise entries["config"].error(
             "unknown key 'config' in an expectation file with a model; give model or config, not both", "config"
@@ -53,21 +72,28 @@ def read_expectation_file(path: Path) -> BertSource:
     if "model" not in entries:
         raise ConfigError("the key 'model' is missing; name one, or describe one by architecture and config",
                           where=f"{path}:1")  # fmt: skip
-    source = _model(entries, path)
-    return replace(source, name=name, path=path, expected=tuple(read_expectations(entries.get("expected"))))
+    source = _model(entries, path, allow_code)
+    dtype = STORED if source.has_own_dtypes else RunConfig.dtype
+    expected = tuple(read_expectations(entries.get("expected"), dtype))
+    return ExpectedModel(name=name, source=source, path=path, line=entries["model"].line, expected=expected)
 
 
-def _model(entries: Mapping, path: Path) -> BertSource:
+def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
     settings = {
-        "architecture": _one_of(entries, "architecture", ARCHITECTURES),
+        "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
         "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
         "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
         "lora": _lora(entries),
     }
     try:
-        return load(_named(entries["model"], path.parent), **settings)
+        source = find(_named(entries["model"], path.parent), **settings)
     except BertscopeError as error:
-        raise error.at(entries["model"].where) from None
+        raise error.at(entries.get(getattr(error, "field", ""), entries["model"]).where) from None
+    if isinstance(source, FactorySource) and not allow_code:
+        raise entries["model"].error(
+            f"model {source.name[:100]!r} is code, which a file cannot make check import; add --allow-code to import it"
+        )
+    return source
 
 
 def _lora(entries: Mapping) -> Lora | None:
@@ -127,8 +153,21 @@ def files_to_check(names: list[str]) -> list[str]:
     return found if names else list(preset_paths())
 
 
-def load_expected(name: str, *, architecture: str | None = None) -> BertSource:
-    """Return the source of an expectation file, or of any name for `load`; `architecture` overrides its class."""
-    if not is_expectation_file(name):
-        return load(name, architecture=architecture)
-    return read_expectation_file(Path(name)).with_options(architecture=architecture)
+def load_expected(name: str, *, architecture: str | None = None, allow_code: bool = False) -> ExpectedModel:
+    """Return the model of an expectation file, or of any name for `find`; `architecture` overrides its class.
+
+    Raises the errors of both, and SourceError for a model without expectations.
+    """
+    if is_expectation_file(name):
+        found = read_expectation_file(Path(name), allow_code=allow_code)
+    else:
+        source = find(name)
+        found = ExpectedModel(name=source.name, source=source, path=Path(name))
+        if isinstance(source, BertSource):
+            found = replace(found, path=source.path or found.path, expected=source.expected)
+    if not found.expected:
+        remedy = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
+        if found.path.suffix in (".yaml", ".yml"):
+            remedy = f"'bertscope check --write {found.path}' adds the current counts"
+        raise SourceError(f"{found.path} expects nothing: {remedy}")
+    return found if architecture is None else found.with_architecture(architecture)

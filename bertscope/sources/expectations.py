@@ -32,10 +32,10 @@ MAX_NUMBER = 2**63
 MAX_RUNS = 12  # a run takes 0.1 to 1 s
 _RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # The measured quantity of a run, and the settings that affect it.
-_MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
+MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
 _SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze"), "memory": tuple(_RUN_FIELDS)}
 _NEEDED = ("batch", "seq", "mode")
-KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *_MEASURES)
+KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,11 @@ class Expectation:
         return got == self.value
 
 
-def read_expectations(entry: Entry | None) -> Iterator[Expectation]:
-    """Yield the expectations under `expected`; raises ConfigError with file and line."""
+def read_expectations(entry: Entry | None, dtype: str = RunConfig.dtype) -> Iterator[Expectation]:
+    """Yield the expectations under `expected`; `dtype` is that of a run that gives none.
+
+    Raises ConfigError with file and line.
+    """
     if entry is None or entry.value is None:
         return
     runs = 0
@@ -80,7 +83,7 @@ def read_expectations(entry: Entry | None) -> Iterator[Expectation]:
                 runs += 1
                 if runs > MAX_RUNS:
                     raise inner.error(f"more than {MAX_RUNS} runs in one file; put the others in another file")
-                yield _run(key, name, inner)
+                yield _run(key, name, inner, dtype)
 
 
 def _tie(address: str, entry: Entry) -> Expectation:
@@ -92,23 +95,23 @@ def _tie(address: str, entry: Entry) -> Expectation:
     return Expectation(key=f"{TIES_KEY}.{address}", value=entry.value, line=entry.line)
 
 
-def _run(kind: str, name: str, entry: Entry) -> Expectation:
-    key, measure = f"{kind}.{name}", _MEASURES[kind]
+def _run(kind: str, name: str, entry: Entry, dtype: str) -> Expectation:
+    key, measure = f"{kind}.{name}", MEASURES[kind]
     found = entry.mapping(f"expected.{key}", (*_SETTINGS[kind], measure, "tolerance"))
     for needed in (*_NEEDED, measure):
         if needed not in found:
             raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
     value = _number(key, found[measure], measure, in_bytes=kind == "memory")
-    run_config = _run_config(key, {field: item for field, item in found.items() if field in _SETTINGS[kind]})
+    run_config = _run_config(key, {field: item for field, item in found.items() if field in _SETTINGS[kind]}, dtype)
     if kind == "flops" and run_config.mode == "forward":
         raise found["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
     return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance")), run=run_config)
 
 
-def _run_config(key: str, settings: dict[str, Entry]) -> RunConfig:
+def _run_config(key: str, settings: dict[str, Entry], dtype: str) -> RunConfig:
     """Return the run; add one setting at a time, so that an error has its line."""
-    given: dict[str, Any] = {}
-    run_config = RunConfig()
+    given: dict[str, Any] = {"dtype": dtype}
+    run_config = RunConfig(**given)
     for name, entry in settings.items():
         given[name] = _setting(key, name, entry)
         try:

@@ -1,6 +1,7 @@
 """The first protection against code from a `config.json`: settings that lead to other code are refused."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from bertscope.errors import ConfigError
@@ -40,6 +41,12 @@ def check_setting(key: str, value: Any, where: str) -> None:
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
+
+
+def layers_in(config: Mapping[str, Any]) -> int:
+    """Return the largest number of layers that a configuration, or one inside it, gives; 0 without one."""
+    numbers = [value for key, value in config.items() if type(value) is int and _MODULES.search(key)]
+    return max([*numbers, *(layers_in(value) for value in config.values() if isinstance(value, dict))], default=0)
 
 
 def check_experts(config: dict[str, Any], where: str) -> None:

@@ -145,9 +145,9 @@ def test_class_attention_and_pooler_are_as_the_file_says():
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.bertscope.yaml"
-        assert source("architecture: BertForMaskedLM\n").architecture == "BertForMaskedLM"
-        assert source("attention: eager\n").config.attn_implementation == "eager"
-        assert source("add_pooling_layer: false\n").add_pooling_layer is False
+        assert source("architecture: BertForMaskedLM\n").source.architecture == "BertForMaskedLM"
+        assert source("attention: eager\n").source.config.attn_implementation == "eager"
+        assert source("add_pooling_layer: false\n").source.add_pooling_layer is False
 
 
 RUN = "batch: 1, seq: 8, mode: training"
@@ -164,7 +164,7 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
         ("\nmodel: [a]\n", 2, "model must be a preset's name or a path"),
         ("model: bert-tiny\nconfig: {}\n", 2, "give model or config, not both"),
         ("model: bert-tiny\narchitektur: x\n", 2, "did you mean 'architecture'"),
-        ("model: bert-tiny\narchitecture: Bert\n", 2, "architecture must be one of BertModel"),
+        ("model: bert-tiny\narchitecture: Bert\n", 2, "unknown architecture 'Bert'; allowed: BertModel"),
         ("model: bert-tiny\nadd_pooling_layer: 1\n", 2, "must be one of true, false"),
         ("model: ./absent.yaml\n", 1, "cannot be read"),
         (TINY_MLM + "  tiess: {}\n", 4, "did you mean 'ties'"),
@@ -265,4 +265,4 @@ def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):
     file.write_text(f"architecture: BertModel\nconfig: {{num_hidden_layers: 256}}\nexpected:\n  memory:\n{runs}")
     result = cli("check", file)
     assert result.code == 2
-    assert "4 memory runs of 256 layers are more than 768 layers in all" in result.err
+    assert "4 runs of 256 layers are more than 768 layers in all" in result.err

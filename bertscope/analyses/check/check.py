@@ -1,63 +1,101 @@
 """`check`: comparison of models with the values that their files expect."""
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.reports.params import CountReport
-from bertscope.sources.bert import BertSource
-from bertscope.sources.expectation_files import files_to_check, load_expected
+from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
-from bertscope.torch_access import torch
+from bertscope.sources.safe_config import layers_in
+from bertscope.torch_access import nn, torch
 
-MAX_RUN_LAYERS = 768  # over the memory runs of one file: 8 s of CPU time
+MAX_RUN_LAYERS = 768  # over the runs of one file that cannot repeat one layer for all: 8 s of CPU time
 
 
 def check(
-    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (), *, architecture: str | None = None
+    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+    *,
+    architecture: str | None = None,
+    allow_code: bool = False,
 ) -> CheckReport:
     """Compare every expectation of the files (default: all presets) with the model that each file describes.
 
-    A folder means the `*.bertscope.yaml` in it. `architecture` overrides the class in the files. A file that cannot
-    be read, that expects nothing, or whose run fails gives a finding with status "error".
+    A folder means the `*.bertscope.yaml` in it. `architecture` overrides the class in the files. `allow_code` imports
+    the `module:attribute` that a file names. A file that cannot be read, that expects nothing, or whose run fails gives
+    a finding with status "error".
     """
+    names = _names(models)
+    return _report([finding for name in names for finding in _checked(name, architecture, allow_code)[1]], names)
+
+
+def update(
+    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, allow_code: bool = False
+) -> tuple[CheckReport, dict[Path, dict[str, Any]]]:
+    """Return the report of `check`, and by file the changes with which its expectations pass.
+
+    A change is a key of an expectation with its new value, None for a row that the model does not have; under `ties`
+    it is a mapping of all ties. A file with an error has no changes.
+    """
+    findings: list[Finding] = []
+    changes: dict[Path, dict[str, Any]] = {}
+    names = _names(models)
+    for name in names:
+        witness, found = _checked(name, None, allow_code)
+        if witness is not None and (witness.model.path != Path(name) or Path(name).suffix == ".json"):
+            error = SourceError(f"--update rewrites YAML files, and {name[:100]!r} is none; give the path of one")
+            witness, found = None, [_error(error, model=name, path=name)]
+        findings += found
+        failed = [finding for finding in found if finding.status == "failed"]
+        if witness is not None and failed and not any(finding.status == "error" for finding in found):
+            changes[witness.model.path] = witness.changes(failed)
+    return _report(findings, names), changes
+
+
+def _names(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     given = [models] if isinstance(models, (str, os.PathLike)) else models
-    names = files_to_check([os.fspath(model) for model in given])
-    findings = [finding for name in names for finding in _check_one(name, architecture)]
+    return files_to_check([os.fspath(model) for model in given])
+
+
+def _report(findings: list[Finding], names: list[str]) -> CheckReport:
     return CheckReport(
         findings=tuple(findings), files=len(names), torch_version=str(torch.__version__), bertscope_version=__version__
     )
 
 
-def _check_one(name: str, architecture: str | None) -> Iterator[Finding]:
+def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple["Witness | None", list[Finding]]:
+    """Return the model of a file, or None if there is an error, and the findings."""
     try:
-        source = load_expected(name, architecture=architecture)
-        if not source.expected:
-            remedy = f"'bertscope check --write {source.path}' adds the current counts"
-            if source.path is not None and source.path.suffix == ".json":
-                remedy = "expected counts belong in a preset file (.yaml); write one with this configuration"
-            raise SourceError(f"{source.path} expects nothing: {remedy}")
-        runs = [item for item in source.expected if item.key.startswith("memory.")]
-        layers = source.config.num_hidden_layers
-        if len(runs) * layers > MAX_RUN_LAYERS:
-            raise SourceError(
-                f"{len(runs)} memory runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
-                "put some in another file",
-                where=f"{source.path}:{runs[0].line}",
-            )
-        witness = Witness(source)
+        witness = Witness(load_expected(name, architecture=architecture, allow_code=allow_code))
+        _limit_runs(witness.model)
         witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
-        yield _error(error, model=name, path=name)
-        return
-    for expectation in source.expected:
-        yield witness.finding(expectation)
+        return None, [_error(error, model=name, path=name)]
+    return witness, [witness.finding(expectation) for expectation in witness.model.expected]
+
+
+def _limit_runs(model: ExpectedModel) -> None:
+    """Raise SourceError for too many layers over the runs that trace every layer, or estimate memory."""
+    source = model.source
+    runs = [item for item in model.expected if item.run]
+    if source.has_equal_layers:
+        runs = [item for item in runs if item.key.startswith("memory.")]
+    layers = source.layers or layers_in(source.settings)
+    if len(runs) * layers > MAX_RUN_LAYERS:
+        raise SourceError(
+            f"{len(runs)} runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
+            "put some in another file",
+            where=f"{model.path}:{runs[0].line}",
+        )
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
@@ -74,22 +112,35 @@ def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: 
 class Witness:
     """The numbers of one model, each computed once, when needed."""
 
-    source: BertSource
+    model: ExpectedModel
+
+    @cached_property
+    def built(self) -> nn.Module:
+        """Return the model on the meta device; an error of its code names the line of the model in the file."""
+        try:
+            return self.model.source.build()
+        except BertscopeError as error:
+            raise error.at(f"{self.model.path}:{self.model.line}") from None
 
     @cached_property
     def counted(self) -> CountReport:
         """Return the parameters by layer."""
-        return count(self.source.build())
+        return count(self.built)
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Return the counts under the keys of `expected`; `layers` count one copy of a folded layer."""
+        """Return the counts under the keys of `expected`; `layers` count one copy of a folded layer.
+
+        A row whose name another row has is under its path.
+        """
         totals = self.counted.totals
         found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
-        found |= {f"groups.{row.name}": row.params for row in count(self.source.build(), by="group").rows}
-        for row in self.counted.rows:
-            found[f"layers.{row.name}"] = row.each_params
-            found |= {f"layers.{row.name}.{part.name}": part.each_params for part in row.parts}
+        for table, report in (("groups", count(self.built, by="group")), ("layers", self.counted)):
+            for row in report.rows:
+                key = f"{table}.{row.name}"
+                key = f"{table}.{row.path}" if key in found else key
+                found[key] = row.each_params if table == "layers" else row.params
+                found |= {f"{key}.{part.name}": part.each_params for part in row.parts}
         return found
 
     @cached_property
@@ -108,24 +159,24 @@ class Witness:
         if kind == "memory":
             from bertscope.analyses.memory.estimate import estimate_memory
 
-            return estimate_memory(self.source, run).peak.peak_bytes
+            return estimate_memory(self.model.source, run).peak.peak_bytes
         from bertscope.analyses.flops.sweep import FlopsRun
 
-        variant = FlopsRun(source=self.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
+        variant = FlopsRun(source=self.model.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
         return variant.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
         """Return the result of one expectation."""
-        path = _shown(self.source.path)
+        path = _shown(self.model.path)
         try:
             got = self.got(expectation)
         except BertscopeError as error:
             where = f"{path}:{expectation.line}"
             placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)
-            return _error(placed, model=self.source.name, path=path, line=expectation.line, key=expectation.key)
+            return _error(placed, model=self.model.name, path=path, line=expectation.line, key=expectation.key)
         holds = expectation.accepts(got)
         return Finding(
-            model=self.source.name,
+            model=self.model.name,
             key=expectation.key,
             expected=expectation.value,
             got=got,
@@ -136,17 +187,32 @@ class Witness:
             tolerance=expectation.tolerance,
         )
 
+    def changes(self, failed: Iterable[Finding]) -> dict[str, Any]:
+        """Return the new values of these expectations; a table that loses a row gets all rows that it does not list."""
+        listed = {item.key for item in self.model.expected}
+        changes: dict[str, Any] = {}
+        for finding in failed:
+            table = finding.key.partition(".")[0]
+            if table == TIES_KEY:
+                changes[TIES_KEY] = self.ties
+                continue
+            changes[finding.key] = finding.got
+            if finding.got is None:
+                rows = {key: value for key, value in self.counts.items() if key.startswith(f"{table}.")}
+                changes |= {key: value for key, value in rows.items() if key not in listed}
+        return changes
+
     def _message(self, expectation: Expectation, got: int | str | None) -> str:
         key, expected = expectation.key, expectation.value
         if key == TIES_KEY:
-            listed = {item.key.partition(".")[2] for item in self.source.expected}
+            listed = {item.key.partition(".")[2] for item in self.model.expected}
             more = [f"{path} is {is_path}" for path, is_path in self.ties.items() if path not in listed]
             return f"ties: expected {expected}, got {got}" + (f"; not listed: {', '.join(more[:4])}" if more else "")
         if isinstance(expected, str):
             return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
         if not isinstance(got, int):
-            hint = suggestion(key, self.counts)
-            return f"{key}: expected {expected:,}, got nothing: {self.source.architecture} has no such row; {hint}"
+            kind, hint = self.counted.subject.architecture, suggestion(key, self.counts)
+            return f"{key}: expected {expected:,}, got nothing: {kind} has no such row; {hint}"
         within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
         return f"{key}: expected {expected:,}{within}, got {got:,}, difference {got - expected:+,}{share}"
@@ -160,13 +226,18 @@ def _shown(path: Path | None) -> str:
         return str(path)
 
 
-def expected_block(source: BertSource) -> str:
+def _plain(name: str) -> str:
+    """Return the name of a module as YAML, in quotes unless it consists of letters, digits and a few signs."""
+    return name if re.fullmatch(r"[\w(][\w.()-]*", name, re.ASCII) else json.dumps(name)
+
+
+def expected_block(model: ExpectedModel) -> str:
     """Return the counts, and the ties if any, as the `expected:` block of a file."""
-    witness = Witness(source)
+    witness = Witness(model)
     lines = ["expected:", *(f"  {key}: {value}" for key, value in witness.counts.items() if "." not in key)]
     for table in ("groups", "layers"):
         rows = {key.partition(".")[2]: value for key, value in witness.counts.items() if key.startswith(f"{table}.")}
-        lines += [f"  {table}:", *(f"    {row}: {value}" for row, value in rows.items())]
+        lines += [f"  {table}:", *(f"    {_plain(row)}: {value}" for row, value in rows.items())]
     if witness.ties:
-        lines += ["  ties:", *(f"    {path}: {is_path}" for path, is_path in witness.ties.items())]
+        lines += ["  ties:", *(f"    {_plain(path)}: {_plain(is_path)}" for path, is_path in witness.ties.items())]
     return "\n".join(lines) + "\n"
