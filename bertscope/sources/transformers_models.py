@@ -131,15 +131,16 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
-    family: list[str] = []
+    family: dict[str, Any] = {}
     for mapping in _mappings(transformers):
         classes = mapping.get(config_class, ())
-        family += [cls.__name__ for cls in (classes if isinstance(classes, (list, tuple)) else [classes])]
-    name = source.architecture or (family[0] if family else "")
-    model_class = getattr(transformers, name, None)
+        family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
+    name = source.architecture or next(iter(family), "")
+    model_class = family.get(name) or getattr(transformers, name, None)
     if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not config_class:
         raise ConfigError(
-            f"unknown architecture {name[:60]!r} for a {source.model_type}; {suggestion(name, set(family))}",
+            f"unknown architecture {name[:60]!r} for a {source.model_type}; "
+            + (suggestion(name, set(family)) if family else "give the name of its class with --architecture"),
             field="architecture",
         )
     return model_class

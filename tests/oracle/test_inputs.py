@@ -10,6 +10,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertscope.errors import BertscopeWarning
+from tests.analyses.memory.plain_loop import peak_bytes
 
 # A model that cannot be built on meta is built in another way, which one test asserts.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
@@ -56,7 +57,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=list(FAMILIES))
 def family(request, tmp_path):
     """The reference's model, its inputs, and the folder with its configuration."""
     config_class, name, settings, shapes = FAMILIES[request.param]
@@ -87,3 +88,30 @@ def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
     with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
         assert cli("count", tmp_path).code == 0
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "swin"], indirect=True)
+def test_the_estimate_of_any_family_is_the_peak_of_a_plain_loop(cli, family):
+    reference, inputs, folder = family
+    if hasattr(reference, "lm_head"):
+        inputs = inputs | {"labels": torch.ones(2, 7, dtype=torch.long)}
+    real = peak_bytes(
+        lambda: type(reference)(reference.config), lambda model: {name: one.clone() for name, one in inputs.items()},
+        lambda params: torch.optim.AdamW(params, lr=0.0),
+    )  # fmt: skip
+    found = cli("estimate", folder, "--batch", 2, "--seq", 7, "--attention", "eager", "--format", "json").json
+    peaks = [phase["peak_bytes"] for phase in found["variants"][0]["estimated"]["phases"]]
+    assert max(peaks) == pytest.approx(real, rel=0.001)
+
+
+def test_a_class_that_transformers_does_not_export_at_its_top_is_found(cli, tmp_path):
+    config = transformers.MaskFormerSwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 3])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    assert "MaskFormerSwinModel" in cli("count", tmp_path).out
+
+
+def test_settings_that_are_no_numbers_of_modules_are_not_bounded_as_such(cli, tmp_path):
+    """The values of facebook/wav2vec2-base and Qwen/Qwen1.5-MoE-A2.7B."""
+    settings = {"num_codevectors_per_group": 320, "shared_expert_intermediate_size": 5632} | SMALL | {"vocab_size": 60}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"} | settings))
+    assert cli("count", tmp_path).code == 0
