@@ -260,6 +260,7 @@ class RunConfig:
     clip_grad_norm: bool = False
     hold_outputs: bool = False
     grad_scaler: bool = False  # torch.amp.GradScaler
+    inputs: tuple[str, ...] = ()  # such as `pixel_values=Bx3x224x224:float32`, in place of those that are derived
     alloc_conf: str = ""  # of CUDA's allocator, as PYTORCH_CUDA_ALLOC_CONF; that of the environment is not read
 
     def __post_init__(self) -> None:
@@ -318,7 +319,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data, as reports and JSON hold it."""
-        return asdict(self) | {"freeze": list(self.freeze)}
+        return asdict(self) | {"freeze": list(self.freeze), "inputs": list(self.inputs)}
 
     @property
     def precision(self) -> str:

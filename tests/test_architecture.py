@@ -240,6 +240,7 @@ NUMBERS_ELSEWHERE = {
     "analyses/check/check.py",  # file:line
     "analyses/check/doctor.py",  # cgroup limits
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
+    "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal
     "render/table.py",  # cells that a spreadsheet would run
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, traced_shapes
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import SizeOptions
@@ -54,6 +54,7 @@ def count(
     ] = None,
     shapes: Shapes = False,
     sizes: SizeOptions,
+    inputs: Inputs = None,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count the contents of MODEL's checkpoint instead of the model.")
     ] = False,
@@ -74,7 +75,7 @@ def count(
     from bertscope.analyses.params.count import count as analyse
 
     folded = None if unfold is None else not unfold
-    found = traced_shapes(source, shapes, sizes.batch, sizes.seq)
+    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
     report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
     out.show(report, renderer)
     return _judge(expected, report.totals.distinct_params, report.totals.layer_params, "sum over layers")

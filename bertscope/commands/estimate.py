@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import OutputOptions, Progress, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import (
@@ -36,6 +36,7 @@ def estimate(
     run: RunOptions = _RUN,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
+    inputs: Inputs = None,
     model: ModelOptions,
     view: ViewOptions,
     out: OutputOptions,
@@ -45,7 +46,7 @@ def estimate(
     torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
     peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.
     """
-    run_configs = run.run_configs(sdpa_kernel=kernel, alloc_conf=allocator.text)
+    run_configs = run.run_configs(sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()))
     view.check_timeline()
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, ModelOptions
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions
 from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command, numbers
 from bertscope.commands.run_options import ModelImplementation, Strategy
@@ -38,6 +38,7 @@ def flops(
     model: ModelOptions,
     implementation: ModelImplementation = RunConfig.model_implementation,
     freeze: Freeze = None,
+    inputs: Inputs = None,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")
     ] = None,
@@ -61,7 +62,7 @@ def flops(
 
     run = FlopsRun(
         source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()),
-        model_implementation=implementation,
+        model_implementation=implementation, inputs=tuple(inputs or ()),
     )  # fmt: skip
     report = flops_model(run, batches, seqs)
     if depth is not None:

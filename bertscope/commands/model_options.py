@@ -65,6 +65,15 @@ Freeze = Annotated[
         "Repeatable.",
     ),
 ]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=SHAPE:DTYPE",
+        help="The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is --batch and S "
+        "is --seq. Repeatable.",
+    ),
+]
 Shapes = Annotated[bool, typer.Option("--shapes", help="Show input and output shapes at --batch and --seq.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing model from the Hugging Face hub.")]
 
@@ -103,10 +112,12 @@ class ModelOptions:
         return source, built
 
 
-def traced_shapes(source: ModelSource, wanted: bool, batch: int, seq: int) -> dict[str, Any] | None:
-    """Return the shapes of a forward pass on meta, if wanted."""
+def traced_shapes(
+    source: ModelSource, wanted: bool, batch: int, seq: int, inputs: list[str] | None = None
+) -> dict[str, Any] | None:
+    """Return the shapes of a forward pass on meta with these inputs given, if wanted."""
     if not wanted:
         return None
     from bertscope.analyses.tracing.trace import source_shapes
 
-    return source_shapes(source, batch, seq)
+    return source_shapes(source, batch, seq, inputs or ())

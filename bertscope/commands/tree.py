@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands.model_options import Freeze, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, traced_shapes
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -29,6 +29,7 @@ def tree(
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
     shapes: Shapes = False,
     sizes: SizeOptions,
+    inputs: Inputs = None,
     out: OutputOptions,
 ) -> None:
     """Show the module tree with parameters and shares.
@@ -39,6 +40,6 @@ def tree(
     source, built = model.built(freeze)
     from bertscope.analyses.params.tree import tree as analyse
 
-    found = traced_shapes(source, shapes, sizes.batch, sizes.seq)
+    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
     out.show(report, renderer)

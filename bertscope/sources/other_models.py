@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
 from bertscope.run_config import FULL, NONE
+from bertscope.sources.building import built_on, note_building
 
 if TYPE_CHECKING:
     from bertscope.config.lora import Lora
@@ -188,13 +189,19 @@ class FactorySource(OtherSource):
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
-        from bertscope.torch_access import nn, torch
+        from bertscope.torch_access import nn
 
         place, _, attribute = self.name.partition(":")
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)  # as `python -m` does
-        with torch.device(device), as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
+        known = set(sys.modules)
+
+        def make() -> Any:
+            """Import the module anew if an attempt on another device failed, and take the attribute from it."""
+            for name in set(sys.modules) - known:
+                if name.partition(".")[0] == place.partition(".")[0]:
+                    del sys.modules[name]
             found: Any = importlib.import_module(place)
             for name in attribute.split("."):
                 found = getattr(found, name)
@@ -205,7 +212,11 @@ class FactorySource(OtherSource):
                         "returns it"
                     )
                 return GivenModule(name=self.name, module=found).build(device=device)
-            module = found() if callable(found) else found
+            return found() if callable(found) else found
+
+        with as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
+            module, how = built_on(device, make, self.name)
+        note_building(how)
         if not isinstance(module, nn.Module):
             raise SourceError(
                 f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"

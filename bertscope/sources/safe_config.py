@@ -10,9 +10,10 @@ _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
 MAX_EXPERTS = 8192  # over all layers; each is a module with submodules
 MAX_LABELS = 100_000
-# Fields that hold a number of modules, over all families.
+# Fields that hold a number of modules, over all families; none of widths, proposals, records and codevectors.
 _MODULES = re.compile(
-    r"layers?$|^n_layer|_layers?_|^layers|blocks?$|block_(?!size)|groups?$|inner_group|experts?|stages?|depth|^num_.*layers"
+    r"^(?!.*_(?:size|proposals|records|per_group)$)"
+    r"(?:n_layer|layers|num_.*layers|.*(?:layers?$|_layers?_|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth))"
 )
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
 _KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
+from bertscope.sources.building import built_on, note_building
 from bertscope.sources.confined import confined
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code
@@ -51,20 +52,26 @@ class TransformersSource(OtherSource):
 
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
-        from bertscope.torch_access import torch
-
         kernel = self.attention or attention
-        with torch.device(device), quiet_transformers() as transformers:
+        with quiet_transformers() as transformers:
             config_class = _config_class(transformers, self)
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
-            with as_source_error(what):
+
+            def make() -> nn.Module:
+                """Build the model on the default device."""
                 config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
                 model.tie_weights()
-                built: nn.Module = model.eval()
+                made: nn.Module = model.eval()
+                return made
+
+            built: nn.Module
+            with as_source_error(what):
+                built, how = built_on(device, make, self.name)
+        note_building(how)
         return built
 
     def with_options(
@@ -131,15 +138,16 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
-    family: list[str] = []
+    family: dict[str, Any] = {}
     for mapping in _mappings(transformers):
         classes = mapping.get(config_class, ())
-        family += [cls.__name__ for cls in (classes if isinstance(classes, (list, tuple)) else [classes])]
-    name = source.architecture or (family[0] if family else "")
-    model_class = getattr(transformers, name, None)
+        family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
+    name = source.architecture or next(iter(family), "")
+    model_class = family.get(name) or getattr(transformers, name, None)
     if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not config_class:
         raise ConfigError(
-            f"unknown architecture {name[:60]!r} for a {source.model_type}; {suggestion(name, set(family))}",
+            f"unknown architecture {name[:60]!r} for a {source.model_type}; "
+            + (suggestion(name, set(family)) if family else "give the name of its class with --architecture"),
             field="architecture",
         )
     return model_class

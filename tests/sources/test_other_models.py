@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, BertscopeWarning
 from bertscope.sources.find import find
 from bertscope.sources.other_models import FactorySource
 from tests.conftest import ROOT
@@ -51,6 +51,45 @@ class Broken(Tagger):
 class Stubborn(NotOnMeta):
     def forward(self, input_ids):
         return super().forward(input_ids) if input_ids.sum() else None
+
+class Pixels(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 4, 2, stride=2)
+    def forward(self, image, scale=None):
+        return super().forward(image)
+
+class Rates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Dropout(rate)) for rate in rates)
+        self.layers[2][0].weight = self.layers[0][0].weight
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+class OwnWeight(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.norm = self.weight.sum().item()
+
+class Orthogonal(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+        nn.init.orthogonal_(self.weight)
+
+def weight_norm():
+    return nn.utils.weight_norm(nn.Conv1d(4, 4, 3))
+
+def parametrized():
+    return nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+def spectral():
+    return nn.utils.spectral_norm(nn.Linear(4, 4))
+
+class Huge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2**18, 2**18))
+        self.norm = self.weight.sum().item()
 
 ready = nn.Linear(2, 3)
 number = 5
@@ -106,6 +145,67 @@ def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
         shapes = cli("tree", f"{code}:{name}", "--shapes", "--seq", 7, "--format", "json").json
         assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
     assert "cannot be run on meta tensors: RuntimeError" in cli("flops", f"{code}:Stubborn").err
+
+
+@pytest.mark.parametrize(
+    ("attribute", "params", "how"),
+    [
+        ("Rates", 5 * 5 * 2 + 5 * 3, "its parameters on meta and its other tensors on the CPU"),
+        ("OwnWeight", 12, "all its tensors on the CPU, at most 4.00 GiB"),
+    ],
+)
+def test_a_constructor_that_reads_values_is_built_with_values_and_says_so(code, attribute, params, how):
+    source = find(f"{code}:{attribute}")
+    with pytest.warns(BertscopeWarning, match=how):
+        built = source.build()
+    assert sum(param.numel() for param in built.parameters()) == params
+    assert {tensor.device.type for tensor in (*built.parameters(), *built.buffers())} == {"meta"}
+
+
+@pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
+@pytest.mark.parametrize("attribute", ["Rates", "OwnWeight", "Orthogonal", "weight_norm", "parametrized", "spectral"])
+def test_count_gives_what_torch_counts_however_the_module_is_built(cli, code, attribute):
+    counted = cli("count", f"{code}:{attribute}", "--format", "json")
+    assert counted.code == 0, counted.err
+    real = getattr(sys.modules[code], attribute)()
+    assert counted.json["totals"]["distinct_params"] == sum(param.numel() for param in real.parameters())
+
+
+def test_a_constructor_that_reads_too_many_values_is_one_line(cli, code):
+    result = cli("count", f"{code}:Huge")
+    assert result.code == 2
+    assert "on the CPU its tensors are more than 4.00 GiB" in result.err.splitlines()[-1]
+
+
+def test_inputs_are_given_by_name_shape_and_dtype(cli, code):
+    image = ("--input", "image=Bx3x8x6:float32", "--batch", 2)
+    flops = cli("flops", f"{code}:Pixels", *image, "--format", "json").json
+    assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * (4 * 3) * 4 * (3 * 2 * 2)
+    for command in ("count", "tree"):
+        shown = cli(command, f"{code}:Pixels", "--shapes", *image, "--format", "json").json
+        assert shown["rows"][0]["outputs"][0]["shape"] == [2, 4, 4, 3]
+    run = cli("estimate", f"{code}:Pixels", *image, "--mode", "inference", "--format", "json").json
+    assert run["run"]["inputs"] == ["image=Bx3x8x6:float32"]
+    parts = run["variants"][0]["estimated"]["phases"][0]["parts"]
+    assert parts["inputs"] == 2 * 3 * 8 * 6 * 4, parts
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), "Pixels.forward takes image, scale=None, and image cannot be derived; add --input image=SHAPE:DTYPE"),
+        (("image=3",), "--input takes a name, once, with sizes"),
+        (("image=0x3:float32",), "--input takes a name, once, with sizes"),
+        (("image=3:string",), "dtypes: float32"),
+        (("image=3:int64", "image=3:int64"), "--input takes a name, once"),
+        (("image=99999x99999:float32",), "less than 2**31 elements"),
+        (("pixels=1x3:float32",), "Pixels.forward takes image, scale=None and no pixels"),
+    ],
+)
+def test_an_input_that_is_absent_or_wrong_is_one_line_with_the_signature(cli, code, given, words):
+    result = cli("flops", f"{code}:Pixels", *(word for text in given for word in ("--input", text)))
+    assert result.code == 2
+    assert words in result.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", ["flops", "estimate"])

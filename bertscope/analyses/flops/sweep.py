@@ -26,13 +26,14 @@ _WITNESS = (3, 7)
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRun:
-    """A model with its mode, checkpointing, frozen parameters and implementation."""
+    """A model with its mode, checkpointing, frozen parameters, implementation and given inputs."""
 
     source: ModelSource
     mode: str = "inference"
     checkpointing: str = NONE
     freeze: tuple[str, ...] = ()
     model_implementation: str = RunConfig.model_implementation
+    inputs: tuple[str, ...] = ()  # as RunConfig's
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
@@ -55,7 +56,7 @@ class FlopsRun:
         model = source.build(attention=META_ATTENTION).train(training)
         freeze(model, self.freeze)
         source.checkpoint(model, self.checkpointing)
-        inputs = inputs_for(model, batch, seq, labels=training)
+        inputs = inputs_for(model, batch, seq, labels=training, given=self.inputs)
         return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training))
 
     def _report(

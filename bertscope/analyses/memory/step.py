@@ -157,7 +157,8 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     """Return example inputs on meta, with labels if a loss is computed, and a mask if there is padding."""
-    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=run_config.mode != "inference")
+    labels = run_config.mode != "inference"
+    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.inputs)
     if run_config.padding:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
             raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
@@ -175,7 +176,7 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     checkpointing = run_config.checkpointing if mode == "training" else NONE
     run = FlopsRun(
         source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze,
-        model_implementation=run_config.model_implementation,
+        model_implementation=run_config.model_implementation, inputs=run_config.inputs,
     )  # fmt: skip
     return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 

@@ -1,7 +1,9 @@
 """Example inputs on meta for a model: token ids, masks and labels that fit its forward and its configuration."""
 
 import inspect
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -13,37 +15,132 @@ from bertscope.run_config import MAX_SIZE
 from bertscope.torch_access import nn, torch
 
 _TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
+_PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
+IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's preprocessor_config.json
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+_GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99})=(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
+                    r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
 CHOICES = 2  # BertForMultipleChoice: continuations of one question
 Inputs = dict[str, torch.Tensor]
 
 
-def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False) -> Any:
+def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False, given: Collection[str] = ()) -> Any:
     """Return inputs for any module: the result of its `example_inputs(batch, seq)`, or a dictionary of keywords.
 
-    The dictionary has `input_ids`, and the mask and decoder's ids that forward accepts. Raises SelectionError for
-    sizes that the model cannot run, and for a module with neither `example_inputs` nor `input_ids`. The inputs of a
-    model of peft are those of the model that it wraps.
+    The dictionary has the token ids, masks, pixels, audio and decoder's ids that forward accepts and that the
+    configuration describes, and each of `given`, such as `pixel_values=Bx3x224x224:float32`, in its place. Raises
+    SelectionError for sizes that the model cannot run, and if forward requires an input that is neither derived nor
+    given. The inputs of a model of peft are those of the model that it wraps.
     """
     module = base_model_of(module)
+    own = given_inputs(given, batch, seq)
     if isinstance(module, BertPreTrainedModel):
-        return example_inputs(module, batch, seq, labels=labels)
+        return example_inputs(module, batch, seq, labels=labels) | own
     if callable(getattr(module, "example_inputs", None)):
-        return module.example_inputs(batch, seq)  # type: ignore[operator]
-    most = min(positions(module), MAX_SIZE - 1)
-    _check_sizes(batch, seq, most, f"the model's {most:,} positions")
+        made = module.example_inputs(batch, seq)  # type: ignore[operator]
+        return {**made, **own} if isinstance(made, Mapping) else own or made
     takes = inspect.signature(module.forward).parameters
-    if "input_ids" not in takes:
-        raise SelectionError(
-            f"{type(module).__name__}.forward takes {', '.join(takes) or 'nothing'} and no input_ids; give the module "
-            "a method example_inputs(batch, seq) that returns what a run takes"
-        )
-    shape = (batch, CHOICES, seq) if type(module).__name__.endswith("ForMultipleChoice") else (batch, seq)
-    is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-    names = ("input_ids", "attention_mask", *(("decoder_input_ids",) if is_encoder_decoder else ()))
-    inputs = {name: _ids(*shape) for name in names if name in takes}
+    is_sequence = any(name in takes and name not in own for name in ("input_ids", "decoder_input_ids"))
+    most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
+    _check_sizes(batch, seq, most, f"the model's {most:,} positions")
+    inputs = _derived(module, [name for name in takes if name not in own], batch, seq) | own
+    _check_names(module, takes, inputs)
     found = _labels(module, batch, seq) if labels else {}
-    return inputs | {name: value for name, value in found.items() if name in takes}
+    return inputs | {name: value for name, value in found.items() if name in takes and name not in own}
+
+
+def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
+    """Return the tensors on meta that texts such as `ids=BxS:int64` describe, with B and S as the sizes.
+
+    Raises SelectionError for other text, and for a tensor of 2**31 or more elements.
+    """
+    inputs: Inputs = {}
+    for text in given:
+        match = _GIVEN.fullmatch(text)
+        if match is None or match["dtype"] not in _DTYPES or match["name"] in inputs:
+            raise SelectionError(
+                f"--input takes a name, once, with sizes (numbers, B for the batch, S for the sequence) and a dtype, "
+                f"such as pixel_values=Bx3x224x224:float32; dtypes: {', '.join(_DTYPES)}; got {text[:60]!r}"
+            )
+        shape = [{"B": batch, "S": seq}.get(size) or int(size) for size in match["shape"].split("x")]
+        if math.prod(shape) >= MAX_SIZE:
+            raise SelectionError(f"--input {text[:60]}: a tensor has less than 2**31 elements; lower its sizes")
+        inputs[match["name"]] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
+    return inputs
+
+
+def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> None:
+    """Raise SelectionError for an input that forward does not take, and for a required one that is absent."""
+    kinds = {param.kind for param in takes.values()}
+    unknown = [] if inspect.Parameter.VAR_KEYWORD in kinds else [name for name in inputs if name not in takes]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [name for name, param in takes.items() if param.default is param.empty and param.kind not in variadic]
+    absent = [name for name in required if name not in inputs]
+    signature = f"{type(module).__name__}.forward takes {', '.join(map(str, takes.values())) or 'nothing'}"
+    if unknown:
+        raise SelectionError(f"{signature[:300]} and no {unknown[0]}; give the name of one of these to --input")
+    if absent or not inputs:
+        missing = absent[0] if absent else next(iter(takes), "NAME")
+        raise SelectionError(
+            f"{signature[:300]}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
+            f"{missing}=Bx3x224x224:float32, or give the module a method example_inputs(batch, seq)"
+        )
+
+
+def _derived(module: nn.Module, names: Collection[str], batch: int, seq: int) -> Inputs:
+    """Return the inputs of these names that the class and the configuration describe."""
+    config = getattr(module, "config", None)
+    shape = (batch, CHOICES, seq) if type(module).__name__.endswith("ForMultipleChoice") else (batch, seq)
+    inputs: Inputs = {}
+    for name in names:
+        if name == "input_ids" or (name == "attention_mask" and "input_ids" in names):
+            inputs[name] = _ids(*shape)
+        elif name == "decoder_input_ids" and getattr(config, "is_encoder_decoder", False):
+            inputs[name] = _ids(batch, seq)
+        elif name in _DERIVED and config is not None:
+            size = _DERIVED[name](config, seq)
+            if size:
+                inputs[name] = torch.empty(batch, *size, device="meta")
+    return inputs
+
+
+def _setting(config: Any, *names: str) -> Any:
+    """Return the first of these settings that the configuration has, or that of its vision tower or encoder."""
+    places = (config, *(getattr(config, part, None) for part in _PARTS))
+    values = (getattr(place, name, None) for place in places for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def _pixels(config: Any, seq: int) -> tuple[int, ...]:
+    """Return (channels, height, width) of images; of videos with their frames first."""
+    size, frames = _setting(config, "image_size"), _setting(config, "num_frames")
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (size or IMAGE_SIZE,) * 2
+    return (*((frames,) if frames else ()), _setting(config, "num_channels") or 3, *sides)
+
+
+def _samples(config: Any, seq: int) -> tuple[int, ...]:
+    """Return the samples of a waveform of which the convolutions make `seq` frames, or the sizes of a spectrogram."""
+    kernels, strides = _setting(config, "conv_kernel"), _setting(config, "conv_stride")
+    if kernels and strides:
+        samples = seq
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            samples = (samples - 1) * stride + kernel
+        return (samples,)
+    sizes = (_setting(config, "max_length"), _setting(config, "num_mel_bins"))
+    return sizes if all(sizes) else ()
+
+
+def _features(config: Any, seq: int) -> tuple[int, ...]:
+    """Return the sizes of Whisper's spectrogram: its second convolution halves the length."""
+    is_whisper = getattr(config, "model_type", "") == "whisper"
+    return (config.num_mel_bins, 2 * config.max_source_positions) if is_whisper else ()
+
+
+# Name of an input -> its sizes after the batch by the configuration; empty: it cannot be derived.
+_DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
+    "pixel_values": _pixels, "input_values": _samples, "input_features": _features,
+}  # fmt: skip
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -65,9 +162,8 @@ def positions(module: nn.Module) -> int:
 
     The positions of the RoBERTa family start after the padding index.
     """
-    given = (getattr(getattr(module, "config", None), name, None) for name in _POSITIONS)
-    most = next((value for value in given if isinstance(value, int) and value > 0), None)
-    if most is None:
+    most = _setting(getattr(module, "config", None), *_POSITIONS)
+    if not isinstance(most, int) or most <= 0:
         return MAX_SIZE
     tables = (getattr(inner, "position_embeddings", None) for inner in module.modules())
     padding = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)

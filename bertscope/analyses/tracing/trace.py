@@ -1,7 +1,7 @@
 """A record of one run of a module: its operators by module and phase, and the shapes of inputs and outputs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -88,10 +88,10 @@ def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]
     return shapes_of(model, inputs_for(model, batch, seq))
 
 
-def source_shapes(source: ModelSource, batch: int, seq: int) -> dict[str, InOut]:
-    """Return the same for the model of a source."""
+def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> dict[str, InOut]:
+    """Return the same for the model of a source, with the `given` inputs of `inputs_for`."""
     model = source.build(attention=META_ATTENTION).eval()
-    return run_without_values(source, model, inputs_for(model, batch, seq), shapes_of)
+    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of)
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:

@@ -1,0 +1,117 @@
+"""Models that do not read text only: their counts, and their FLOPs on derived inputs, equal the references'."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from bertscope.errors import BertscopeWarning
+from tests.analyses.memory.plain_loop import peak_bytes
+
+# A model that cannot be built on meta is built in another way, which one test asserts.
+pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
+
+SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+VISION = SMALL | {"image_size": 32, "patch_size": 16}
+LANGUAGE = {"vocab_size": 60, "d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3,
+            "decoder_attention_heads": 3, "encoder_ffn_dim": 20, "decoder_ffn_dim": 16, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+TEXT = SMALL | {"vocab_size": 60, "max_position_embeddings": 40}
+IDS = {"input_ids": ((2, 7), torch.long), "attention_mask": ((2, 7), torch.long)}
+DECODER = {"decoder_input_ids": ((2, 7), torch.long)}
+IMAGE = {"pixel_values": ((2, 3, 32, 32), torch.float)}
+LARGE_IMAGE = {"pixel_values": ((2, 3, 224, 224), torch.float)}
+# Configuration, class, settings, and the inputs at batch 2 and sequence 7.
+FAMILIES = {
+    "vit": ("ViTConfig", "ViTForImageClassification", VISION, IMAGE),
+    "deit": ("DeiTConfig", "DeiTModel", VISION, IMAGE),
+    "clip": ("CLIPConfig", "CLIPModel",
+             {"text_config": TEXT, "vision_config": VISION, "projection_dim": 8}, IDS | IMAGE),
+    "clip_vision": ("CLIPVisionConfig", "CLIPVisionModel", VISION, IMAGE),
+    "resnet": ("ResNetConfig", "ResNetForImageClassification",
+               {"embedding_size": 8, "hidden_sizes": [8, 12], "depths": [1, 2]}, LARGE_IMAGE),
+    "wav2vec2": ("Wav2Vec2Config", "Wav2Vec2Model",
+                 SMALL | {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2],
+                          "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
+                          "num_conv_pos_embedding_groups": 2},
+                 {"input_values": ((2, (2 * 6 + 3 - 1) * 5 + 10), torch.float)}),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
+                LANGUAGE | {"num_mel_bins": 8, "max_source_positions": 15, "decoder_start_token_id": 1,
+                            "suppress_tokens": None, "begin_suppress_tokens": None},
+                {"input_features": ((2, 8, 30), torch.float)} | DECODER),
+    "t5": ("T5Config", "T5ForConditionalGeneration", {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20,
+           "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}, IDS | DECODER),
+    "bart": ("BartConfig", "BartForConditionalGeneration", LANGUAGE | {"max_position_embeddings": 40}, IDS | DECODER),
+    "swin": ("SwinConfig", "SwinModel", {"image_size": 32, "patch_size": 4, "embed_dim": 12, "depths": [1, 1],
+             "num_heads": [2, 3], "window_size": 4}, IMAGE),
+    "convnext": ("ConvNextConfig", "ConvNextModel", {"hidden_sizes": [8, 12], "depths": [1, 2], "num_stages": 2,
+                 "image_size": 32}, IMAGE),
+    "segformer": ("SegformerConfig", "SegformerModel", {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1],
+                  "hidden_sizes": [8, 12], "num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2],
+                  "mlp_ratios": [2, 2], "image_size": 32}, IMAGE),
+    "beit": ("BeitConfig", "BeitModel", VISION, IMAGE),
+}  # fmt: skip
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request, tmp_path):
+    """The reference's model, its inputs, and the folder with its configuration."""
+    config_class, name, settings, shapes = FAMILIES[request.param]
+    config = getattr(transformers, config_class)(**settings, architectures=[name], attn_implementation="eager")
+    torch.manual_seed(0)
+    reference = getattr(transformers, name)(config).eval()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    inputs = {key: torch.ones(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
+    return reference, inputs, tmp_path
+
+
+def test_any_family_is_counted_and_its_flops_equal_torchs(cli, family):
+    reference, inputs, folder = family
+    counted = cli("count", folder, "--format", "json")
+    assert counted.code == 0, counted.err
+    assert counted.json["totals"]["distinct_params"] == sum(param.numel() for param in reference.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        reference(**inputs)
+    found = cli("flops", folder, "--batch", 2, "--seq", 7, "--format", "json")
+    assert found.code == 0, found.err
+    assert found.json["rows"][0]["forward"]["matmul_flops"] == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("kind", ["swin", "beit"])
+def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
+    config_class, name, settings, _ = FAMILIES[kind]
+    config = getattr(transformers, config_class)(**settings, architectures=[name])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
+        assert cli("count", tmp_path).code == 0
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "swin"], indirect=True)
+def test_the_estimate_of_any_family_is_the_peak_of_a_plain_loop(cli, family):
+    reference, inputs, folder = family
+    if hasattr(reference, "lm_head"):
+        inputs = inputs | {"labels": torch.ones(2, 7, dtype=torch.long)}
+    real = peak_bytes(
+        lambda: type(reference)(reference.config), lambda model: {name: one.clone() for name, one in inputs.items()},
+        lambda params: torch.optim.AdamW(params, lr=0.0),
+    )  # fmt: skip
+    found = cli("estimate", folder, "--batch", 2, "--seq", 7, "--attention", "eager", "--format", "json").json
+    peaks = [phase["peak_bytes"] for phase in found["variants"][0]["estimated"]["phases"]]
+    assert max(peaks) == pytest.approx(real, rel=0.001)
+
+
+def test_a_class_that_transformers_does_not_export_at_its_top_is_found(cli, tmp_path):
+    config = transformers.MaskFormerSwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 3])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    assert "MaskFormerSwinModel" in cli("count", tmp_path).out
+
+
+def test_settings_that_are_no_numbers_of_modules_are_not_bounded_as_such(cli, tmp_path):
+    """The values of facebook/wav2vec2-base and Qwen/Qwen1.5-MoE-A2.7B."""
+    settings = {"num_codevectors_per_group": 320, "shared_expert_intermediate_size": 5632} | SMALL | {"vocab_size": 60}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"} | settings))
+    assert cli("count", tmp_path).code == 0
