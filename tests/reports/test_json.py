@@ -31,6 +31,7 @@ OUTPUTS = {
                "profile bert-tiny --batch 1 --seq 16 --steps 1 --optimizer sgd"],
     "fit": ["fit bert-tiny --budget 200MiB --seq 64 --checkpointing none --precision fp32",
             "fit bert-tiny --budget 2GiB --seq 64 --batch 4 --checkpointing none,full --precision fp32"],
+    "comparison": ["count bert-tiny bert-mini --by group", "flops bert-tiny bert-mini --seq 8,16"],
     "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
     "schemas": ["schema"],
     "doctor": ["doctor"],
