@@ -210,10 +210,12 @@ class StepOptions:
         own["dropout"], own["freeze"] = not own.pop("no_dropout"), tuple(self.freeze or ())
         return RunConfig(**own, **others)
 
-    def with_training_file(self, report: Report, run_configs: Sequence[RunConfig], searched: str = "") -> Report:
-        """Return the report with the file of --from, if there is one, and print a note on the effect of its keys.
+    def with_training_file(
+        self, report: Report, run_configs: Sequence[RunConfig], searched: str = "", *, is_noted: bool = True
+    ) -> Report:
+        """Return the report with the file of --from, if there is one, and print notes on the effect of its keys.
 
-        `searched` is the field that the command searches a value for.
+        `searched` is the field that the command searches a value for. `is_noted` is False if the notes are printed.
         """
         if self.training_file is None:
             return report
@@ -225,7 +227,7 @@ class StepOptions:
                 effect = "it is searched" if name == searched else f"an option sets {words}"
                 replaced.append(TrainingKey(key=name, value=value, effect=effect))
         file = replace(self.training_file, replaced=tuple(replaced))
-        for line in training_file_notes(file):
+        for line in training_file_notes(file) if is_noted else ():
             note(line)
         return replace(report, training_file=file)
 

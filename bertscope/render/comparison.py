@@ -1,15 +1,17 @@
 """The reports of several models, or of one model on several GPUs, as one table, CSV and Markdown."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from bertscope.errors import one_line
+from bertscope.render import fit
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text
 from bertscope.reports.flops import FlopsReport
+from bertscope.reports.memory import FitReport
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.params import CountReport
 from bertscope.units import bytes_text, count_text
@@ -33,6 +35,7 @@ class _Table:
     heading: str = ""
     names: int = 0  # if not 0, a narrow terminal gets several tables, each with this number of first columns
     csv: tuple[Sequence[Column], Sequence[Any]] | None = None  # the columns and rows of CSV, if they are others
+    shows_csv: bool = False  # the table of the rows of CSV comes second
 
 
 _number = partial(number, of="row")
@@ -105,8 +108,59 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
     return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
 
 
+def _fit_table(reports: Sequence[FitReport]) -> _Table:
+    """Return the answer for each GPU and sequence length with its best setting, and a table of all settings."""
+    columns = fit.columns(reports[0])
+    of_setting = [_fit_column(place, column) for place, column in enumerate(columns)]
+    records = [_Line(report, row) for report in reports for row in report.rows]
+    best = [_best(report, seq) for report in reports for seq in dict.fromkeys(row.seq for row in report.rows)]
+    of_gpu = [*_GPU, *(column for column in of_setting if column.title != "fits")]  # the answer says it
+    notes = list(_notes_by_gpu(reports))
+    csv_columns = [_GPU[0], *of_setting]
+    return _Table(of_gpu, best, notes, f"{fit.settings_text(reports[0])}\n", csv=(csv_columns, records), shows_csv=True)
+
+
+_GPU = (
+    Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
+    Column("answer", lambda line: fit.answer_text(line.report, line.row)),
+    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=6),
+)
+
+
+def _fit_column(place: int, column: Column) -> Column:
+    """Return a column of `fit` for lines of several reports: each cell by the columns of its own report."""
+    return replace(
+        column,
+        text=lambda line: fit.columns(line.report)[place].text(line.row),
+        csv={name: partial(_fit_value, place, name) for name in column.csv},
+    )
+
+
+def _fit_value(place: int, name: str, line: _Line) -> Any:
+    return fit.columns(line.report)[place].csv[name](line.row)
+
+
+def _best(report: FitReport, seq: int) -> _Line:
+    """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
+    rows = [row for row in report.rows if row.seq == seq]
+    if report.asked_batch is None:  # with a batch the rows come in the order of their cost
+        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
+    if not any(row.batch_by_bytes for row in rows):
+        rows.sort(key=lambda row: row.peak_bytes)
+    return _Line(report, rows[0])
+
+
+def _notes_by_gpu(reports: Sequence[FitReport]) -> Iterator[str]:
+    """Yield the notes that are not the same for all GPUs with the name of the GPU, then the common ones once."""
+    notes = {report.card.name: list(fit.notes(report)) for report in reports if report.card}
+    common = [note for note in next(iter(notes.values())) if all(note in others for others in notes.values())]
+    for name, own in notes.items():
+        yield from (note if note.startswith(name) else f"{name}: {note}" for note in own if note not in common)
+    yield from common
+
+
 # The table of each kind of report.
-_TABLES: dict[str, Callable[[Any], _Table]] = {"count": _count_table, "flops": _flops_table}
+_TABLES: dict[str, Callable[[Any], _Table]] = {"count": _count_table, "flops": _flops_table, "fit": _fit_table}
 
 
 def table(report: ComparisonReport, target: Target) -> str:
@@ -116,15 +170,18 @@ def table(report: ComparisonReport, target: Target) -> str:
         body = tables_text(made.columns, made.names, made.rows, target)
     else:
         body = table_text(made.columns, made.rows, target)
+    if made.shows_csv and made.csv:
+        body += table_text(*made.csv, target)
     return made.heading + body + "".join(f"{note}\n" for note in made.notes)
 
 
 def markdown(report: ComparisonReport) -> str:
     """Return the comparison as a GitHub table, for a paper or a pull request."""
     made = _TABLES[report.of](report.reports)
-    heading = f"{made.heading}\n".replace("_", "\\_") if made.heading else ""
+    heading = made.heading.replace("_", "\\_")
     notes = "".join(f"- {note}\n" for note in made.notes).replace("_", "\\_").replace("*", "\\*")
-    return f"{heading}{markdown_text(made.columns, made.rows)}\n{notes}"
+    tables = [(made.columns, made.rows), *([made.csv] if made.shows_csv and made.csv else ())]
+    return "\n".join([*([heading] if heading else ()), *(markdown_text(*one) for one in tables), notes])
 
 
 def csv(report: ComparisonReport) -> str:

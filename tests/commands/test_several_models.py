@@ -127,3 +127,41 @@ def test_an_option_for_one_model_is_refused_with_several(cli, line):
     result = cli(command, *MODELS, *options)
     assert result.code == 2
     assert re.match(rf"error: {options[0]}.* takes one MODEL; got 2; give one, or leave .* out\n$", result.err)
+
+
+# Several GPUs.
+
+TINY = ("fit", "bert-tiny", "--seq", "64", "--checkpointing", "none,full", "--precision", "fp32")
+
+
+@pytest.mark.parametrize("batch", [(), ("--batch", "4")])
+def test_fit_on_several_gpus_has_the_rows_of_each(cli, batch):
+    rows = records(cli(*TINY, *batch, "--gpu", "t4,a10", "--format", "csv").out)
+    for name in ("t4", "a10"):
+        single = cli(*TINY, *batch, "--gpu", name, "--format", "csv")
+        own = [{"gpu": name} | row for row in records(single.out)]
+        assert own == [row for row in rows if row["gpu"] == name]
+
+
+def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
+    result = cli(*TINY, "--gpu", "t4,a10")
+    rows = records(cli(*TINY, "--gpu", "t4,a10", "--format", "csv").out)
+    answers = [line.split() for line in result.out.splitlines() if " yes " in line]
+    most = {name: max(int(row["batch"]) for row in rows if row["gpu"] == name) for name in ("t4", "a10")}
+    assert [words[0] for words in answers] == ["t4", "a10"]
+    assert all(count_text(most[words[0]]) in words for words in answers)
+    assert result.out.count("1 MiB = 2**20 B") == 1
+
+
+def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
+    few = cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,h200")
+    lines = [line for line in few.out.splitlines() if re.match(r" (t4|h200) +(yes|no)", line)]
+    assert [line.split()[1].strip(",") for line in lines] == ["no", "yes"]
+    assert few.code == 0
+    assert cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,t4").code == 1
+
+
+def test_an_unknown_gpu_among_several_is_one_line(cli):
+    result = cli(*TINY, "--gpu", "t4,abacus")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "no GPU is known as 'abacus'" in result.err
