@@ -318,12 +318,19 @@ class WithBareCheckpointing(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words, with the default value after an option whose next word is not a list of strategies."""
         full: list[str] = []
+        unclear: list[str] = []  # a model or an unknown strategy
         for word, following in zip(args, [*args, ""][1:], strict=True):
             full.append(word)
             if word == "--checkpointing" and not are_strategies(following):
                 full.append(COMPARED)
+                unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = super().parse_args(ctx, full)
+        if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; put several "
+                "MODELs before it"
+            )
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
                 f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"

@@ -1,17 +1,20 @@
 """The reports of several models, or of one model on several GPUs, as one table, CSV and Markdown."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render import fit
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text
+from bertscope.render.memory import PARTS
+from bertscope.render.memory_words import footnotes
+from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
+from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport
-from bertscope.reports.memory import FitReport
+from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.params import CountReport
 from bertscope.units import bytes_text, count_text
@@ -108,6 +111,41 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
     return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
 
 
+def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
+    """Return a row for each model and checkpointing choice: the peak, its moment and its parts."""
+    lines = [_Line(report, variant) for report in reports for variant in report.variants]
+    parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
+    precisions = {report.run.get("dtype") for report in reports}
+    columns = [
+        *_NAMES,
+        Column("parameters in", lambda line: line.report.run["dtype"],
+               {"dtype": lambda line: line.report.run["dtype"]}, give_up=2, shown=len(precisions) > 1),
+        Column("checkpointing", lambda line: variant_name(line.row), values("checkpointing", "reentrant", of="row")),
+        number("peak", "peak_bytes", bytes_text, of="row.memory.peak"),
+        Column("in", lambda line: line.row.memory.peak.phase,
+               values("phase", "path", "operator", of="row.memory.peak")),
+        *(_part(name, shown=name in parts) for name in PARTS),
+        number("saved for backward", "kept_bytes", bytes_text, of="row.memory", give_up=4),
+        Column("reserved by torch", lambda line: bytes_text(_reserved_bytes(line) or 0),
+               {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
+    ]  # fmt: skip
+    notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
+    run = reports[0].run if len(precisions) == 1 else {**reports[0].run, "dtype": None}
+    return _Table(columns, lines, notes, f"{run_text(run)}\n")
+
+
+def _part(name: str, *, shown: bool) -> Column:
+    """Return the column of one part of the peak."""
+    read = attrgetter(f"row.memory.peak.parts.{name}")
+    return Column(part_name(name), lambda line: bytes_text(read(line)), {f"{name}_bytes": read}, right=True, give_up=5,
+                  shown=shown)  # fmt: skip
+
+
+def _reserved_bytes(line: _Line) -> int | None:
+    device = line.row.memory.device
+    return device.reserved_bytes if device else None
+
+
 def _fit_table(reports: Sequence[FitReport]) -> _Table:
     """Return the answer for each GPU and sequence length with its best setting, and a table of all settings."""
     columns = fit.columns(reports[0])
@@ -115,7 +153,7 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     records = [_Line(report, row) for report in reports for row in report.rows]
     best = [_best(report, seq) for report in reports for seq in dict.fromkeys(row.seq for row in report.rows)]
     of_gpu = [*_GPU, *(column for column in of_setting if column.title != "fits")]  # the answer says it
-    notes = list(_notes_by_gpu(reports))
+    notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     csv_columns = [_GPU[0], *of_setting]
     return _Table(of_gpu, best, notes, f"{fit.settings_text(reports[0])}\n", csv=(csv_columns, records), shows_csv=True)
 
@@ -150,17 +188,20 @@ def _best(report: FitReport, seq: int) -> _Line:
     return _Line(report, rows[0])
 
 
-def _notes_by_gpu(reports: Sequence[FitReport]) -> Iterator[str]:
-    """Yield the notes that are not the same for all GPUs with the name of the GPU, then the common ones once."""
-    notes = {report.card.name: list(fit.notes(report)) for report in reports if report.card}
-    common = [note for note in next(iter(notes.values())) if all(note in others for others in notes.values())]
-    for name, own in notes.items():
-        yield from (note if note.startswith(name) else f"{name}: {note}" for note in own if note not in common)
-    yield from common
+def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the notes that only some reports have, each with the name of its model or GPU, then the common ones."""
+    common = [note for note in notes[0][1] if all(note in others for _, others in notes)]
+    own = [(name, note) for name, found in notes for note in found if note not in common]
+    return [note if note.startswith(name) else f"{name}: {note}" for name, note in own] + common
 
 
 # The table of each kind of report.
-_TABLES: dict[str, Callable[[Any], _Table]] = {"count": _count_table, "flops": _flops_table, "fit": _fit_table}
+_TABLES: dict[str, Callable[[Any], _Table]] = {
+    "count": _count_table,
+    "flops": _flops_table,
+    "memory": _memory_table,
+    "fit": _fit_table,
+}
 
 
 def table(report: ComparisonReport, target: Target) -> str:

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from dataclasses import fields
 
 import pytest
 
 import bertscope
+from bertscope.reports.memory import Parts
 from bertscope.units import count_text
 
 # Published by google-research/bert: 4.4M and 11.3M.
@@ -93,7 +95,7 @@ def test_flops_of_a_training_step_has_the_phases_of_each_model(cli):
         assert int(row["recompute_flops"]) > 0
 
 
-@pytest.mark.parametrize("command", ["count", "count --by group", "flops --seq 8,16"])
+@pytest.mark.parametrize("command", ["count", "count --by group", "flops --seq 8,16", "estimate --batch 1 --seq 8"])
 def test_the_json_of_several_models_contains_the_reports_of_single_calls(cli, command):
     text = cli(*command.split(), *MODELS, "--format", "json").out
     data = json.loads(text)
@@ -105,7 +107,7 @@ def test_the_json_of_several_models_contains_the_reports_of_single_calls(cli, co
     assert [report.kind for report in bertscope.from_json(text).reports] == [data["of"]] * len(MODELS)
 
 
-@pytest.mark.parametrize("command", ["count", "flops"])
+@pytest.mark.parametrize("command", ["count", "flops", "estimate"])
 def test_a_model_that_cannot_be_read_ends_the_call_with_its_name(cli, tmp_path, command):
     broken = tmp_path / "broken" / "config.json"
     broken.parent.mkdir()
@@ -120,13 +122,42 @@ def test_a_model_that_cannot_be_read_ends_the_call_with_its_name(cli, tmp_path, 
 @pytest.mark.parametrize(
     "line",
     ["count --expect 5", "count --stored", "count --by parameter", "count --by module", "flops --operators",
-     "flops --convention macs"],
+     "flops --convention macs", "estimate --timeline t.csv", "estimate --snapshot s.pickle"],
 )  # fmt: skip
 def test_an_option_for_one_model_is_refused_with_several(cli, line):
     command, *options = line.split()
     result = cli(command, *MODELS, *options)
     assert result.code == 2
     assert re.match(rf"error: {options[0]}.* takes one MODEL; got 2; give one, or leave .* out\n$", result.err)
+
+
+def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
+    options = ("--batch", "2", "--seq", "16", "--checkpointing", "none,full")
+    rows = records(cli("estimate", *MODELS, *options, "--format", "csv").out)
+    assert [(row["model"], row["checkpointing"]) for row in rows] == [
+        (name, strategy) for name in MODELS for strategy in ("none", "full")
+    ]
+    parts = [f"{field.name}_bytes" for field in fields(Parts)]
+    for row in rows:
+        assert int(row["parameters_bytes"]) >= 4 * MODELS[row["model"]]
+        assert sum(int(row[part]) for part in parts) == int(row["peak_bytes"])
+
+
+def test_estimate_of_several_models_has_the_peaks_of_single_calls(cli):
+    options = ("--batch", "2", "--seq", "16", "--mode", "inference")
+    table = cli("estimate", *MODELS, *options).out
+    for name in MODELS:
+        (line,) = (line for line in table.splitlines() if line.startswith(f" {name}"))
+        single = cli("estimate", name, *options).out
+        (peak,) = (found.split(maxsplit=1)[1] for found in single.splitlines() if found.startswith(" peak "))
+        assert peak.strip() in line
+
+
+def test_a_word_after_checkpointing_with_several_models_is_refused_with_the_strategies(cli):
+    for words in (["bert-tiny", "--checkpointing", "fulll"], ["--checkpointing", *MODELS]):
+        result = cli("estimate", *words)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert f"unexpected word {words[words.index('--checkpointing') + 1]!r} after --checkpointing" in result.err
 
 
 # Several GPUs.
