@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions, Shapes, traced_shapes
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import Stored
+from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
@@ -21,6 +22,8 @@ EXAMPLES = """
   bertscope count bert-large-zh
   bertscope count bert-base-uncased --by group
   bertscope count bert-base-uncased --by parameter
+  bertscope count bert-tiny bert-base-uncased bert-large-uncased --format csv
+  bertscope count bert-base-uncased bert-large-uncased --by group
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
   bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
@@ -28,13 +31,14 @@ EXAMPLES = """
   bertscope count ./config.json --format json --output count.json
   bertscope count ./my-bert/model.safetensors --by parameter
 """
+_OF_ONE = ("module", "parameter")  # units whose names differ between models
 
 
 @command(place=10, examples=EXAMPLES, short_help="Count the parameters of a model or checkpoint, layer by layer.")
 def count(
     *,
     by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="The unit of a row.")] = "layer",
-    model: ModelOptions,
+    model: ModelsOptions,
     freeze: Freeze = None,
     dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The dtype for the bytes.")] = FP32.name,
     unfold: Annotated[
@@ -64,21 +68,28 @@ def count(
 
     Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
     in two ways: unique parameters (every tensor once) and the sum over layers (at every layer that
-    uses them).
+    uses them). Several models are one row each, with --by group one column each.
     """
+    model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
     expected = None if expect is None else _expected(expect)
     weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
-    if weights is not None:
+    if weights is not None and not model.others:
         contents = _show_stored(weights, by, out)
         return _judge(expected, contents.distinct_params, contents.stored_params, "under all names")
-    source, built = model.built(freeze)
-    from bertscope.analyses.params.count import count as analyse
-
     folded = None if unfold is None else not unfold
-    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
-    report = analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
-    out.show(report, renderer)
-    return _judge(expected, report.totals.distinct_params, report.totals.layer_params, "sum over layers")
+
+    def report_of(one: ModelOptions) -> CountReport:
+        """Return the report of one model."""
+        source, built = one.built(freeze)
+        from bertscope.analyses.params.count import count as analyse
+
+        found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
+        return analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
+
+    reports = model.each(report_of)
+    out.show_all(reports, renderer)
+    totals = reports[0].totals
+    return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
 
 
 def _expected(text: str) -> int:

@@ -1,8 +1,9 @@
 """`bertscope estimate`."""
 
 from dataclasses import replace
+from functools import partial
 
-from bertscope.commands.model_options import Inputs, ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
 from bertscope.commands.output import OutputOptions, Progress, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import (
@@ -13,13 +14,16 @@ from bertscope.commands.run_options import (
     WithBareCheckpointing,
 )
 from bertscope.render import memory as renderer
+from bertscope.reports.memory import MemoryReport
 from bertscope.run_config import STORED, RunConfig
+from bertscope.sources.model_source import ModelSource
 
 EXAMPLES = """
   bertscope estimate bert-large-zh --batch 32 --seq 512 --autocast
   bertscope estimate --checkpointing --batch 8 --seq 512
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
+  bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
   bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
 """
 _RUN = RunOptions(batch=8)
@@ -37,30 +41,45 @@ def estimate(
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
     inputs: Inputs = None,
-    model: ModelOptions,
+    model: ModelsOptions,
     view: ViewOptions,
     out: OutputOptions,
 ) -> None:
     """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
 
     torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
-    peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated.
+    peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated. Several models are one row
+    each.
     """
+    model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
     run_configs = run.run_configs(sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()))
     view.check_timeline()
+    estimates = model.each(partial(_estimate, run, run_configs, has_snapshot=view.snapshot is not None))
+    reports = [
+        run.with_training_file(report, used, is_noted=place == 0) for place, (_, used, report) in enumerate(estimates)
+    ]
+    out.show_all(reports, renderer, **({} if model.others else {"shown_rows": view.rows or None}))
+    if model.others:
+        return
+    ((source, used, _),) = estimates
+    view.write_timeline(reports[0])
+    if view.snapshot is not None:
+        from bertscope.analyses.memory.estimate import MemoryTraces
+        from bertscope.analyses.memory.snapshot import snapshot as picture
+
+        write_file(view.snapshot, picture(MemoryTraces(source).trace(used[-1])))
+
+
+def _estimate(
+    run: RunOptions, run_configs: list[RunConfig], model: ModelOptions, *, has_snapshot: bool
+) -> tuple[ModelSource, list[RunConfig], MemoryReport]:
+    """Return the source of one model, its runs in the dtype of its parameters, and their report."""
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
-    if view.snapshot is not None:
+    if has_snapshot:
         source.require("--snapshot")
-    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
+    from bertscope.analyses.memory.estimate import estimate_report
 
     with Progress() as progress:
-        report = estimate_report(source, run_configs, progress)
-    report = run.with_training_file(report, run_configs)
-    out.show(report, renderer, shown_rows=view.rows or None)
-    view.write_timeline(report)
-    if view.snapshot is not None:
-        from bertscope.analyses.memory.snapshot import snapshot as picture
-
-        write_file(view.snapshot, picture(MemoryTraces(source).trace(run_configs[-1])))
+        return source, run_configs, estimate_report(source, run_configs, progress)

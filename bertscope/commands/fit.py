@@ -18,12 +18,14 @@ from bertscope.commands.run_options import (
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu, fit_precisions
 from bertscope.render import fit as renderer
+from bertscope.reports.memory import FitReport, Gpu
 from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, STORED, RunConfig
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 EXAMPLES = """
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
   bertscope fit --gpu t4 --precision fp32,autocast-fp16 --checkpointing none,full
+  bertscope fit bert-large-uncased --gpu t4,a10,h100 --batch 32 --checkpointing none,full --precision autocast-fp16
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
@@ -39,7 +41,7 @@ def fit(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help=f"A GPU instead of a budget: {', '.join(GPUS)}.",
+        typer.Option(metavar="GPU[,...]", help=f"A GPU instead of a budget, or several: {', '.join(GPUS)}.",
                      autocompletion=lambda: list(GPUS)),
     ] = None,
     seq: Annotated[str, typer.Option("--seq", "-s", metavar="N[,N...]", help="Sequence lengths.")] = "512",
@@ -72,37 +74,45 @@ def fit(
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
     On a GPU the allocator is simulated, with the largest CUDA context that was published for it. With --batch, find
-    the strategies and precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain.
+    the strategies and precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain. Several
+    GPUs are in one table with the answer for each GPU first.
     """
-    known = find_gpu(gpu) if gpu else None
-    if (known is None) == (budget is None):
+    if (gpu is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
-    place = device or ("cuda" if known else RunConfig.device)
-    run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text)
-    plain, half = fit_precisions(known)
-    names = precision or f"{plain},{AUTOCAST}{half}"
+    limits: list[int | Gpu] = [size("--budget", budget) or 0]
+    if gpu is not None:
+        limits = list(dict.fromkeys(find_gpu(name.strip()) for name in gpu.split(",")))
+    seqs, context_bytes = numbers("--seq", seq), size("--context", context)
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     source = model.found()
     strategies = checkpointing or ",".join(source.strategies(source.build()))
-    variants = [
-        variant
-        for name in names.split(",")
-        for variant in _ways(run_config, name.strip(), strategies, reentrant=reentrant)
-    ]
-    if source.has_own_dtypes:
+    runs = []
+    for limit in limits:
+        known = limit if isinstance(limit, Gpu) else None
+        place = device or ("cuda" if known else RunConfig.device)
+        run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text)
+        plain, half = fit_precisions(known)
         variants = [
-            replace(variant, dtype=STORED) if precision is None or variant.autocast else variant for variant in variants
+            variant
+            for name in (precision or f"{plain},{AUTOCAST}{half}").split(",")
+            for variant in _ways(run_config, name.strip(), strategies, reentrant=reentrant)
         ]
+        if source.has_own_dtypes:
+            variants = [
+                replace(variant, dtype=STORED) if precision is None or variant.autocast else variant
+                for variant in variants
+            ]
+        runs.append((limit, variants))
     from bertscope.analyses.memory.fit import fit_report
 
-    limit = size("--budget", budget)
+    reports: list[FitReport] = []
     with Progress() as progress:
-        report = fit_report(
-            source, variants, numbers("--seq", seq), known or limit or 0,
-            batch=asked_batch, context_bytes=size("--context", context), progress=progress,
-        )  # fmt: skip
-    out.show(step.with_training_file(report, variants, searched="batch"), renderer)
-    return 0 if report.fits else 1
+        for limit, variants in runs:
+            report = fit_report(source, variants, seqs, limit, batch=asked_batch, context_bytes=context_bytes,
+                                progress=progress)  # fmt: skip
+            reports.append(step.with_training_file(report, variants, searched="batch", is_noted=not reports))
+    out.show_all(reports, renderer)
+    return 0 if any(report.fits for report in reports) else 1
 
 
 def _ways(run_config: RunConfig, precision: str, strategies: str, *, reentrant: bool) -> list[RunConfig]:

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions
 from bertscope.commands.output import OutputOptions, write
 from bertscope.commands.registry import command, numbers
 from bertscope.commands.run_options import ModelImplementation, Strategy
 from bertscope.errors import SelectionError
 from bertscope.render import flops as renderer
+from bertscope.reports.flops import FlopsReport
 from bertscope.run_config import NONE, RunConfig
 
 EXAMPLES = """
@@ -19,6 +20,7 @@ EXAMPLES = """
   bertscope flops bert-base-chinese --convention calflops --attention eager
   bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
   bertscope flops bert-tiny --operators
+  bertscope flops bert-tiny bert-mini --seq 128,512 --format csv
 """
 _COMBINED = "if several, one row for each combination"
 
@@ -35,7 +37,7 @@ def flops(
         typer.Option(help="A forward pass, or a forward and a backward pass; the optimizer step is not counted."),
     ] = "inference",
     checkpointing: Strategy = RunConfig.checkpointing,
-    model: ModelOptions,
+    model: ModelsOptions,
     implementation: ModelImplementation = RunConfig.model_implementation,
     freeze: Freeze = None,
     inputs: Inputs = None,
@@ -52,24 +54,33 @@ def flops(
     """Count the FLOPs of a forward pass or a training step, per module.
 
     The operators are those that torch dispatches on the meta device, for backward and recomputation too.
-    One multiply-add is 2 FLOPs; matrix products and elementwise work have separate columns.
+    One multiply-add is 2 FLOPs; matrix products and elementwise work have separate columns. Several models are one
+    row each.
     """
     batches, seqs = numbers("--batch", batch), numbers("--seq", seq)
     if checkpointing != NONE and mode != "training":
         raise SelectionError("--checkpointing concerns the backward pass; add --mode training")
-    source = model.found()
-    from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+    model.only_one({"--operators": operators, "--convention": convention is not None})
 
-    run = FlopsRun(
-        source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()),
-        model_implementation=implementation, inputs=tuple(inputs or ()),
-    )  # fmt: skip
-    report = flops_model(run, batches, seqs)
-    if depth is not None:
-        report = replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
+    def report_of(one: ModelOptions) -> FlopsReport:
+        """Return the report of one model."""
+        source = one.found()
+        from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+
+        run = FlopsRun(
+            source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze or ()),
+            model_implementation=implementation, inputs=tuple(inputs or ()),
+        )  # fmt: skip
+        report = flops_model(run, batches, seqs)
+        if depth is None:
+            return report
+        return replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))
+
+    reports = model.each(report_of)
     if convention is not None and out.fmt == "table":
+        (report,) = reports
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         write(renderer.convention(report, convention), out.output)
     else:
-        out.show(report, renderer.operators if operators else renderer)
+        out.show_all(reports, renderer.operators if operators else renderer)

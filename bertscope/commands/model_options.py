@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
 from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
+from bertscope.errors import BertscopeError, SelectionError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import DEFAULT_MODEL, find, load
 from bertscope.sources.model_source import ModelSource
@@ -18,6 +19,9 @@ from bertscope.sources.presets import preset_paths
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+Result = TypeVar("Result")
 
 
 def complete_model() -> list[str]:
@@ -34,6 +38,10 @@ Model = Annotated[
         "your own code.",
         autocompletion=complete_model,
     ),
+]
+OtherModels = Annotated[
+    list[str],
+    typer.Argument(metavar="[MODEL...]", help="Further models, one row for each.", autocompletion=complete_model),
 ]
 Architecture = Annotated[
     str | None,
@@ -110,6 +118,33 @@ class ModelOptions:
         built = source.build()
         freeze(built, freeze_patterns or ())
         return source, built
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions(ModelOptions):
+    """One or several MODELs and the options that change each of them."""
+
+    others: OtherModels = ()  # type: ignore[assignment]  # Typer reads the type, and a default cannot be a list
+
+    def each(self, result_of: Callable[[ModelOptions], Result]) -> tuple[Result, ...]:
+        """Return the result for each model; with several models an error names the one that it concerns."""
+        changes = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
+        results = []
+        for name in (self.model, *self.others):
+            try:
+                results.append(result_of(ModelOptions(**changes | {"model": name})))
+            except BertscopeError as error:
+                if self.others and name not in str(error):
+                    error.at(name)
+                raise
+        return tuple(results)
+
+    def only_one(self, options: Mapping[str, bool]) -> None:
+        """Raise SelectionError if several models are given with an option for one; `options` says which are given."""
+        for option, is_given in options.items():
+            if is_given and self.others:
+                number = 1 + len(self.others)
+                raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
 
 
 def traced_shapes(

@@ -39,6 +39,16 @@ class OutputOptions:
         """Write the report in this format."""
         show(report, renderer, self.fmt, self.output, **table_options)
 
+    def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the only report as `show` does, and several reports of one kind as one comparison."""
+        if len(reports) == 1:
+            self.show(reports[0], renderer, **table_options)
+        else:
+            from bertscope.render import comparison
+            from bertscope.reports.page import ComparisonReport
+
+            self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)), comparison)
+
 
 def show(
     report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None, **table_options: Any

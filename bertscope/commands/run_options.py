@@ -210,10 +210,12 @@ class StepOptions:
         own["dropout"], own["freeze"] = not own.pop("no_dropout"), tuple(self.freeze or ())
         return RunConfig(**own, **others)
 
-    def with_training_file(self, report: Report, run_configs: Sequence[RunConfig], searched: str = "") -> Report:
-        """Return the report with the file of --from, if there is one, and print a note on the effect of its keys.
+    def with_training_file(
+        self, report: Report, run_configs: Sequence[RunConfig], searched: str = "", *, is_noted: bool = True
+    ) -> Report:
+        """Return the report with the file of --from, if there is one, and print notes on the effect of its keys.
 
-        `searched` is the field that the command searches a value for.
+        `searched` is the field that the command searches a value for. `is_noted` is False if the notes are printed.
         """
         if self.training_file is None:
             return report
@@ -225,7 +227,7 @@ class StepOptions:
                 effect = "it is searched" if name == searched else f"an option sets {words}"
                 replaced.append(TrainingKey(key=name, value=value, effect=effect))
         file = replace(self.training_file, replaced=tuple(replaced))
-        for line in training_file_notes(file):
+        for line in training_file_notes(file) if is_noted else ():
             note(line)
         return replace(report, training_file=file)
 
@@ -316,12 +318,19 @@ class WithBareCheckpointing(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words, with the default value after an option whose next word is not a list of strategies."""
         full: list[str] = []
+        unclear: list[str] = []  # a model or an unknown strategy
         for word, following in zip(args, [*args, ""][1:], strict=True):
             full.append(word)
             if word == "--checkpointing" and not are_strategies(following):
                 full.append(COMPARED)
+                unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = super().parse_args(ctx, full)
+        if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; put several "
+                "MODELs before it"
+            )
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
                 f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"

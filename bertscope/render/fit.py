@@ -57,12 +57,14 @@ def _work_text(flops: int) -> str:
     return f"{flops / divisor:,.2f} {unit}"
 
 
+def answer_text(report: FitReport, row: FitRow) -> str:
+    """Return the answer in words, with the missing bytes."""
+    short = f", short by {bytes_text(_short_bytes(report, row))}" if row.answer == NO else ""
+    return ANSWERS[row.answer] + short
+
+
 def _batch(report: FitReport, row: FitRow) -> str:
-    if row.answer == NO:
-        return f"no, short by {bytes_text(_short_bytes(report, row))}"
-    if row.answer == UNCERTAIN:
-        return ANSWERS[UNCERTAIN]
-    return ANSWERS[YES] if report.asked_batch else count_text(row.batch)
+    return count_text(row.batch) if row.fits and not report.asked_batch else answer_text(report, row)
 
 
 def _short_bytes(report: FitReport, row: FitRow) -> int:
@@ -70,20 +72,20 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
     return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes) - report.budget_bytes
 
 
+def settings_text(report: FitReport, *words: str) -> str:
+    """Return the model with its head and attention, the words, and the settings of the run."""
+    run: dict[str, Any] = report.run
+    kernel = f"{run['sdpa_kernel']} kernel" if run.get("sdpa_kernel", "auto") != "auto" else ""
+    asked = f"batch {report.asked_batch}" if report.asked_batch else ""
+    place = (asked, run.get("device"), run.get("alloc_conf"))
+    return ", ".join(filter(None, (title(report), kernel, *words, run.get("mode"), *loop_words(run), *place)))
+
+
 def heading(report: FitReport) -> str:
     """Return the model with its head and attention, the precisions, the run, and the budget."""
-    run: dict[str, Any] = report.run
     precisions = " and ".join(dict.fromkeys(row.precision for row in report.rows))
-    kernel = f", {run['sdpa_kernel']} kernel" if run.get("sdpa_kernel", "auto") != "auto" else ""
-    loop = "".join(f", {words}" for words in loop_words(run))
     place = f"{report.card.name}: " if report.card else ""
-    asked = f", batch {report.asked_batch}" if report.asked_batch else ""
-    settings = f", {run['alloc_conf']}" if run.get("alloc_conf") else ""
-    budget = f"{place}{bytes_text(report.budget_bytes)}"
-    return (
-        f"{title(report)}{kernel}, {precisions}, {run.get('mode')}{loop}{asked}, {run.get('device')}{settings}, "
-        f"budget {budget}\n"
-    )
+    return f"{settings_text(report, precisions)}, budget {place}{bytes_text(report.budget_bytes)}\n"
 
 
 def notes(report: FitReport) -> Iterator[str]:

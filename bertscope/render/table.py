@@ -189,7 +189,7 @@ def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
     """Return the rows as a GitHub table."""
     columns = shown(columns)
     lines = [
-        [column.title for column in columns],
+        [_markdown_cell(column.title) for column in columns],
         ["---:" if column.right else "---" for column in columns],
         *([_markdown_cell(column.text(row)) for column in columns] for row in rows),
     ]

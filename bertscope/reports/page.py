@@ -1,4 +1,4 @@
-"""The reports of `report`, `diff` and `explore`; a page contains the other reports of one or two models unchanged."""
+"""The reports of `report`, `diff`, `explore` and of several models; they contain the other reports unchanged."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ class PageReport:
     kind: ClassVar[str] = "report"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport:
+    """The reports of several models, or of one model on several GPUs, in the order in which they were given."""
+
+    kind: ClassVar[str] = "comparison"
+    of: str  # the kind of each report
+    reports: tuple[CountReport | FlopsReport | MemoryReport | FitReport, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,231 @@
+"""The reports of several models, or of one model on several GPUs, as one table, CSV and Markdown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from bertscope.errors import one_line
+from bertscope.render import fit
+from bertscope.render.console import Target
+from bertscope.render.memory import PARTS
+from bertscope.render.memory_words import footnotes
+from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
+from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.page import ComparisonReport
+from bertscope.reports.params import CountReport
+from bertscope.units import bytes_text, count_text
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row, and the report that it belongs to."""
+
+    report: Any
+    row: Any
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The table of a comparison, the heading above it and the notes below it."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    notes: Sequence[str]
+    heading: str = ""
+    names: int = 0  # if not 0, a narrow terminal gets several tables, each with this number of first columns
+    csv: tuple[Sequence[Column], Sequence[Any]] | None = None  # the columns and rows of CSV, if they are others
+    shows_csv: bool = False  # the table of the rows of CSV comes second
+
+
+_number = partial(number, of="row")
+_NAMES = (
+    Column("model", lambda line: one_line(line.report.subject.name, limit=120),
+           {"model": lambda line: line.report.subject.name}),
+    Column("class", lambda line: line.report.subject.architecture,
+           {"class": lambda line: line.report.subject.architecture}, give_up=3),
+)  # fmt: skip
+_TOTALS = (
+    *_NAMES,
+    _number("unique parameters", "distinct_params"),
+    _number("sum over layers", "layer_params"),
+    _number("trainable", "trainable_params", give_up=2),
+    _number("bytes", "param_bytes", bytes_text, give_up=1),
+)
+_GROUP_RECORDS = (
+    *_NAMES,
+    Column("group", lambda line: line.row.name, {"group": lambda line: line.row.name}),
+    _number("params", "params"),
+    _number("unique parameters", "distinct_params"),
+    _number("trainable", "trainable_params"),
+    _number("bytes", "bytes"),
+)
+
+
+def _count_table(reports: Sequence[CountReport]) -> _Table:
+    """Return a row for each model, or by group a row for each group and a column for each model."""
+    notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
+    if reports[0].by != "group":
+        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
+        return _Table(_TOTALS, [_Line(report, report.totals) for report in reports], notes)
+    names = dict.fromkeys(row.name for report in reports for row in report.rows)
+    rows = [
+        *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
+        ("sum over layers", [report.totals.layer_params for report in reports]),
+        ("unique parameters", [report.totals.distinct_params for report in reports]),
+    ]
+    columns = [Column("group", itemgetter(0)), *(_params_of(place, report) for place, report in enumerate(reports))]
+    records = [_Line(report, row) for report in reports for row in report.rows]
+    return _Table(columns, rows, notes, names=1, csv=(_GROUP_RECORDS, records))
+
+
+def _params_of(place: int, report: CountReport) -> Column:
+    """Return the column of the parameters of one model."""
+    title = one_line(report.subject.name, limit=40)
+    return Column(title, lambda row: count_text(row[1][place]) if row[1][place] else "--", right=True)
+
+
+def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
+    """Return a row for each model, batch size and sequence length."""
+    is_training = reports[0].mode == "training"
+    phase = partial(_number, give_up=1, shown=is_training)
+    columns = [
+        *_NAMES,
+        _number("batch", "batch"),
+        _number("seq", "seq"),
+        _number("forward FLOPs", "forward_flops"),
+        phase("backward", "backward_flops"),
+        phase("recomputed", "recompute_flops", shown=is_training and reports[0].checkpointing != "none"),
+        _number("total FLOPs", "total_flops", shown=is_training),
+        Column("MACs", lambda line: count_text(line.row.total_flops // 2),
+               {"macs": lambda line: line.row.total_flops // 2}, right=True, give_up=2),
+    ]  # fmt: skip
+    notes = [
+        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched on meta",
+        *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+          for report in reports if report.unknown_operators),
+    ]  # fmt: skip
+    return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
+
+
+def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
+    """Return a row for each model and checkpointing choice: the peak, its moment and its parts."""
+    lines = [_Line(report, variant) for report in reports for variant in report.variants]
+    parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
+    precisions = {report.run.get("dtype") for report in reports}
+    columns = [
+        *_NAMES,
+        Column("parameters in", lambda line: line.report.run["dtype"],
+               {"dtype": lambda line: line.report.run["dtype"]}, give_up=2, shown=len(precisions) > 1),
+        Column("checkpointing", lambda line: variant_name(line.row), values("checkpointing", "reentrant", of="row")),
+        number("peak", "peak_bytes", bytes_text, of="row.memory.peak"),
+        Column("in", lambda line: line.row.memory.peak.phase,
+               values("phase", "path", "operator", of="row.memory.peak")),
+        *(_part(name, shown=name in parts) for name in PARTS),
+        number("saved for backward", "kept_bytes", bytes_text, of="row.memory", give_up=4),
+        Column("reserved by torch", lambda line: bytes_text(_reserved_bytes(line) or 0),
+               {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
+    ]  # fmt: skip
+    notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
+    run = reports[0].run if len(precisions) == 1 else {**reports[0].run, "dtype": None}
+    return _Table(columns, lines, notes, f"{run_text(run)}\n")
+
+
+def _part(name: str, *, shown: bool) -> Column:
+    """Return the column of one part of the peak."""
+    read = attrgetter(f"row.memory.peak.parts.{name}")
+    return Column(part_name(name), lambda line: bytes_text(read(line)), {f"{name}_bytes": read}, right=True, give_up=5,
+                  shown=shown)  # fmt: skip
+
+
+def _reserved_bytes(line: _Line) -> int | None:
+    device = line.row.memory.device
+    return device.reserved_bytes if device else None
+
+
+def _fit_table(reports: Sequence[FitReport]) -> _Table:
+    """Return the answer for each GPU and sequence length with its best setting, and a table of all settings."""
+    columns = fit.columns(reports[0])
+    of_setting = [_fit_column(place, column) for place, column in enumerate(columns)]
+    records = [_Line(report, row) for report in reports for row in report.rows]
+    best = [_best(report, seq) for report in reports for seq in dict.fromkeys(row.seq for row in report.rows)]
+    of_gpu = [*_GPU, *(column for column in of_setting if column.title != "fits")]  # the answer says it
+    notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
+    csv_columns = [_GPU[0], *of_setting]
+    return _Table(of_gpu, best, notes, f"{fit.settings_text(reports[0])}\n", csv=(csv_columns, records), shows_csv=True)
+
+
+_GPU = (
+    Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
+    Column("answer", lambda line: fit.answer_text(line.report, line.row)),
+    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=6),
+)
+
+
+def _fit_column(place: int, column: Column) -> Column:
+    """Return a column of `fit` for lines of several reports: each cell by the columns of its own report."""
+    return replace(
+        column,
+        text=lambda line: fit.columns(line.report)[place].text(line.row),
+        csv={name: partial(_fit_value, place, name) for name in column.csv},
+    )
+
+
+def _fit_value(place: int, name: str, line: _Line) -> Any:
+    return fit.columns(line.report)[place].csv[name](line.row)
+
+
+def _best(report: FitReport, seq: int) -> _Line:
+    """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
+    rows = [row for row in report.rows if row.seq == seq]
+    if report.asked_batch is None:  # with a batch the rows come in the order of their cost
+        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
+    if not any(row.batch_by_bytes for row in rows):
+        rows.sort(key=lambda row: row.peak_bytes)
+    return _Line(report, rows[0])
+
+
+def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the notes that only some reports have, each with the name of its model or GPU, then the common ones."""
+    common = [note for note in notes[0][1] if all(note in others for _, others in notes)]
+    own = [(name, note) for name, found in notes for note in found if note not in common]
+    return [note if note.startswith(name) else f"{name}: {note}" for name, note in own] + common
+
+
+# The table of each kind of report.
+_TABLES: dict[str, Callable[[Any], _Table]] = {
+    "count": _count_table,
+    "flops": _flops_table,
+    "memory": _memory_table,
+    "fit": _fit_table,
+}
+
+
+def table(report: ComparisonReport, target: Target) -> str:
+    """Return the comparison for the terminal."""
+    made = _TABLES[report.of](report.reports)
+    if made.names:
+        body = tables_text(made.columns, made.names, made.rows, target)
+    else:
+        body = table_text(made.columns, made.rows, target)
+    if made.shows_csv and made.csv:
+        body += table_text(*made.csv, target)
+    return made.heading + body + "".join(f"{note}\n" for note in made.notes)
+
+
+def markdown(report: ComparisonReport) -> str:
+    """Return the comparison as a GitHub table, for a paper or a pull request."""
+    made = _TABLES[report.of](report.reports)
+    heading = made.heading.replace("_", "\\_")
+    notes = "".join(f"- {note}\n" for note in made.notes).replace("_", "\\_").replace("*", "\\*")
+    tables = [(made.columns, made.rows), *([made.csv] if made.shows_csv and made.csv else ())]
+    return "\n".join([*([heading] if heading else ()), *(markdown_text(*one) for one in tables), notes])
+
+
+def csv(report: ComparisonReport) -> str:
+    """Return one record for each row, in base units."""
+    made = _TABLES[report.of](report.reports)
+    return csv_text(*(made.csv or (made.columns, made.rows)))

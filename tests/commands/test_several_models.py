@@ -1,0 +1,198 @@
+"""Several models, or several GPUs, in one call: the rows are those of single calls."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import fields
+
+import pytest
+
+import bertscope
+from bertscope.reports.memory import Parts
+from bertscope.units import count_text
+
+# Published by google-research/bert: 4.4M and 11.3M.
+MODELS = {"bert-tiny": 4_385_920, "bert-mini": 11_170_560}
+
+
+def records(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch) -> str:
+    """A model in the user's own code: 3 x 5 weights and 5 biases."""
+    (tmp_path / "own_of_several.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(3, 5))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_of_several:build"
+
+
+def test_count_of_several_models_is_one_row_for_each(cli, own_model):
+    rows = records(cli("count", *MODELS, own_model, "--format", "csv").out)
+    assert [row["model"] for row in rows] == [*MODELS, own_model]
+    assert [row["class"] for row in rows] == ["BertModel", "BertModel", "Sequential"]
+    assert [int(row["distinct_params"]) for row in rows] == [*MODELS.values(), 20]
+    assert [int(row["param_bytes"]) for row in rows] == [4 * params for params in (*MODELS.values(), 20)]
+
+
+def test_the_table_and_markdown_of_several_models_show_their_figures(cli):
+    for fmt in ("table", "markdown"):
+        result = cli("count", *MODELS, "-a", "BertForMaskedLM", "--freeze", "embeddings", "--format", fmt)
+        assert result.code == 0
+        for name in MODELS:
+            single = cli("count", name, "-a", "BertForMaskedLM", "--freeze", "embeddings", "--format", "json").json
+            (line,) = (line for line in result.out.splitlines() if name in line)
+            for key in ("distinct_params", "layer_params", "trainable_params"):
+                assert count_text(single["totals"][key]) in line
+
+
+def test_by_group_the_models_are_columns_whose_groups_add_up(cli):
+    result = cli("count", *MODELS, "--by", "group", "--format", "markdown")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.out.splitlines() if "|" in line]
+    head, _, *rows = table
+    assert head == ["group", *MODELS]
+    for place, params in enumerate(MODELS.values(), 1):
+        column = {row[0]: int(row[place].replace(",", "")) for row in rows}
+        assert column.pop("sum over layers") == column.pop("unique parameters") == params == sum(column.values())
+
+
+def test_by_group_csv_has_a_record_for_each_model_and_group(cli):
+    rows = records(cli("count", *MODELS, "--by", "group", "--format", "csv").out)
+    for name, params in MODELS.items():
+        assert sum(int(row["params"]) for row in rows if row["model"] == name) == params
+
+
+def test_a_group_that_a_model_lacks_is_empty_there(cli, own_model):
+    out = cli("count", "bert-tiny", own_model, "--by", "group").out
+    (line,) = (line for line in out.splitlines() if line.startswith(" embeddings"))
+    assert line.split()[1:] == ["3,972,864", "--"]  # (30,522 + 512 + 2) x 128, and a LayerNorm of 2 x 128
+
+
+def test_flops_of_several_models_is_one_row_for_each_at_each_size(cli):
+    rows = records(cli("flops", *MODELS, "--batch", "1,2", "--seq", "16", "--format", "csv").out)
+    found = {(row["model"], int(row["batch"])): int(row["forward_flops"]) for row in rows}
+    for name in MODELS:
+        config = bertscope.load(name).config
+        hidden, layers = config.hidden_size, config.num_hidden_layers
+        # of a layer: 4 projections, 2 of 4 x the size, scores and their sum; once: the pooler
+        one = 2 * 16 * layers * (12 * hidden * hidden + 2 * 16 * hidden) + 2 * hidden * hidden
+        assert (found[name, 1], found[name, 2]) == (one, 2 * one)
+    assert all(int(row["macs"]) == int(row["total_flops"]) // 2 for row in rows)
+
+
+def test_flops_of_a_training_step_has_the_phases_of_each_model(cli):
+    options = ("--seq", "16", "--mode", "training", "--checkpointing", "full")
+    rows = records(cli("flops", *MODELS, *options, "--format", "csv").out)
+    for row in rows:
+        point = cli("flops", row["model"], *options, "--format", "json").json["sweep"][0]
+        assert {key: int(row[key]) for key in point} == point
+        assert int(row["recompute_flops"]) > 0
+
+
+@pytest.mark.parametrize("command", ["count", "count --by group", "flops --seq 8,16", "estimate --batch 1 --seq 8"])
+def test_the_json_of_several_models_contains_the_reports_of_single_calls(cli, command):
+    text = cli(*command.split(), *MODELS, "--format", "json").out
+    data = json.loads(text)
+    singles = [cli(*command.split(), name, "--format", "json").json for name in MODELS]
+    assert (data["kind"], data["of"]) == ("comparison", singles[0]["kind"])
+    assert data["reports"] == [
+        {key: value for key, value in single.items() if key not in ("schema", "kind")} for single in singles
+    ]
+    assert [report.kind for report in bertscope.from_json(text).reports] == [data["of"]] * len(MODELS)
+
+
+@pytest.mark.parametrize("command", ["count", "flops", "estimate"])
+def test_a_model_that_cannot_be_read_ends_the_call_with_its_name(cli, tmp_path, command):
+    broken = tmp_path / "broken" / "config.json"
+    broken.parent.mkdir()
+    broken.write_text('{"model_type": "bert", "hidden_size": -1}')
+    for name in ("no-such-model", str(broken)):
+        result = cli(command, "bert-tiny", name)
+        assert (result.code, result.out) == (2, "")
+        assert name in result.err
+        assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["count --expect 5", "count --stored", "count --by parameter", "count --by module", "flops --operators",
+     "flops --convention macs", "estimate --timeline t.csv", "estimate --snapshot s.pickle"],
+)  # fmt: skip
+def test_an_option_for_one_model_is_refused_with_several(cli, line):
+    command, *options = line.split()
+    result = cli(command, *MODELS, *options)
+    assert result.code == 2
+    assert re.match(rf"error: {options[0]}.* takes one MODEL; got 2; give one, or leave .* out\n$", result.err)
+
+
+def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
+    options = ("--batch", "2", "--seq", "16", "--checkpointing", "none,full")
+    rows = records(cli("estimate", *MODELS, *options, "--format", "csv").out)
+    assert [(row["model"], row["checkpointing"]) for row in rows] == [
+        (name, strategy) for name in MODELS for strategy in ("none", "full")
+    ]
+    parts = [f"{field.name}_bytes" for field in fields(Parts)]
+    for row in rows:
+        assert int(row["parameters_bytes"]) >= 4 * MODELS[row["model"]]
+        assert sum(int(row[part]) for part in parts) == int(row["peak_bytes"])
+
+
+def test_estimate_of_several_models_has_the_peaks_of_single_calls(cli):
+    options = ("--batch", "2", "--seq", "16", "--mode", "inference")
+    table = cli("estimate", *MODELS, *options).out
+    for name in MODELS:
+        (line,) = (line for line in table.splitlines() if line.startswith(f" {name}"))
+        single = cli("estimate", name, *options).out
+        (peak,) = (found.split(maxsplit=1)[1] for found in single.splitlines() if found.startswith(" peak "))
+        assert peak.strip() in line
+
+
+def test_a_word_after_checkpointing_with_several_models_is_refused_with_the_strategies(cli):
+    for words in (["bert-tiny", "--checkpointing", "fulll"], ["--checkpointing", *MODELS]):
+        result = cli("estimate", *words)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert f"unexpected word {words[words.index('--checkpointing') + 1]!r} after --checkpointing" in result.err
+
+
+# Several GPUs.
+
+TINY = ("fit", "bert-tiny", "--seq", "64", "--checkpointing", "none,full", "--precision", "fp32")
+
+
+@pytest.mark.parametrize("batch", [(), ("--batch", "4")])
+def test_fit_on_several_gpus_has_the_rows_of_each(cli, batch):
+    rows = records(cli(*TINY, *batch, "--gpu", "t4,a10", "--format", "csv").out)
+    for name in ("t4", "a10"):
+        single = cli(*TINY, *batch, "--gpu", name, "--format", "csv")
+        own = [{"gpu": name} | row for row in records(single.out)]
+        assert own == [row for row in rows if row["gpu"] == name]
+
+
+def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
+    result = cli(*TINY, "--gpu", "t4,a10")
+    rows = records(cli(*TINY, "--gpu", "t4,a10", "--format", "csv").out)
+    answers = [line.split() for line in result.out.splitlines() if " yes " in line]
+    most = {name: max(int(row["batch"]) for row in rows if row["gpu"] == name) for name in ("t4", "a10")}
+    assert [words[0] for words in answers] == ["t4", "a10"]
+    assert all(count_text(most[words[0]]) in words for words in answers)
+    assert result.out.count("1 MiB = 2**20 B") == 1
+
+
+def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
+    few = cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,h200")
+    lines = [line for line in few.out.splitlines() if re.match(r" (t4|h200) +(yes|no)", line)]
+    assert [line.split()[1].strip(",") for line in lines] == ["no", "yes"]
+    assert few.code == 0
+    assert cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,t4").code == 1
+
+
+def test_an_unknown_gpu_among_several_is_one_line(cli):
+    result = cli(*TINY, "--gpu", "t4,abacus")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "no GPU is known as 'abacus'" in result.err
