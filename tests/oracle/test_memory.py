@@ -46,8 +46,7 @@ def built(source, implementation):
     return model.train()
 
 
-@pytest.mark.parametrize(("padding", "autocast"), [(0.0, None), (0.2, "bf16")])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("device", "padding", "autocast"), [("cpu", 0.0, None), ("cuda", 0.2, "bf16")])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
     run_config = RunConfig(batch=2, seq=16, autocast=autocast, device=device, padding=padding)
@@ -63,8 +62,7 @@ def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, dev
 WIDE = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 3000, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize("autocast", [None, "bf16"])
-@pytest.mark.parametrize("padding", [0.0, 0.25])
+@pytest.mark.parametrize(("padding", "autocast"), [(0.0, None), (0.0, "bf16"), (0.25, "bf16")])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
 def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(architecture, attention, padding, autocast):

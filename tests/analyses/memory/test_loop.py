@@ -62,8 +62,11 @@ LOOPS = [
 ]
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=str)
-@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertModel"])
+@pytest.mark.parametrize(
+    ("architecture", "loop"),
+    [*(("BertForMaskedLM", loop) for loop in LOOPS), *(("BertModel", loop) for loop in LOOPS[:3])],
+    ids=str,
+)
 def test_the_estimate_is_the_peak_of_a_plain_loop(architecture, loop):
     source, run_config = small(architecture, "eager", **WIDE), RunConfig(batch=BATCH, seq=SEQ, **loop)
     assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
