@@ -6,18 +6,26 @@ state of the CPU.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.cuda_kernels import cuda_scratch_bytes
-from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.events import Allocation, Block, MemoryEvent, MemoryTrace, MemoryTraceRecorder, Place
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
+
+
+# Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
+_UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
+_MOST_UPDATES = 16
+# The fields of RunConfig that change the optimizer step only by the gradients that they leave.
+_GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
@@ -33,12 +41,20 @@ def fake_run(step: ModelStep) -> MemoryTrace:
             step.run_micro_batch(mode.unrecorded_phase)
         mode.add_state()
         step.run_micro_batch(mode.phase)
-        if step.optimizer is not None:
+        if step.optimizer is None:
+            return mode.trace()
+        before, known = mode.trace(), mode.update_key()
+        if known not in _UPDATES:
             with mode.unrecorded_phase(OPTIMIZER):
                 step.optimizer.step()
             mode.add_state()
             step.update(mode.phase)
-    return mode.recorder.trace(step.run_config.device)
+            whole = mode.trace()
+            while len(_UPDATES) >= _MOST_UPDATES:
+                _UPDATES.pop(next(iter(_UPDATES)))
+            _UPDATES[known] = whole.state[len(before.state) :], whole.events[len(before.events) :]
+    state, events = _UPDATES[known]
+    return replace(before, state=before.state + state, events=before.events + events)
 
 
 class _FakeRunMode(TorchDispatchMode):
@@ -57,6 +73,28 @@ class _FakeRunMode(TorchDispatchMode):
         self.is_recording = False
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
+
+    def trace(self) -> MemoryTrace:
+        """Return the trace of what was recorded until now."""
+        return self.recorder.trace(self.step.run_config.device)
+
+    def update_key(self) -> Hashable:
+        """Return all that decides the events of the optimizer step: its settings, parameters and gradients."""
+        settings = {**vars(self.step.run_config)}
+        chosen = tuple(value for name, value in settings.items() if name not in _GRADIENT_FIELDS)
+        seen: dict[int, int] = {}  # storage -> number of the first parameter or gradient that has it
+
+        def kind(tensor: torch.Tensor | None) -> Hashable:
+            """Return the layout of a tensor, and what the recorder knows of its storage."""
+            if tensor is None:
+                return None
+            key = storage_key(tensor)
+            made = self.recorder.living.get(key)
+            layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+            return layout, seen.setdefault(key, len(seen)), made and (made.block, made.size_bytes)
+
+        params = self.step.model.named_parameters()
+        return chosen, tuple((path, kind(param), kind(param.grad)) for path, param in params)
 
     def add_state(self) -> None:
         """Record what is allocated now and not known yet as state, which exists before the step."""
