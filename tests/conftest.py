@@ -170,24 +170,25 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(once: Callable) -> Iterator[None]:
-    """Trace each run of a BERT once for all tests (memory traces and FLOP reports are frozen); ask torch once."""
+    """Trace each run of a configuration once for all tests (memory traces and FLOP reports are frozen); ask torch once."""
     from bertscope.analyses.check import doctor
     from bertscope.analyses.flops.sweep import FlopsRun
     from bertscope.analyses.memory import estimate
     from bertscope.sources.bert import BertSource
+    from bertscope.sources.transformers_models import TransformersSource
 
-    def of_berts(function: Callable, source_of: Callable[[Any], Any]) -> Callable:
-        """Return the function with saved results for a BERT, whose source says all that decides the result."""
+    def of_configurations(function: Callable, source_of: Callable[[Any], Any]) -> Callable:
+        """Return the function with saved results for a configuration, whose source says all that decides the result."""
         saved = once(function)
 
         def call(first: Any, *args: object) -> Any:
-            return (saved if isinstance(source_of(first), BertSource) else function)(first, *args)
+            return (saved if isinstance(source_of(first), (BertSource, TransformersSource)) else function)(first, *args)
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "source_trace", of_berts(estimate.source_trace, lambda source: source))
-        patch.setattr(FlopsRun, "at", of_berts(FlopsRun.at, lambda run: run.source))
+        patch.setattr(estimate, "source_trace", of_configurations(estimate.source_trace, lambda source: source))
+        patch.setattr(FlopsRun, "at", of_configurations(FlopsRun.at, lambda run: run.source))
         patch.setattr(doctor, "_ask", once(doctor._ask))
         yield
 
