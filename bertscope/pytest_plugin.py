@@ -44,8 +44,7 @@ class ExpectationFile(pytest.File):
             # pytest imports the project's code anyway; the first test imports what the file names.
             self.model = read_expectation_file(path, allow_code=True)
             if not self.model.expected:
-                raise SourceError(f"expects nothing; 'bertscope check --write {path}' adds the current counts",
-                                  where=f"{path}:1")  # fmt: skip
+                raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
             yield Unreadable.from_parent(self, name="readable", error=error)
             return

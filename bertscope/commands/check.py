@@ -78,8 +78,10 @@ def check(
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
     if write_to is not None:
-        if files or output or update or fmt != "text":
-            raise SourceError("--write takes one FILE, --allow-code and nothing else; run 'bertscope check' apart")
+        if files or output or update or fmt != "text" or str(write_to).startswith("-"):
+            raise SourceError(
+                "--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart"
+            )
         _record(write_to, allow_code)
         return 0
     if update and (architecture or not files):

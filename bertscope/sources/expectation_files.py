@@ -44,6 +44,12 @@ class ExpectedModel:
     line: int = 1  # of the model in this file
     expected: tuple[Expectation, ...] = ()
 
+    @property
+    def how_to_record(self) -> str:
+        """Return a remedy for a file without expectations: the command that adds them."""
+        code = " --allow-code" if isinstance(self.source, FactorySource) else ""
+        return f"'bertscope check --write {self.path}{code}' adds the current counts"
+
     def with_architecture(self, architecture: str | None) -> "ExpectedModel":
         """Return the same expectations of another class, unless it is None; raises ConfigError for an unknown one."""
         return replace(self, source=self.source.with_options(architecture=architecture))
@@ -168,6 +174,6 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
     if not found.expected:
         remedy = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
         if found.path.suffix in (".yaml", ".yml"):
-            remedy = f"'bertscope check --write {found.path}' adds the current counts"
+            remedy = found.how_to_record
         raise SourceError(f"{found.path} expects nothing: {remedy}")
     return found if architecture is None else found.with_architecture(architecture)

@@ -20,7 +20,6 @@ from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
 
-
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
 _MOST_UPDATES = 16

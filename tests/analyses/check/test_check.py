@@ -141,7 +141,7 @@ def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{}")
     assert "expected counts belong in a preset" in cli("check", path).err
-    assert "nothing else" in cli("check", "--write", path, "--format", "json").err
+    assert "directly after it" in cli("check", "--write", path, "--format", "json").err
 
 
 def test_a_finding_is_one_line_whatever_the_file_is_called(cli, tmp_path):

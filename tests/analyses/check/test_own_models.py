@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -126,6 +127,20 @@ def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
     assert list(cases) == ["distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1",
                            "layers.blocks.0-1.down"]  # fmt: skip
     assert cases["layers.blocks.0-1.down"].get("line") == "12"
+
+
+def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project):
+    path = project()
+    path.write_text(path.read_text().partition("expected:")[0])
+    (remedy,) = re.findall(r"'bertscope (.*?)'", cli("check", "--allow-code", path.name).err)
+    assert cli(*remedy.split()).code == 0
+    assert cli("check", "--allow-code", path.name).code == 0
+
+
+def test_a_word_between_write_and_its_file_is_one_line(cli, project):
+    result = cli("check", "--write", "--allow-code", project())
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "directly after it" in result.err
 
 
 def test_write_records_an_own_model_that_check_then_passes(cli, project):
