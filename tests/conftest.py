@@ -193,6 +193,17 @@ def _each_trace_once(once: Callable) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _children_of_a_server() -> Iterator[None]:
+    """Fork the children of `profile` from a process that has torch loaded."""
+    from bertscope.analyses.memory import profile
+    from tests.child_server import ForkedChild
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "_start", ForkedChild)
+        yield
+
+
 # Minutes as documented: these run with bert-tiny, the first two of several values, and these options as defaults;
 # sizes are replaced.
 SIZES = ("--batch", "--seq", "--steps")

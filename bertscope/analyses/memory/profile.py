@@ -91,9 +91,9 @@ class _Sent:
     stderr: deque[bytes] = field(default_factory=lambda: deque(maxlen=21))  # its last lines
 
 
-def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
-    question = job.to_json().encode()
-    child = subprocess.Popen(  # noqa: S603 words of this program
+def _start() -> subprocess.Popen[bytes]:
+    """Start a child that waits for its job."""
+    return subprocess.Popen(  # noqa: S603 words of this program
         child_command("bertscope.analyses.memory.profile_worker:main"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -101,6 +101,11 @@ def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
         start_new_session=True,  # only the parent receives Ctrl-C, and it can kill the whole group
         env={"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(), **os.environ},  # torch would create a cache folder
     )
+
+
+def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
+    question = job.to_json().encode()
+    child = _start()
     sent = _Sent()
     try:
         with suppress(BrokenPipeError):

@@ -43,6 +43,14 @@ SHORT = ("--steps", "1", "--batch", "1", "--seq", "8", "--mode", "inference")
 
 
 STARTED: list[subprocess.Popen] = []
+START = profile_module._start  # as the program starts a child; other tests fork theirs from a server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _children_of_the_program():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile_module, "_start", START)
+        yield
 
 
 @pytest.fixture
