@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.memory import optimizers
-from bertscope.analyses.memory.step import make_optimizer
+from bertscope.analyses.memory import fake_run, optimizers
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.step import make_optimizer, meta_inputs, run_model
 from bertscope.errors import SelectionError
 from bertscope.run_config import OPTIMIZERS, RunConfig
+from tests.analyses.memory.steps import small
 
 ROWS, COLUMNS = 96, 64
 ELEMENTS = ROWS * COLUMNS  # 6144, a multiple of 256 and above 4096
@@ -115,3 +120,39 @@ def test_the_table_says_which_optimizers_copy_the_gradient_for_weight_decay(name
         return highest
 
     assert (peak(weight_decay=0.1) - peak(weight_decay=0.0) >= 2**20) == OPTIMIZERS[name].decays_copy
+
+
+# ---- an optimizer step that is recorded once ----
+
+
+@pytest.mark.parametrize("loop", [{}, {"checkpointing": "full"}, {"keep_gradients": True}, {"ema": True}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_reused_optimizer_step_has_the_events_of_one_that_runs(monkeypatch, optimizer, loop):
+    first, second = (RunConfig(batch=batch, seq=8, optimizer=optimizer, **loop) for batch in (2, 5))
+    monkeypatch.setattr(fake_run, "_UPDATES", {})
+    fresh = step_trace(second)
+    fake_run._UPDATES.clear()
+    step_trace(first)
+    reused = dict(fake_run._UPDATES)
+    assert step_trace(second) == fresh
+    assert reused == fake_run._UPDATES  # so nothing was recorded anew
+    assert len(reused) == 1
+
+
+def test_an_optimizer_step_of_other_parameters_or_gradients_runs_anew(monkeypatch):
+    monkeypatch.setattr(fake_run, "_UPDATES", {})
+    run_config = RunConfig(batch=2, seq=8)
+    others = [replace(run_config, dtype="bf16"), replace(run_config, freeze=("embeddings",)),
+              replace(run_config, optimizer="sgd"), replace(run_config, autocast="bf16")]  # fmt: skip
+    for number, other in enumerate([run_config, *others], start=1):
+        step_trace(other)
+        assert len(fake_run._UPDATES) == number
+    step_trace(run_config, hidden_size=32)
+    assert len(fake_run._UPDATES) == 1 + len(others) + 1
+
+
+def step_trace(run_config: RunConfig, **fields: int) -> MemoryTrace:
+    """The trace of a step of a small model, which runs anew."""
+    source = small(**fields)
+    model = run_model(source, run_config)
+    return module_trace(model, meta_inputs(model, run_config), run_config, None)
