@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
-    "--kind class": "--kind tree draws any model",
-    "--kind forward": "--kind tree draws any model",
+    "--kind forward": "--kind class and --kind tree draw any model",
     "--no-dropout": "leave it out",
     "--snapshot": "leave it out",
 }

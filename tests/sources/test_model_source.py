@@ -68,7 +68,10 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
     ("ask", "words"),
     [
         (lambda source: source.require("explain"), "explain is for BERTs only; count, tree, flops"),
-        (lambda source: source.require("--kind class"), "--kind class is for BERTs only; --kind tree draws any model"),
+        (
+            lambda source: source.require("--kind forward"),
+            "is for BERTs only; --kind class and --kind tree",
+        ),
         (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
         (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),

@@ -251,9 +251,9 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
     ("command", "words"),
     [
         (("explain",), "this is for BERTs only; count, tree"),
-        (("diagram",), "--kind tree draws any model"),
+        (("diagram", "--kind", "forward"), "--kind class and --kind tree draw any model"),
         (("diagram", "--cross-attention"), "can be set for a BERT only"),
-        (("check",), "this is for BERTs only"),
+        (("check",), "expects nothing"),
         (("count", "--pooler"), "only a BertModel comes with and without"),
         (("count", "--attention", "eager"), "decides its class and attention by itself"),
         (("flops", "--mode", "training", "--checkpointing", "every-2"), "takes --checkpointing none"),
