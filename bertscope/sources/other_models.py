@@ -26,10 +26,14 @@ _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
     "--kind forward": "--kind class and --kind tree draw any model",
+    "--naming": "leave it out",
     "--no-dropout": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = "count, tree, flops, estimate, profile, fit, report, explore, print, diff and verify take any model"
+_REMEDY = (
+    "count, tree, print, flops, estimate, profile, fit, report, explore, explain, diagram, diff, verify and check take "
+    "any model"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

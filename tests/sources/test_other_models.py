@@ -250,7 +250,7 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("explain",), "this is for BERTs only; count, tree"),
+        (("explain", "--naming", "tf"), "--naming is for BERTs only; leave it out"),
         (("diagram", "--kind", "forward"), "--kind class and --kind tree draw any model"),
         (("diagram", "--cross-attention"), "can be set for a BERT only"),
         (("check",), "expects nothing"),
@@ -294,7 +294,7 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
-    assert "this is for BERTs only" in cli("explain", tmp_path).err  # with the extra or without
+    assert "this is for BERTs only" in cli("convert", tmp_path).err  # with the extra or without
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
