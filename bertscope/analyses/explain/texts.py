@@ -114,6 +114,10 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "Tied: {name} is {tied_to}, counted there.",
         "共享：{name} 即 {tied_to}，只在该处计数。",
     ),
+    "unknown": (
+        "The sizes of its tensors are not known before the first forward pass.",
+        "首次前向计算之前，张量的大小未知。",
+    ),
     "not_called": (
         "The forward pass does not call this module.",
         "前向计算没有调用该模块。",
