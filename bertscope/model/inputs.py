@@ -185,9 +185,13 @@ def transformers_mask(
     return keep, self_attention_mask(keep, queries, keys - queries, is_decoder, is_fused, hidden)
 
 
-@wrap
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a mask of 1 and 0, (B, T), (B, S, T) or (B, N, S, T), to 4 dimensions of 0 and the lowest number."""
+    return _additive_mask(keep, dtype)
+
+
+@wrap  # which concerns the calls in this file
+def _additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
     if keep.dim() < 4:
         keep = keep[:, None, None, :] if keep.dim() == 2 else keep[:, None]
     return (1.0 - keep.to(dtype)) * torch.finfo(dtype).min
@@ -195,9 +199,11 @@ def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 def layer_head_masks(mask: Tensor | None, config: BertConfig, dtype: torch.dtype) -> Tensor | None:
     """Reshape (N,) or (layers, N) to (layers, 1, N, 1, 1); raise ValueError for another shape."""
-    if mask is None:
-        return None
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    return None if mask is None else _per_layer(mask, config.num_hidden_layers, config.num_attention_heads, dtype)
+
+
+@wrap
+def _per_layer(mask: Tensor, layers: int, heads: int, dtype: torch.dtype) -> Tensor:
     if tuple(mask.shape) not in ((heads,), (layers, heads)):
         raise ValueError(
             f"head_mask has shape {tuple(mask.shape)}; it must be ({heads},) for all layers or ({layers}, {heads})"
