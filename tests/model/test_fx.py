@@ -118,7 +118,7 @@ def test_a_graph_checks_its_inputs_as_the_model_does():
 def trace_with_transformers() -> None:
     from transformers.utils.fx import HFTracer
 
-    for architecture in ("BertModel", "BertForSequenceClassification", "BertForQuestionAnswering"):
+    for architecture in ("BertModel", "BertForSequenceClassification"):
         model, names = model_of(architecture), TEXT if architecture == "BertModel" else TEXT + LABELS
         dummies = inputs_of(model, names, 2, 5)  # it makes its own only for a PreTrainedModel
         graph = torch.fx.GraphModule(model, HFTracer().trace(model, dummy_inputs=dummies))

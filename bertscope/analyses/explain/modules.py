@@ -6,6 +6,7 @@ from typing import Any
 
 from bertscope.analyses.explain.rules import (
     MOST_TERMS,
+    OWN_SUM,
     Run,
     flops_formula,
     params_formula,
@@ -17,7 +18,7 @@ from bertscope.analyses.flops.count import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Node, fold, noted, read
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
+from bertscope.analyses.tracing.fake_tensors import run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.module_tracker import hooks
 from bertscope.analyses.tracing.trace import Trace
@@ -32,14 +33,20 @@ _OWN = "(own)"  # the name of the root, and of the group of its own tensors and 
 
 
 def explain_modules(
-    source: ModelSource, path: str | None, *, language: str, batch: int, seq: int, inputs: Sequence[str] = ()
+    source: ModelSource,
+    model: nn.Module,
+    path: str | None,
+    *,
+    language: str,
+    batch: int,
+    seq: int,
+    inputs: Sequence[str] = (),
 ) -> ExplainReport:
-    """Return the steps of any model, or those at and below `path`, and the sums of the children of its root.
+    """Return the steps of the model of a source, or those at and below `path`, and the sums of its root's children.
 
     Without `inputs` a model whose forward pass cannot run is explained without shapes and FLOPs; the note has the
     reason. Raises SelectionError for a path that no module has, and the error of the run with `inputs`.
     """
-    model = source.build(attention=META_ATTENTION)
     recorded, runs, note = None, dict[str, Run](), ""
     try:
         given = inputs_for(model, batch, seq, given=inputs)
@@ -134,8 +141,9 @@ class _Walk:
         """Return the step of a module."""
         module, run = self.modules[next(expand(node.path))], node.note
         own = [held for held in node.held if held.is_parameter]
-        rule = rule_of(module, own)
-        texts = [SENTENCES[rule.key][self.language]]
+        rule = rule_of(module, own, run)
+        keys = [rule.key, *([OWN_SUM] if own and not rule.tensors and rule.flops else [])]
+        texts = [SENTENCES[key][self.language] for key in keys]
         texts += [
             SENTENCES["tied"][self.language].format(name=tensor_name(held), tied_to=held.tied_to)
             for held in own

@@ -17,6 +17,7 @@ from bertscope.reports.base import Shape
 from bertscope.reports.explain import Formula
 from bertscope.torch_access import nn
 
+OWN_SUM = "own_sum"  # the key of the sentence on tensors without a formula of the class
 MOST_TERMS = 6  # of a formula or a sum that names each of them
 
 
@@ -93,18 +94,20 @@ _CONV1D = Rule(
 _PRODUCTS = Rule(key="products", flops="2 * 2 * positions * keys * width")
 
 
-def rule_of(module: nn.Module, own: Sequence[Held]) -> Rule:
-    """Return the formulas of the module's class; those without formulas have only the key of their sentence."""
+def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> Rule:
+    """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
     found = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
     if found is not None:
         return found
     name = type(module).__name__
     if name == "Conv1D" and hasattr(module, "nf"):
         return _CONV1D
+    if run.flops and "att" in name.lower():
+        return _PRODUCTS
     if not own:
-        return _PRODUCTS if "att" in name.lower() else Rule(key="own_products")
+        return Rule(key="own_products")
     is_norm = "norm" in name.lower() and all(len(held.shape or ()) == 1 for held in own)
-    return _NORM() if is_norm else Rule(key="own_sum")
+    return _NORM() if is_norm else Rule(key=OWN_SUM)
 
 
 def params_formula(module: nn.Module, rule: Rule, own: Sequence[Held]) -> Formula | None:

@@ -14,6 +14,7 @@ from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
@@ -47,9 +48,9 @@ def explain(
     """
     if language not in LANGUAGES:
         raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
-    model = source.build()
+    model = source.build(attention=META_ATTENTION)
     if not isinstance(model, BertPreTrainedModel):
-        return explain_modules(source, path, language=language, batch=batch, seq=seq, inputs=inputs)
+        return explain_modules(source, model, path, language=language, batch=batch, seq=seq, inputs=inputs)
     if inputs:
         raise SelectionError("the inputs of a BERT are known; leave --input out")
     source = source.require("explain")

@@ -163,11 +163,13 @@ FAMILIES = {
             "image_size": 16, "patch_size": 8},
     "t5": {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50,
            "is_encoder_decoder": True},
+    "swin": {"embed_dim": 12, "depths": [2], "num_heads": [2], "image_size": 16, "patch_size": 2, "window_size": 4},
     "albert": {"hidden_size": 16, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 24,
                "num_hidden_layers": 3, "vocab_size": 50},
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*its constructor reads values")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_sums_of_other_families_are_those_of_transformers(family, tmp_path):
     pytest.importorskip("transformers")
