@@ -65,13 +65,17 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     name = getattr(step, first) or step.name
     names = (getattr(step, field) for field in others)
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
-    kind = f": {step.type}" if step.type else ""
-    lines = [f"{name}{copies_text(step.copies)}{kind}{beside}"]
+    lines = [f"{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
     lines.append(f"  parameters: {_formula(step.params)}")
     if step.flops is not None:
         lines.append(f"  FLOPs: {_formula(step.flops)}")
     return "".join(_line(line, target) for line in lines) + _wrapped(step.sentence, target)
+
+
+def _marks(step: Step) -> str:
+    """Return ` (12 x): Linear`: the number of equal layers and the class, as far as a step has them."""
+    return copies_text(step.copies) + (f": {step.type}" if step.type else "")
 
 
 def _wrapped(sentence: str, target: Target) -> str:
@@ -91,7 +95,7 @@ def _sum(item: Sum, report: ExplainReport) -> str:
 
 
 _COLUMNS = (
-    Column("step", lambda step: step.name + copies_text(step.copies), {"step": lambda step: step.name}),
+    Column("step", lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
     Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
     Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
     Column("in -> out", _flow, {"flow": _flow}),

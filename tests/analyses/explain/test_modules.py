@@ -237,4 +237,5 @@ def test_the_command_shows_steps_in_every_format_and_both_languages(cli):
     assert "查表" in cli("explain", name, "--lang", "zh").out
     assert bertscope.from_json(cli("explain", name, "-f", "json").out).steps[2].type == "Embedding"
     assert "Conv1d,down" in cli("explain", name, "-f", "csv").out
+    assert "| down: Conv1d |" in cli("explain", name, "-f", "markdown").out
     assert "kernel\\_size" in cli("explain", name, "-f", "markdown").out
