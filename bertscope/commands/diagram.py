@@ -99,11 +99,15 @@ def diagram(
     if position_embedding:
         changes["position_embedding_type"] = position_embedding
     options = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download)
-    source, built = options.built(changes=changes)
+    source = options.found()
+    for option, is_given in (("--cross-attention", cross_attention), ("--position-embedding", position_embedding)):
+        if is_given:
+            source.require(option)
+    source = source.with_fields(changes)
     if kind is None:
         kind = "class" if class_name or source.bert_config else "tree"
-    given = (  # each with the kinds that it concerns
-        ("--implementation", "class" if source.bert_config else "class of a BERT", implementation != "bertscope"),
+    given = (  # each with the kinds that it concerns, "" for none
+        ("--implementation", "class" if source.bert_config else "", implementation != "bertscope"),
         ("--depth", "forward, tree", depth is not None),
         ("--cache", "forward", cache is not None),
         ("--no-mask", "forward", not mask),
@@ -111,6 +115,7 @@ def diagram(
         ("--batch", "forward", sizes.batch != 1),
         ("--seq", "forward", sizes.seq != 128),
         ("--direction", "forward, tree", direction is not None),
+        ("--attention", kind if source.bert_config else "", attention != "eager"),
     )
     unused = [option for option, kinds, is_given in given if is_given and kind not in kinds]
     if unused:
@@ -123,7 +128,7 @@ def diagram(
 
     inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
-        built, kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
+        source.build(), kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
         implementation=implementation,
     )  # fmt: skip
     suffix = output.suffix.lower() if output else ""

@@ -26,8 +26,10 @@ _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
     "--kind forward": "--kind class and --kind tree draw any model",
+    "--cross-attention": "leave it out",
     "--naming": "leave it out",
     "--no-dropout": "leave it out",
+    "--position-embedding": "leave it out",
     "--snapshot": "leave it out",
 }
 _REMEDY = (
@@ -95,7 +97,10 @@ class OtherSource:
 
     def _refuse_options_of_berts(self, add_pooling_layer: bool | None, lora: Lora | str | None) -> None:
         if add_pooling_layer is not None:
-            raise ConfigError(f"only a BertModel comes with and without a pooler; {self.name} is {self.family}")
+            raise ConfigError(
+                f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave --pooler and "
+                "--no-pooler out"
+            )
         if lora is not None:
             raise ConfigError(
                 f"--lora is for BERTs, and {self.name} is {self.family}; give module:attribute of a function that "

@@ -252,7 +252,7 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
     [
         (("explain", "--naming", "tf"), "--naming is for BERTs only; leave it out"),
         (("diagram", "--kind", "forward"), "--kind class and --kind tree draw any model"),
-        (("diagram", "--cross-attention"), "can be set for a BERT only"),
+        (("diagram", "--cross-attention"), "--cross-attention is for BERTs only; leave it out"),
         (("check",), "expects nothing"),
         (("count", "--pooler"), "only a BertModel comes with and without"),
         (("count", "--attention", "eager"), "decides its class and attention by itself"),

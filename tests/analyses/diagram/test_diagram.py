@@ -431,7 +431,9 @@ def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
     drawn = cli("diagram", name, "--implementation", "transformers", "-f", "json")
     assert drawn.json["diagram"] == "tree"
     assert drawn.err.splitlines()[-1] == "note: without effect on --kind tree: --implementation"
-    assert cli("diagram", name, "--class", "Block", "-f", "json").json["around"] == "Block"
+    around = cli("diagram", name, "--class", "Block", "--attention", "sdpa", "-f", "json")
+    assert around.json["around"] == "Block"
+    assert around.err.splitlines()[-1] == "note: without effect on --kind class: --attention"
     with pytest.raises(SelectionError, match="class and tree draw any"):
         bertscope.diagram(Net(), "forward")
 
