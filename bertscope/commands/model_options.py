@@ -103,11 +103,9 @@ class ModelOptions:
             note(source.notice)
         return source
 
-    def built(
-        self, freeze_patterns: list[str] | None = None, changes: Mapping[str, object] | None = None
-    ) -> tuple[ModelSource, nn.Module]:
-        """Return the source that MODEL names, with other fields of its configuration, and its model on meta."""
-        source = self.found().with_fields(changes or {})
+    def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
+        """Return the source that MODEL names, and its model on meta."""
+        source = self.found()
         from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
         built = source.build()
