@@ -33,9 +33,14 @@ def diagram(
         str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
     ] = "",
     kind: Annotated[
-        Literal["class", "forward", "tree"],
-        typer.Option("--kind", "-k", help="The classes, the dataflow of a forward pass, or the tree of modules."),
-    ] = "class",
+        Literal["class", "forward", "tree"] | None,
+        typer.Option(
+            "--kind",
+            "-k",
+            help="The classes (default of a BERT), the dataflow of a forward pass of a BERT, or the tree of modules "
+            "(default of any other model).",
+        ),
+    ] = None,
     class_name: Annotated[
         str | None, typer.Option("--class", metavar="NAME", help="class: draw only this class, its bases and parts.")
     ] = None,
@@ -86,10 +91,23 @@ def diagram(
     The diagram comes from the imported classes and a run on the meta device. Equal layers are drawn once. The diagram
     of a self-attention (PATH encoder.layer.0.attention.self) has all inputs that it accepts.
     """
-    if class_name and (kind != "class" or path):
+    if class_name and (kind not in (None, "class") or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
-    given = (  # each with the kinds that it concerns
-        ("--implementation", "class", implementation != "bertscope"),
+    changes: dict[str, object] = {"attn_implementation": attention}
+    if cross_attention:
+        changes |= {"is_decoder": True, "add_cross_attention": True}
+    if position_embedding:
+        changes["position_embedding_type"] = position_embedding
+    options = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download)
+    source = options.found()
+    for option, is_given in (("--cross-attention", cross_attention), ("--position-embedding", position_embedding)):
+        if is_given:
+            source.require(option)
+    source = source.with_fields(changes)
+    if kind is None:
+        kind = "class" if class_name or source.bert_config else "tree"
+    given = (  # each with the kinds that it concerns, "" for none
+        ("--implementation", "class" if source.bert_config else "", implementation != "bertscope"),
         ("--depth", "forward, tree", depth is not None),
         ("--cache", "forward", cache is not None),
         ("--no-mask", "forward", not mask),
@@ -97,27 +115,20 @@ def diagram(
         ("--batch", "forward", sizes.batch != 1),
         ("--seq", "forward", sizes.seq != 128),
         ("--direction", "forward, tree", direction is not None),
+        ("--attention", kind if source.bert_config else "", attention != "eager"),
     )
     unused = [option for option, kinds, is_given in given if is_given and kind not in kinds]
     if unused:
         note(f"without effect on --kind {kind}: {', '.join(unused)}")
-    changes: dict[str, object] = {"attn_implementation": attention}
-    if cross_attention:
-        changes |= {"is_decoder": True, "add_cross_attention": True}
-    if position_embedding:
-        changes["position_embedding_type"] = position_embedding
-    options = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download)
-    source, built = options.built(changes=changes)
-    if kind != "tree":
-        source.require(f"--kind {kind}")
+    if kind == "forward":
+        source.require("--kind forward")
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
     from bertscope.render.diagram import diagram as renderer
 
     inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
-        built,  # type: ignore[arg-type]  # any module for the kind tree, and one of ours for the others
-        kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
+        source.build(), kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
         implementation=implementation,
     )  # fmt: skip
     suffix = output.suffix.lower() if output else ""

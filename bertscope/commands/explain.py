@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
@@ -15,6 +15,7 @@ EXAMPLES = """
   bertscope explain bert-large-zh Transformer-0-FeedForward
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
   bertscope explain bert-large-zh --lang zh
+  bertscope explain bert-tiny encoder --lora r=8,target=query+value
 """
 
 
@@ -23,7 +24,7 @@ def explain(
     *,
     naming: Annotated[
         Literal["hf", "tf", "keras"] | None,
-        typer.Option(help="Show Hugging Face, TensorFlow and Keras names side by side, this one first."),
+        typer.Option(help="BERT: show Hugging Face, TensorFlow and Keras names side by side, this one first."),
     ] = None,
     lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
     model: ModelOptions,
@@ -34,14 +35,18 @@ def explain(
         ),
     ] = None,
     sizes: SizeOptions,
+    inputs: Inputs = None,
     out: OutputOptions,
 ) -> None:
     """Explain a model step by step: inputs, outputs, parameters and FLOPs as formulas.
 
-    The sums at the end compare the formulas with the counts of the built model.
+    The steps of a model that is no BERT, or that has adapters, are the modules that own parameters or compute matrix
+    products. The sums at the end compare the formulas with the counts of the built model.
     """
-    source = model.loaded()
+    source = model.found()
+    if naming:
+        source.require("--naming")
     from bertscope.analyses.explain.steps import explain as analyse
 
-    report = analyse(source, path, language=lang, batch=sizes.batch, seq=sizes.seq)
+    report = analyse(source, path, language=lang, batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
     out.show(report, renderer, naming=naming)

@@ -12,8 +12,7 @@ from bertscope.commands.output import note
 from bertscope.config import ARCHITECTURES
 from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.sources.bert import BertSource
-from bertscope.sources.find import DEFAULT_MODEL, find, load
+from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
 
@@ -104,15 +103,9 @@ class ModelOptions:
             note(source.notice)
         return source
 
-    def loaded(self) -> BertSource:
-        """Return the BERT that MODEL names; raises SourceError for another model."""
-        return load(**vars(self))
-
-    def built(
-        self, freeze_patterns: list[str] | None = None, changes: Mapping[str, object] | None = None
-    ) -> tuple[ModelSource, nn.Module]:
-        """Return the source that MODEL names, with other fields of its configuration, and its model on meta."""
-        source = self.found().with_fields(changes or {})
+    def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
+        """Return the source that MODEL names, and its model on meta."""
+        source = self.found()
         from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
         built = source.build()

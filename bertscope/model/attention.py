@@ -69,7 +69,7 @@ class BertSelfAttention(nn.Module):
         if encoder_hidden_states is not None:
             attention_mask = encoder_attention_mask
 
-        is_causal = self.is_decoder and encoder_hidden_states is None
+        is_causal = self.is_decoder and encoder_hidden_states is None and past_key_value is None
         context, probabilities = self.attend(query, key, value, attention_mask, head_mask, is_causal, output_attentions)
 
         outputs: tuple[Tensor | KeyValue, ...] = (context,)
@@ -144,15 +144,13 @@ class BertSdpaSelfAttention(BertSelfAttention):
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
-        if mask is not None or query.shape[2] == 1:  # no expression: traced, the comparison would be a tensor
-            is_causal = False
         context = functional.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             dropout_p=self.dropout.p if self.training else 0.0,
-            is_causal=is_causal,
+            is_causal=is_causal and mask is None,
         )
         return self.merge_heads(context), None
 

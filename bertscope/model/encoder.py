@@ -67,12 +67,12 @@ class BertEmbeddings(nn.Module):
             inputs_embeds = self.word_embeddings(input_ids)
         batch, length = inputs_embeds.shape[:2]
         if token_type_ids is None:
-            token_type_ids = self.token_type_ids[:, :1].expand(batch, length)
+            token_type_ids = self.token_type_ids[:, :1].expand((batch, length))
         token_types = self.token_type_embeddings(token_type_ids)
         embeddings: Tensor = inputs_embeds + token_types
         if self.position_embedding_type == "absolute":
             if position_ids is None:
-                position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
+                position_ids = self.position_ids.narrow(1, past_key_values_length, length)
             positions = self.position_embeddings(position_ids)
             embeddings += positions
         embeddings = self.LayerNorm(embeddings)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 from torch.nn import functional
 
 from bertscope.config import BertConfig
@@ -211,6 +212,11 @@ class BertLMHeadModel(_WithLMHead):
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy over the last dimension, without labels of -100; raise ValueError for other shapes."""
+    _check_labels(logits, labels)
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+@wrap
+def _check_labels(logits: Tensor, labels: Tensor) -> None:
     if labels.numel() * logits.shape[-1] != logits.numel():
         raise ValueError(f"labels has shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}")
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

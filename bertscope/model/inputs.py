@@ -1,11 +1,13 @@
 """Inputs of BertModel: checks that their shapes fit together, and conversion of masks to additive masks.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
-H hidden size. Nothing here reads a tensor's values, so everything runs on meta and on fake tensors.
+H hidden size. Nothing here reads a tensor's values, so everything runs on meta and on fake tensors. A function under
+`wrap` decides by shapes: in a graph that torch.fx traces it is one call, which runs with the sizes of each input.
 """
 
 import torch
 from torch import Tensor
+from torch.fx import wrap
 
 from bertscope.config import BertConfig
 
@@ -15,12 +17,22 @@ Cache = tuple[tuple[Tensor, ...], ...]
 def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_size: int) -> tuple[int, int]:
     """Return (B, S) of the ids or the embeddings; raise ValueError for both, neither, or a wrong shape."""
     if input_ids is not None and inputs_embeds is None:
-        if input_ids.dim() != 2:
-            raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
-        return input_ids.shape[0], input_ids.shape[1]
+        return _shape_of_ids(input_ids)
     if input_ids is not None or inputs_embeds is None:
         given = "neither" if input_ids is None else "both"
         raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
+    return _shape_of_embeddings(inputs_embeds, hidden_size)
+
+
+@wrap
+def _shape_of_ids(input_ids: Tensor) -> tuple[int, int]:
+    if input_ids.dim() != 2:
+        raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
+    return input_ids.shape[0], input_ids.shape[1]
+
+
+@wrap
+def _shape_of_embeddings(inputs_embeds: Tensor, hidden_size: int) -> tuple[int, int]:
     if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != hidden_size:
         shape = tuple(inputs_embeds.shape)
         raise ValueError(f"inputs_embeds must be (batch, sequence, {hidden_size} = hidden_size); its shape is {shape}")
@@ -53,14 +65,11 @@ def check_agreement(
 ) -> None:
     """Raise ValueError, naming both sides, for inputs whose shapes do not fit together."""
     batch, length = shape
-    is_relative = config.position_embedding_type != "absolute"
-    if past + length > config.max_position_embeddings and (position_ids is None or is_relative):
-        raise ValueError(
-            f"the sequence is {past + length} long and max_position_embeddings is {config.max_position_embeddings}"
-        )
+    if position_ids is None or config.position_embedding_type != "absolute":
+        _check_length(past + length, config.max_position_embeddings)
     for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-        if ids is not None and tuple(ids.shape) not in ((batch, length), (1, length), (length,)):
-            raise ValueError(f"{name} has shape {tuple(ids.shape)} and the input {shape}")
+        if ids is not None:
+            _check_ids(name, ids, batch, length)
     heads = 0 if config.pruned_heads else config.num_attention_heads  # pruned layers have different numbers of heads
     _check_mask("attention_mask", attention_mask, (batch, heads, length, past + length), "the input with its cache")
     if encoder_hidden_states is None:
@@ -71,14 +80,29 @@ def check_agreement(
         return  # an encoder ignores them, as in transformers
     if not config.add_cross_attention:
         raise ValueError("encoder_hidden_states were given and add_cross_attention is false")
-    if encoder_hidden_states.dim() != 3 or encoder_hidden_states.shape[0] != batch:
-        states = tuple(encoder_hidden_states.shape)
-        raise ValueError(f"encoder_hidden_states has shape {states} and the input has batch {batch}")
-    if encoder_hidden_states.shape[2] != config.hidden_size:
-        width = encoder_hidden_states.shape[2]
-        raise ValueError(f"encoder_hidden_states is {width} wide and hidden_size is {config.hidden_size}")
+    _check_states(encoder_hidden_states, batch, config.hidden_size)
     sizes = (batch, heads, length, encoder_hidden_states.shape[1])
     _check_mask("encoder_attention_mask", encoder_attention_mask, sizes, "the encoder states")
+
+
+@wrap
+def _check_length(length: int, most: int) -> None:
+    if length > most:
+        raise ValueError(f"the sequence is {length} long and max_position_embeddings is {most}")
+
+
+@wrap
+def _check_ids(name: str, ids: Tensor, batch: int, length: int) -> None:
+    if tuple(ids.shape) not in ((batch, length), (1, length), (length,)):
+        raise ValueError(f"{name} has shape {tuple(ids.shape)} and the input {(batch, length)}")
+
+
+@wrap
+def _check_states(states: Tensor, batch: int, hidden_size: int) -> None:
+    if states.dim() != 3 or states.shape[0] != batch:
+        raise ValueError(f"encoder_hidden_states has shape {tuple(states.shape)} and the input has batch {batch}")
+    if states.shape[2] != hidden_size:
+        raise ValueError(f"encoder_hidden_states is {states.shape[2]} wide and hidden_size is {hidden_size}")
 
 
 def check_cache(
@@ -99,6 +123,7 @@ def check_cache(
             raise ValueError(f"past_key_values holds {cached} encoder positions and encoder_hidden_states {given}")
 
 
+@wrap
 def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, int, int, int], other: str) -> None:
     """Raise ValueError unless the last dimension has full size; the others may be 1 and broadcast."""
     if mask is None:
@@ -129,7 +154,15 @@ def self_attention_mask(
     """
     if mask is None and (not is_decoder or (is_fused and past == 0)):
         return None
-    if mask is not None and (mask.dim() > 2 or not is_decoder):
+    if mask is not None and not is_decoder:
+        return additive_mask(mask, hidden.dtype)
+    return _causal_mask(mask, length, past, hidden)
+
+
+@wrap
+def _causal_mask(mask: Tensor | None, length: int, past: int, hidden: Tensor) -> Tensor:
+    """Return the additive mask of a decoder; a mask of more than two dimensions is causal already."""
+    if mask is not None and mask.dim() > 2:
         return additive_mask(mask, hidden.dtype)
     causal = torch.ones(length, past + length, dtype=torch.bool, device=hidden.device).tril(past)[None, None]
     return additive_mask(causal if mask is None else causal * mask[:, None, None, :], hidden.dtype)
@@ -154,6 +187,11 @@ def transformers_mask(
 
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a mask of 1 and 0, (B, T), (B, S, T) or (B, N, S, T), to 4 dimensions of 0 and the lowest number."""
+    return _additive_mask(keep, dtype)
+
+
+@wrap  # which concerns the calls in this file
+def _additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
     if keep.dim() < 4:
         keep = keep[:, None, None, :] if keep.dim() == 2 else keep[:, None]
     return (1.0 - keep.to(dtype)) * torch.finfo(dtype).min
@@ -161,9 +199,11 @@ def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 def layer_head_masks(mask: Tensor | None, config: BertConfig, dtype: torch.dtype) -> Tensor | None:
     """Reshape (N,) or (layers, N) to (layers, 1, N, 1, 1); raise ValueError for another shape."""
-    if mask is None:
-        return None
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    return None if mask is None else _per_layer(mask, config.num_hidden_layers, config.num_attention_heads, dtype)
+
+
+@wrap
+def _per_layer(mask: Tensor, layers: int, heads: int, dtype: torch.dtype) -> Tensor:
     if tuple(mask.shape) not in ((heads,), (layers, heads)):
         raise ValueError(
             f"head_mask has shape {tuple(mask.shape)}; it must be ({heads},) for all layers or ({layers}, {heads})"

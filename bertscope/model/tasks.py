@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 from torch.nn import functional
 
 from bertscope.config import BertConfig
@@ -75,25 +76,8 @@ class BertForSequenceClassification(_WithClassifier):
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.classifier(self.dropout(body.pooler_output))
-        loss = self._loss(logits, labels) if labels is not None else None
+        loss = _classification_loss(logits, labels, self.config.problem_type) if labels is not None else None
         return self._returned(body, return_dict, SequenceClassifierOutput, loss, logits)
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        problem = self.config.problem_type or self._problem_of(labels)
-        if problem == "regression":
-            if self.num_labels == 1:
-                logits, labels = logits.squeeze(), labels.squeeze()
-            return functional.mse_loss(logits, labels)
-        if problem == "single_label_classification":
-            return token_loss(logits, labels)
-        return functional.binary_cross_entropy_with_logits(logits, labels)
-
-    def _problem_of(self, labels: Tensor) -> str:
-        """Return the default `problem_type`: regression for one label, single label for integers, else multi-label."""
-        if self.num_labels == 1:
-            return "regression"
-        is_integer = labels.dtype in (torch.long, torch.int)
-        return "single_label_classification" if is_integer else "multi_label_classification"
 
 
 class BertForMultipleChoice(_WithClassifier):
@@ -116,7 +100,7 @@ class BertForMultipleChoice(_WithClassifier):
             raise ValueError("give either input_ids or inputs_embeds; neither was given")
         choices = given.shape[1]
         flat = [
-            tensor.flatten(0, 1) if tensor is not None and tensor.dim() > 2 else tensor  # (B * C, S) is flat already
+            None if tensor is None else _flat(tensor)
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
         ]
         embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
@@ -170,7 +154,8 @@ class BertForQuestionAnswering(WithHead):
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.qa_outputs(body.last_hidden_state)
-        start, end = (part.squeeze(-1).contiguous() for part in logits.split(1, dim=-1))
+        first, second = logits.split(1, dim=-1)
+        start, end = first.squeeze(-1).contiguous(), second.squeeze(-1).contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
             starts, ends = _clamped(start_positions, start), _clamped(end_positions, end)
@@ -179,6 +164,13 @@ class BertForQuestionAnswering(WithHead):
         return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
 
 
+@wrap
+def _flat(ids: Tensor) -> Tensor:
+    """Return (B, C, S) as (B * C, S), which may be given too."""
+    return ids.flatten(0, 1) if ids.dim() > 2 else ids
+
+
+@wrap
 def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
     """Return the positions (B,), those beyond the end as S."""
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
@@ -188,3 +180,24 @@ def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
 def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
     """Return the cross-entropy over positions of logits (B, S); position S is ignored, as in transformers."""
     return functional.cross_entropy(logits, positions, ignore_index=logits.shape[1])
+
+
+@wrap
+def _classification_loss(logits: Tensor, labels: Tensor, problem: str | None) -> Tensor:
+    """Return the loss of logits (B, L) by `problem_type`; its default is `_problem_of`."""
+    problem = problem or _problem_of(logits, labels)
+    if problem == "regression":
+        if logits.shape[-1] == 1:
+            logits, labels = logits.squeeze(), labels.squeeze()
+        return functional.mse_loss(logits, labels)
+    if problem == "single_label_classification":
+        return token_loss(logits, labels)
+    return functional.binary_cross_entropy_with_logits(logits, labels)
+
+
+def _problem_of(logits: Tensor, labels: Tensor) -> str:
+    """Return the default `problem_type`: regression for one label, single label for integers, else multi-label."""
+    if logits.shape[-1] == 1:
+        return "regression"
+    is_integer = labels.dtype in (torch.long, torch.int)
+    return "single_label_classification" if is_integer else "multi_label_classification"

@@ -18,13 +18,18 @@ def _dims(dims: Dims) -> str:
 
 
 def _flow(step: Step) -> str:
-    return f"{' and '.join(map(_dims, step.inputs)) or 'ids'} -> {_dims(step.output)}"
+    given = " and ".join(map(_dims, step.inputs)) or ("" if step.type else "ids")
+    return f"{given} -> {_dims(step.output)}" if step.output or not step.type else given
 
 
 def _formula(formula: Formula | None) -> str:
     if formula is None:
         return "0"
-    return f"{formula.symbols} = {formula.numbers} = {count_text(formula.value)}"
+    value = count_text(formula.value)
+    if not formula.numbers:
+        return f"{value} ({formula.symbols})"
+    numbers = "" if formula.numbers == str(formula.value) else f"{formula.numbers} = "
+    return f"{formula.symbols} = {numbers}{value}"
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
@@ -37,10 +42,21 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    at = f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2\n"
-    sums = "".join(_sum(item) for item in report.sums)
+    sums = "".join(_line(_sum(item, report), target, indent="  ") for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-    return f"{title(report)}\n{at}\n{blocks}\n{sums}{questions}"
+    return f"{title(report)}\n{_line(_conditions(report), target)}\n{blocks}\n{sums}{questions}"
+
+
+def _conditions(report: ExplainReport) -> str:
+    if report.batch is None:
+        return report.note
+    return f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2"
+
+
+def _line(text: str, target: Target, indent: str = "    ") -> str:
+    """Return the text as a line, or wrapped at the width of a terminal."""
+    width = target.width or max(len(text), 1)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
@@ -49,10 +65,17 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     name = getattr(step, first) or step.name
     names = (getattr(step, field) for field in others)
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
-    lines = [f"{name}{copies_text(step.copies)}{beside}", f"  {_flow(step)}", f"  parameters: {_formula(step.params)}"]
+    lines = [f"{name}{_marks(step)}{beside}"]
+    lines += [f"  {flow}"] if (flow := _flow(step)) else []
+    lines.append(f"  parameters: {_formula(step.params)}")
     if step.flops is not None:
         lines.append(f"  FLOPs: {_formula(step.flops)}")
-    return "\n".join(lines) + "\n" + _wrapped(step.sentence, target)
+    return "".join(_line(line, target) for line in lines) + _wrapped(step.sentence, target)
+
+
+def _marks(step: Step) -> str:
+    """Return ` (12 x): Linear`: the number of equal layers and the class, as far as a step has them."""
+    return copies_text(step.copies) + (f": {step.type}" if step.type else "")
 
 
 def _wrapped(sentence: str, target: Target) -> str:
@@ -61,18 +84,19 @@ def _wrapped(sentence: str, target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sum(item: Sum) -> str:
+def _sum(item: Sum, report: ExplainReport) -> str:
     verdict = "equal to the built model" if item.agrees else "NOT equal to the built model"
     params = f"{item.symbols} = " if "+" in item.symbols else ""
+    flops = f"{count_text(item.flops)} FLOPs (counted {count_text(item.counted_flops)})"
     return (
-        f"{item.group}: {params}{count_text(item.params)} parameters (counted {count_text(item.counted_params)}), "
-        f"{count_text(item.flops)} FLOPs (counted {count_text(item.counted_flops)}): {verdict}\n"
+        f"{item.group}: {params}{count_text(item.params)} parameters (counted {count_text(item.counted_params)})"
+        f"{'' if report.batch is None else f', {flops}'}: {verdict}"
     )
 
 
 _COLUMNS = (
-    Column("step", lambda step: step.name + copies_text(step.copies), {"step": lambda step: step.name}),
-    Column("hf", lambda step: step.path, {"hf": lambda step: step.path}),
+    Column("step", lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
+    Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
     Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
     Column("in -> out", _flow, {"flow": _flow}),
     Column("parameters", lambda step: _formula(step.params), _formula_values("params")),
@@ -83,9 +107,10 @@ _COLUMNS = (
 
 def markdown(report: ExplainReport) -> str:
     """Return the report for a page."""
-    sums = "".join(f"- {_sum(item)}" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
+    sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
-    return f"**{title(report)}**\n\n{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
+    note = f"{report.note}\n\n" if report.note else ""
+    return f"**{title(report)}**\n\n{note}{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
 
 
 def csv(report: ExplainReport) -> str:

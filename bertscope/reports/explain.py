@@ -10,7 +10,10 @@ Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """A formula with names of configuration fields, the same with numbers, and its value."""
+    """A formula with names of configuration fields or of a module's attributes, the same with numbers, and its value.
+
+    A number that was counted and has no formula is `counted` without numbers.
+    """
 
     symbols: str
     numbers: str
@@ -19,14 +22,18 @@ class Formula:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step; `copies` equal layers if the name has a range. Params and FLOPs are those of one copy."""
+    """One step; `copies` equal layers if the name has a range. Params and FLOPs are those of one copy.
+
+    A step of a model that is no BERT is a module: `name` is its path, and it has no name of TensorFlow.
+    """
 
     group: str
     name: str  # names of keras-bert: Transformer-0-FeedForward-Norm
     path: str  # Hugging Face
     tf_name: str  # google-research/bert
+    type: str = ""  # the class of a module
     inputs: tuple[Dims, ...]
-    output: Dims
+    output: Dims  # empty if the forward pass does not call the module, or if its sizes are unknown
     params: Formula | None
     flops: Formula | None
     copies: int
@@ -65,8 +72,9 @@ class ExplainReport:
     kind: ClassVar[str] = "explain"
     subject: Subject
     language: str
-    batch: int
-    seq: int
+    batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `note` has the reason
+    seq: int | None
     steps: tuple[Step, ...]
     sums: tuple[Sum, ...]
     questions: tuple[Question, ...]
+    note: str = ""

@@ -187,9 +187,7 @@ class BertSource:
         return nullcontext()
 
     def require(self, ability: str) -> BertSource:
-        """Return itself: a BERT can do everything, except that there are no formulas for adapters."""
-        if self.lora and ability == "explain":
-            raise SelectionError(
-                "explain has no formulas for adapters; give the model without them, or use count and flops"
-            )
+        """Return itself: a BERT can do everything, except that adapters have no other names."""
+        if self.lora and ability == "--naming":
+            raise SelectionError("adapters have no names of TensorFlow and Keras; leave --naming out")
         return self

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
-    "--kind class": "--kind tree draws any model",
-    "--kind forward": "--kind tree draws any model",
+    "--kind forward": "--kind class and --kind tree draw any model",
+    "--cross-attention": "leave it out",
+    "--naming": "leave it out",
     "--no-dropout": "leave it out",
+    "--position-embedding": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = "count, tree, flops, estimate, profile, fit, report, explore, print, diff and verify take any model"
+_REMEDY = (
+    "count, tree, print, flops, estimate, profile, fit, report, explore, explain, diagram, diff, verify and check take "
+    "any model"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,10 @@ class OtherSource:
 
     def _refuse_options_of_berts(self, add_pooling_layer: bool | None, lora: Lora | str | None) -> None:
         if add_pooling_layer is not None:
-            raise ConfigError(f"only a BertModel comes with and without a pooler; {self.name} is {self.family}")
+            raise ConfigError(
+                f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave --pooler and "
+                "--no-pooler out"
+            )
         if lora is not None:
             raise ConfigError(
                 f"--lora is for BERTs, and {self.name} is {self.family}; give module:attribute of a function that "

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.page.explore import explore
 from bertscope.config.lora import LORA_BIASES, Lora
-from bertscope.errors import ConfigError, SelectionError
+from bertscope.errors import ConfigError
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import small
 
@@ -230,9 +230,13 @@ def test_a_forward_diagram_has_the_adapters():
     assert "lora_B" in " ".join(node.path for node in report.nodes)
 
 
-def test_explain_says_that_it_has_no_formulas_for_adapters():
-    with pytest.raises(SelectionError, match="explain has no formulas for adapters"):
-        bertscope.explain(adapted())
+def test_explain_has_a_step_for_each_matrix_of_the_adapters(cli):
+    report = bertscope.explain(adapted("r=2,target=query", "BertModel"), "encoder.layer.1.attention.self.query", seq=8)
+    assert [(step.name.rpartition("query.")[2], step.params.value) for step in report.steps] == [
+        ("base_layer", 16 * 16 + 16), ("lora_A.default", 16 * 2), ("lora_B.default", 2 * 16),
+    ]  # fmt: skip
+    assert all(item.agrees for item in report.sums)
+    assert "leave --naming out" in cli("explain", "bert-tiny", "--lora", "r=2", "--naming", "tf").err
 
 
 def test_another_family_takes_no_adapters(cli, tmp_path):

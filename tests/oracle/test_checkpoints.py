@@ -177,11 +177,11 @@ def test_every_command_answers_for_another_family(cli, kept, family):
         ("count", folder), ("count", folder, "--shapes", "--seq", 8), ("print", folder),
         ("diff", folder, "bert-tiny", "--seq", 8),
         ("flops", folder, "--seq", "8,16", "--operators"), ("diagram", folder, "--kind", "tree"), ("verify", folder),
-        ("count", folder / "model.safetensors"),
+        ("count", folder / "model.safetensors"), ("explain", folder, "--seq", 8), ("diagram", folder, "-k", "class"),
     ):  # fmt: skip
         result = cli(*command)
         assert (result.code, result.err) == (0, ""), (command, result.err)
-    result = cli("explain", folder)
+    result = cli("explain", folder, "--naming", "tf")
     assert (result.code, result.err.count("\n")) == (2, 1)
 
 

@@ -67,8 +67,14 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda source: source.require("explain"), "explain is for BERTs only; count, tree, flops"),
-        (lambda source: source.require("--kind class"), "--kind class is for BERTs only; --kind tree draws any model"),
+        (
+            lambda source: source.require("this"),
+            "is for BERTs only; count, tree, .*, explain, diagram",
+        ),
+        (
+            lambda source: source.require("--kind forward"),
+            "is for BERTs only; --kind class and --kind tree",
+        ),
         (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
         (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),
@@ -83,8 +89,8 @@ def test_a_source_says_in_one_line_what_it_cannot_do(source, ask, words):
 
 
 def test_an_analysis_for_berts_refuses_another_model_in_one_line():
-    with pytest.raises(SelectionError, match="is for BERTs only"):
-        bertscope.explain(OTHERS[0])
+    with pytest.raises(SelectionError, match="draws a BERT only"):
+        bertscope.diagram(OTHERS[0].build(), "forward")
 
 
 def test_only_the_sources_know_their_kinds():

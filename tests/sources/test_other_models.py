@@ -250,10 +250,10 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("explain",), "this is for BERTs only; count, tree"),
-        (("diagram",), "--kind tree draws any model"),
-        (("diagram", "--cross-attention"), "can be set for a BERT only"),
-        (("check",), "this is for BERTs only"),
+        (("explain", "--naming", "tf"), "--naming is for BERTs only; leave it out"),
+        (("diagram", "--kind", "forward"), "--kind class and --kind tree draw any model"),
+        (("diagram", "--cross-attention"), "--cross-attention is for BERTs only; leave it out"),
+        (("check",), "expects nothing"),
         (("count", "--pooler"), "only a BertModel comes with and without"),
         (("count", "--attention", "eager"), "decides its class and attention by itself"),
         (("flops", "--mode", "training", "--checkpointing", "every-2"), "takes --checkpointing none"),
@@ -294,7 +294,7 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
-    assert "this is for BERTs only" in cli("explain", tmp_path).err  # with the extra or without
+    assert "this is for BERTs only" in cli("convert", tmp_path).err  # with the extra or without
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):

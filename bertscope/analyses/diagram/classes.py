@@ -8,15 +8,15 @@ models with these settings, and are marked with them.
 import dis
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.class_names import address, is_of, type_name
+from bertscope.analyses.modules.class_names import address, is_of, public, type_name
 from bertscope.analyses.modules.totals import subject
-from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertPreTrainedModel, PeftModel, build
+from bertscope.model import BertPreTrainedModel, build
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassAttribute, ClassBox, ClassLink, ClassReport
 from bertscope.sources.transformers_models import quiet_transformers
@@ -29,11 +29,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "position_embedding_type = relative_key": {"position_embedding_type": "relative_key"},
     "a class that generates, as BertLMHeadModel": {"architecture": "BertLMHeadModel", "is_decoder": True},
 }
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # an instance has what they contain as its parts
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def class_diagram(
-    model: BertPreTrainedModel | PeftModel,
+    model: nn.Module,
     *,
     name: str | None = None,
     around: str | None = None,
@@ -41,12 +42,16 @@ def class_diagram(
 ) -> ClassReport:
     """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
 
-    With `package="transformers"` the same architecture and configuration is built from the classes of transformers.
-    Raises SelectionError for a class that the model does not have, MissingExtraError without transformers.
+    With `package="transformers"` a BERT of the same architecture and configuration is built from the classes of
+    transformers. Of any other model the classes of its own package are drawn. Raises SelectionError for a class that
+    the model does not have, MissingExtraError without transformers.
     """
     own = base_model_of(model)
-    models = {"": own if package == "bertscope" else _build(own, package)}
-    models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
+    if isinstance(own, BertPreTrainedModel):
+        models = {"": own if package == "bertscope" else _build(own, package)}
+        models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
+    else:
+        models, package = {"": own}, _package_of(own)
     reader = _Reader(package)
     for when, instance in models.items():
         reader.read(instance, when)
@@ -56,11 +61,17 @@ def class_diagram(
     return ClassReport(
         subject=subject(model, name),
         package=package,
-        package_version=str(sys.modules[package].__version__),
+        package_version=str(getattr(sys.modules.get(package), "__version__", "")),
         around=around,
         classes=classes,
         links=links,
     )
+
+
+def _package_of(model: nn.Module) -> str:
+    """Return the package of the first class of a model that is not torch's; torch if all are."""
+    packages = (public(type(module)).__module__.partition(".")[0] for module in model.modules())
+    return next((package for package in packages if package != "torch"), "torch")
 
 
 def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Module:
@@ -85,17 +96,18 @@ class _Reader:
 
     def __init__(self, package: str) -> None:
         self.package = package
-        self.config_class: type = BertConfig
+        self.config_class: type | None = None
         self.classes: dict[type, dict[str, ClassAttribute]] = {}
         self.links: dict[tuple[str, str, str], ClassLink] = {}
 
     def read(self, model: nn.Module, when: str) -> None:
         """Add the classes of a model and of its configuration; a model of other settings adds attributes only."""
-        self.config_class = type(model.config)
+        config = getattr(model, "config", None)
+        self.config_class = None if config is None else type(config)
         for module in model.modules():
             if is_of(type(module), self.package):
                 self._read_instance(module, when)
-        if when:
+        if when or self.config_class is None:
             return
         self._meet(self.config_class)
         self.classes[self.config_class] = {field.name: field for field in _fields(self.config_class)}
@@ -116,12 +128,12 @@ class _Reader:
         found = ClassAttribute(name=name, type=self._type_of(cls, name, value), when=when)
         if name not in self.classes[cls] or (self.classes[cls][name].type == "None" and value is not None):
             self.classes[cls][name] = found
-        items = list(value) if isinstance(value, nn.ModuleList) else [value]
-        part = type(items[0]) if items else type(None)
-        is_part = issubclass(part, nn.Module) and is_of(part, self.package)
-        if is_part or part is self.config_class:
-            link = ClassLink(owner=cls.__name__, part=part.__name__, attribute=name, count=len(items), is_part=is_part)
-            self.links.setdefault((link.owner, link.part, name), link)
+        items = value._modules.values() if type(value) in _CONTAINERS else [value]
+        for part, count in Counter(map(type, items)).items():
+            is_part = issubclass(part, nn.Module) and is_of(part, self.package)
+            if is_part or part is self.config_class:
+                link = ClassLink(owner=cls.__name__, part=part.__name__, attribute=name, count=count, is_part=is_part)
+                self.links.setdefault((link.owner, link.part, name), link)
 
     def _meet(self, cls: type) -> None:
         """Add a class and its bases, bases first."""

@@ -8,13 +8,14 @@ from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
 from bertscope.reports.layer_ranges import expand, is_run
 from bertscope.reports.params import TreeRow
+from bertscope.torch_access import nn
 
 KINDS = ("class", "forward", "tree")
 
 
 def diagram(
-    model: BertPreTrainedModel | PeftModel,
-    kind: str = "class",
+    model: nn.Module,
+    kind: str | None = None,
     path: str = "",
     *,
     name: str | None = None,
@@ -24,14 +25,19 @@ def diagram(
     around: str | None = None,
     implementation: str = "bertscope",
 ) -> ClassReport | GraphReport:
-    """Return one diagram of a BERT.
+    """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
-    `path`. `forward` draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
-    below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
+    `path`. `forward`, of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws
+    the modules at and below `path`. Raises SelectionError for another kind, and for a path or class that the model does
+    not have.
     """
+    bert = model if isinstance(model, BertPreTrainedModel | PeftModel) else None
+    kind = kind or ("class" if bert or around else "tree")
     if kind == "forward":
-        return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
+        if bert is None:
+            raise SelectionError(f"kind forward draws a BERT only; got {type(model).__name__}; class and tree draw any")
+        return forward_diagram(bert, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
     if kind != "class":
@@ -45,7 +51,7 @@ def diagram(
 
 
 def tree_diagram(
-    model: BertPreTrainedModel | PeftModel, path: str = "", *, name: str | None = None, depth: int | None = None,
+    model: nn.Module, path: str = "", *, name: str | None = None, depth: int | None = None,
     direction: str | None = None,
 ) -> GraphReport:  # fmt: skip
     """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""

@@ -4,20 +4,20 @@ The formulas are closed forms that only this file holds; the sums compare them w
 `flops` obtain from the built model.
 """
 
-import ast
-import operator
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bertscope.analyses.explain.formulas import formula
+from bertscope.analyses.explain.modules import explain_modules
 from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import CLASSES
+from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
@@ -32,26 +32,28 @@ CLASSIFIERS = {
     "BertForTokenClassification": ("classifier", "num_labels", True),
     "BertForQuestionAnswering": ("qa_outputs", "num_labels", True),
 }
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-}  # fmt: skip
-_MAX_FORMULA = 500  # characters; the longest has about 150
 NORM = "2 * hidden_size"
 SQUARE = "hidden_size * hidden_size + hidden_size"
 
 
 def explain(
-    source: ModelSource, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128
-) -> ExplainReport:
+    source: ModelSource, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128,
+    inputs: Sequence[str] = (),
+) -> ExplainReport:  # fmt: skip
     """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
 
-    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. Raises SelectionError for a path
-    that no step has.
+    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
+    BERT, or that has adapters, are its modules; `inputs` are those of `inputs_for` that cannot be derived. Raises
+    SelectionError for a path that no step has.
     """
     if language not in LANGUAGES:
         raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
+    model = source.build(attention=META_ATTENTION)
+    if not isinstance(model, BertPreTrainedModel):
+        return explain_modules(source, model, path, language=language, batch=batch, seq=seq, inputs=inputs)
+    if inputs:
+        raise SelectionError("the inputs of a BERT are known; leave --input out")
     source = source.require("explain")
-    model = source.build()
     counted = count(model, by="group", name=source.name)
     worked = FlopsRun(source=source).at(batch, seq)
     walk = _Walk(source, language, batch, seq)
@@ -87,11 +89,7 @@ class _Walk:
 
     def formula(self, symbols: str | None) -> Formula | None:
         """Return a formula of integers, names, +, - and *, with its numbers and value."""
-        if symbols is None:
-            return None
-        numbers = re.sub(r"[a-z_]+", lambda name: str(self.values[name[0]]), symbols)
-        shown, shown_numbers = (text.replace(" * ", " x ") for text in (symbols, numbers))
-        return Formula(symbols=shown, numbers=shown_numbers, value=_value(numbers))
+        return None if symbols is None else formula(symbols, self.values)
 
     def step(
         self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
@@ -204,21 +202,6 @@ def _names(keras: str, path: str) -> tuple[str, str, str]:
     """Return the names of a step of the body; that of TensorFlow follows from the path of Hugging Face."""
     tf_name = path.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
     return keras, path, f"bert/{tf_name}"
-
-
-def _value(numbers: str) -> int:
-    """Return the value of a formula of integers, +, -, * and parentheses; raise ValueError for any other text."""
-    if len(numbers) > _MAX_FORMULA:
-        raise ValueError(f"a formula has at most {_MAX_FORMULA} characters; got {len(numbers)}")
-    return _computed(ast.parse(numbers, mode="eval").body)
-
-
-def _computed(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_computed(node.left), _computed(node.right))
-    raise ValueError(f"a formula holds integers, +, -, * and parentheses; got {ast.unparse(node)[:40]!r}")
 
 
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:

@@ -73,6 +73,55 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "两个分数：第二句是否接在第一句之后。",
     ),
     "classifier": ("One dense layer gives the scores of the task.", "一个全连接层给出任务的分数。"),
+    # modules of any model
+    "linear": (
+        "A dense layer: each vector of in_features numbers becomes one of out_features numbers.",
+        "全连接层：把每个 in_features 维向量变为 out_features 维向量。",
+    ),
+    "conv1d": (
+        "A dense layer of transformers: each vector of nx numbers becomes one of nf numbers.",
+        "transformers 的全连接层：把每个 nx 维向量变为 nf 维向量。",
+    ),
+    "lookup": (
+        "A lookup: every id becomes its row of a table; no product is computed.",
+        "查表：每个编号取出表中的一行，不做矩阵乘法。",
+    ),
+    "normalisation": (
+        "The input is normalised, then multiplied by trained numbers and, with a bias, shifted by others.",
+        "归一化后逐元素乘可训练的系数；若有偏置，再加上偏置。",
+    ),
+    "convolution": (
+        "A convolution: the same weights for each position, over its neighbours in the kernel.",
+        "卷积：各位置使用相同的权重，对卷积核覆盖的相邻位置求和。",
+    ),
+    "multihead": (
+        "Query, key and value by a dense layer each, the two products of attention, and the output layer out_proj.",
+        "Q、K、V 各经过一个全连接层，再做注意力的两个矩阵乘积和输出层 out_proj。",
+    ),
+    "products": (
+        "The products of attention: queries with keys give the scores, and their softmax weighs the values.",
+        "注意力的矩阵乘积：Q 与 K 的点积得到分数，经 softmax 后对 V 加权求和。",
+    ),
+    "own_products": (
+        "Matrix products that the module computes itself.",
+        "该模块自身的矩阵乘法。",
+    ),
+    "own_sum": (
+        "Parameters of the module itself: the sum of the sizes of its tensors.",
+        "该模块自身的参数：各张量大小之和。",
+    ),
+    "tied": (
+        "Tied: {name} is {tied_to}, counted there.",
+        "共享：{name} 即 {tied_to}，只在该处计数。",
+    ),
+    "unknown": (
+        "The sizes of its tensors are not known before the first forward pass.",
+        "首次前向计算之前，张量的大小未知。",
+    ),
+    "not_called": (
+        "The forward pass does not call this module.",
+        "前向计算没有调用该模块。",
+    ),
 }
 
 QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {

@@ -11,7 +11,7 @@ def title(report: ClassReport | GraphReport) -> str:
     """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
     parts = [footer.title(report)]
     if isinstance(report, ClassReport):
-        parts.append(f"classes of {report.package} {report.package_version}")
+        parts.append(f"classes of {report.package} {report.package_version}".rstrip())
         parts += [f"around {report.around}"] if report.around else []
     else:
         parts += [report.path] if report.path else []

@@ -384,6 +384,60 @@ def test_the_library_refuses_another_kind_and_implementation(tiny):
             bertscope.diagram(build(tiny), **wrong)
 
 
+class Block(torch.nn.Module):
+    """A layer with a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+
+class Net(torch.nn.Module):
+    """Blocks in containers and one under its own name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 4
+        self.blocks = torch.nn.Sequential(Block(), Block(), torch.nn.ReLU(), Block())
+        self.by_name = torch.nn.ModuleDict({"a": Block()})
+        self.last = Block()
+
+
+def test_the_classes_of_any_module_are_those_of_its_package():
+    report = bertscope.diagram(Net(), "class")
+    assert report.package == "tests"
+    boxes = {box.name: [(item.type, item.name) for item in box.attributes] for box in report.classes}
+    assert boxes == {
+        "Module": [],
+        "Net": [("int", "width"), ("torch.nn.Sequential", "blocks"), ("torch.nn.ModuleDict", "by_name"),
+                ("Block", "last")],
+        "Block": [("torch.nn.Linear", "dense"), ("torch.nn.Parameter", "scale")],
+    }  # fmt: skip
+    parts = {(link.owner, link.attribute, link.count) for link in report.links if link.part == "Block"}
+    assert parts == {("Net", "blocks", 3), ("Net", "by_name", 1), ("Net", "last", 1)}
+    assert {box.name for box in bertscope.diagram(Net(), around="Block").classes} == {"Module", "Block"}
+
+
+def test_a_module_of_torchs_classes_only_is_drawn_with_them():
+    report = bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()), "class")
+    assert [box.name for box in report.classes] == ["Module", "Sequential", "Linear", "ReLU"]
+    assert [(link.part, link.attribute) for link in report.links] == [("Linear", "0"), ("ReLU", "1")]
+
+
+def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
+    assert bertscope.diagram(Net()).diagram == "tree"
+    name = f"{__name__}:Net"
+    drawn = cli("diagram", name, "--implementation", "transformers", "-f", "json")
+    assert drawn.json["diagram"] == "tree"
+    assert drawn.err.splitlines()[-1] == "note: without effect on --kind tree: --implementation"
+    around = cli("diagram", name, "--class", "Block", "--attention", "sdpa", "-f", "json")
+    assert around.json["around"] == "Block"
+    assert around.err.splitlines()[-1] == "note: without effect on --kind class: --attention"
+    with pytest.raises(SelectionError, match="class and tree draw any"):
+        bertscope.diagram(Net(), "forward")
+
+
 def test_an_option_without_effect_is_noted(cli):
     result = cli("diagram", "bert-tiny", "--seq", "3", "--class", "BertLayer")
     assert result.code == 0

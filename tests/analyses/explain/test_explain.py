@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.explain.steps import _value
+from bertscope.analyses.explain.formulas import value_of
 from bertscope.analyses.explain.texts import QUESTIONS, SENTENCES
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
@@ -139,13 +139,14 @@ def test_every_format_holds_the_formulas(cli):
 
 
 @pytest.mark.parametrize(
-    ("formula", "value"), [("7", 7), ("2 * 3 + 4", 10), ("2 * (3 + 4)", 14), ("(2 * 512 - 1) * 64", 65472)]
+    ("formula", "value"),
+    [("7", 7), ("2 * 3 + 4", 10), ("2 * (3 + 4)", 14), ("6 * 4 / 2", 12), ("(2 * 512 - 1) * 64", 65472)],
 )
 def test_a_formula_has_the_value_that_a_reader_computes(formula, value):
-    assert _value(formula) == value
+    assert value_of(formula) == value
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "a", "1.5", "True", "'x' * 9", "f(2)", "+" * 501])
 def test_what_is_no_formula_is_not_evaluated(text):
     with pytest.raises((ValueError, SyntaxError)):
-        _value(text)
+        value_of(text)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
+import torch
+from torch import nn
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
@@ -73,6 +75,9 @@ def texts_of_every_kind(tiny) -> dict[str, str]:
             found[f"{path} {positions} {model.config.attn_implementation}"] = bertscope.diagram(
                 model, "forward", path, given=Given(seq=5, cache=3)
             )
+    inner = nn.ModuleDict({"end": nn.ReLU(), "a b{c}": nn.Linear(2, 3), "class": nn.ParameterList([torch.ones(2)])})
+    found["class torch"] = bertscope.diagram(nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner)), "class")
+    found["class TransformerEncoder"] = bertscope.diagram(nn.Transformer(4, 2, 2, 1, 8, batch_first=True), "class")
     return {name: mermaid(report) for name, report in found.items()}
 
 
