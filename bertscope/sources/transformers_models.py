@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
-from bertscope.sources.building import built_on, note_building
+from bertscope.sources.building import built_on, note_values
 from bertscope.sources.confined import confined
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code
@@ -71,7 +71,7 @@ class TransformersSource(OtherSource):
             built: nn.Module
             with as_source_error(what):
                 built, how = built_on(device, make, self.name)
-        note_building(how)
+        note_values(how)
         return built
 
     def with_options(

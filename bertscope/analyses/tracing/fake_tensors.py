@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.analyses.tracing.inputs import with_values
+from bertscope.errors import BertscopeError, SelectionError, SourceError
+from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     fake_tensor_mode,
@@ -70,23 +72,37 @@ def on_meta(tree: Any) -> Any:
 
 
 def run_without_values(
-    source: ModelSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]
+    source: ModelSource,
+    model: nn.Module,
+    inputs: Any,
+    run: Callable[[nn.Module, Any], _Found],
+    made: Callable[[str], nn.Module],
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
     If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
-    asks whether a mask hides positions: the answer is that it hides none.
+    asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
+    for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
     """
-    with source.running("meta tensors"):
-        try:
-            with torch.device("meta"):
-                return run(model, on_meta(inputs))
-        except BertscopeError:
+    try:
+        with source.running("meta tensors"):
+            try:
+                with torch.device("meta"):
+                    return run(model, on_meta(inputs))
+            except BertscopeError:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception), fake_tensors():
+                    return run(fake_copy(model), fake_like(inputs))
+                raise
+    except SourceError:
+        limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
+        if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
             raise
-        except Exception:
-            with contextlib.suppress(Exception), fake_tensors():
-                return run(fake_copy(model), fake_like(inputs))
-            raise
+    with source.running("the CPU"), at_most_real_bytes(limit):
+        found = run(made("cpu"), with_values(model, inputs))
+    note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
+    return found
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
