@@ -144,7 +144,8 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
     model_class = family.get(name) or getattr(transformers, name, None)
-    if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not config_class:
+    takes_it = name in family or getattr(model_class, "config_class", None) is config_class
+    if not isinstance(model_class, type) or not takes_it:
         raise ConfigError(
             f"unknown architecture {name[:60]!r} for a {source.model_type}; "
             + (suggestion(name, set(family)) if family else "give the name of its class with --architecture"),

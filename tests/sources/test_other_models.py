@@ -418,10 +418,10 @@ def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, 
 
 def test_layers_and_experts_are_bounded_together(cli, tmp_path):
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 128}')
+    config.write_text('{"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 256}')
     result = cli("count", config)
     assert result.code == 2
-    assert "128 layers of 128 experts are 16,384 modules; at most 8,192" in result.err
+    assert "128 layers of 256 experts are 32,768 modules; at most 24,576" in result.err
 
 
 def test_the_size_of_a_block_is_no_number_of_blocks(cli, tmp_path):

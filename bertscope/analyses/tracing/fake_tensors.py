@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import functools
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from bertscope.torch_access import (
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
 META_ATTENTION = "eager"
+# The kernel for experts on meta: the others read values, or take only bf16; the matrix products are the same.
+META_EXPERTS = "batched_mm"
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def on_meta(tree: Any) -> Any:
 
 def run_without_values(
     source: ModelSource,
-    model: nn.Module,
+    model: Any,
     inputs: Any,
     run: Callable[[nn.Module, Any], _Found],
     made: Callable[[str], nn.Module],
@@ -84,6 +88,8 @@ def run_without_values(
     asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
     for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
     """
+    if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
+        model.set_experts_implementation(META_EXPERTS)
     try:
         with source.running("meta tensors"):
             try:
@@ -99,10 +105,19 @@ def run_without_values(
         limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
         if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
             raise
+    _clear_caches(model)
     with source.running("the CPU"), at_most_real_bytes(limit):
         found = run(made("cpu"), with_values(model, inputs))
     note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return found
+
+
+def _clear_caches(model: nn.Module) -> None:
+    """Clear functools' caches in the code of a model, which may hold fake tensors under arguments of real ones."""
+    kind, places = type(functools.cache(int)), {type(module).__module__ for module in model.modules()}
+    for item in gc.get_objects():
+        if type(item) is kind and item.__module__ in places:
+            item.cache_clear()
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
