@@ -64,7 +64,6 @@ class TransformersSource(OtherSource):
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
-                model.tie_weights()
                 made: nn.Module = model.eval()
                 return made
 
@@ -182,10 +181,19 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo."""
+    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo.
+
+    The constructors still tie weights, which transformers 4 skips together with the values; 5 skips nothing else.
+    """
     with ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
-            from transformers.modeling_utils import no_init_weights
+            from transformers import modeling_utils
 
-            stack.enter_context(no_init_weights())
+            stack.enter_context(modeling_utils.no_init_weights())
+            modeling_utils._init_weights = True  # the context restores it
+            for name in {"_initialize_weights", "initialize_weights"} & vars(modeling_utils.PreTrainedModel).keys():
+                stack.callback(
+                    setattr, modeling_utils.PreTrainedModel, name, getattr(modeling_utils.PreTrainedModel, name)
+                )
+                setattr(modeling_utils.PreTrainedModel, name, lambda *_: None)
         yield
