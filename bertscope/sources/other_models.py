@@ -295,7 +295,7 @@ def as_source_error(what: str, remedy: str = "") -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # a factory may call sys.exit
         line = next(iter(str(error).strip().splitlines()), "")
-        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line[:300]}{remedy}") from None
+        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line[:300].rstrip('.')}{remedy}") from None
 
 
 def _place(error: BaseException) -> str:

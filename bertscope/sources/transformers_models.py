@@ -64,6 +64,7 @@ class TransformersSource(OtherSource):
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
+                _set_padding(model)
                 made: nn.Module = model.eval()
                 return made
 
@@ -151,6 +152,13 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
             field="architecture",
         )
     return model_class
+
+
+def _set_padding(model: Any) -> None:
+    """Give a classifier of sequences a padding token if it has none; without, it refuses batches above 1."""
+    for config in (model.config, getattr(model.config, "get_text_config", lambda: model.config)()):
+        if type(model).__name__.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", 0) is None:
+            config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
 
 
 def _mappings(transformers: Any) -> Iterator[Any]:

@@ -41,7 +41,7 @@ AUDIO = {
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2,
 }  # fmt: skip
 XLM = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 96, "n_words": 96, "max_position_embeddings": 40}
-GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "vocab_size": 96, "pad_token_id": 0}
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "vocab_size": 96, "eos_token_id": 2}
 
 # Inputs by name: shape, and the first id that is too high; 0 for numbers.
 IDS = {"input_ids": ((BATCH, SEQ), 90)}
@@ -151,6 +151,8 @@ def reference(model_type: str, name: str, settings: dict) -> torch.nn.Module:
     """Return the model that transformers builds on the CPU, with eager kernels."""
     config = transformers.CONFIG_MAPPING[model_type].from_dict(settings, attn_implementation="eager")
     model = getattr(transformers, name)(config).eval()
+    if config.pad_token_id is None:  # classifiers of GPT-2 need one for a batch of 2
+        model.config.pad_token_id = 0
     if hasattr(model, "set_experts_implementation"):  # of transformers 5; torch does not count the default kernel
         model.set_experts_implementation("eager")
     return model

@@ -240,6 +240,7 @@ def test_a_forward_that_reads_values_of_a_large_model_is_one_line(cli, code):
     result = cli("flops", f"{code}:Bounded")
     assert result.code == 2
     assert f"{code}:Bounded cannot be run on meta tensors" in result.err.splitlines()[-1]
+    assert result.err.endswith("give a configuration with fewer layers, whose tensors are at most 4.00 GiB\n")
 
 
 def test_inputs_by_position_are_given_in_the_order_of_the_signature(cli, code):

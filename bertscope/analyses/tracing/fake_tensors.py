@@ -22,6 +22,7 @@ from bertscope.torch_access import (
     tree_map,
     value_errors,
 )  # fmt: skip
+from bertscope.units import bytes_text
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
@@ -101,10 +102,13 @@ def run_without_values(
                 with contextlib.suppress(Exception), fake_tensors():
                     return run(fake_copy(model), fake_like(inputs))
                 raise
-    except SourceError:
+    except SourceError as error:
         limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
         if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
-            raise
+            raise SourceError(
+                f"{error}; if its forward reads values, give a configuration with fewer layers, whose tensors are at "
+                f"most {bytes_text(MAX_REAL_BYTES)}"
+            ) from None
     _clear_caches(model)
     with source.running("the CPU"), at_most_real_bytes(limit):
         found = run(made("cpu"), with_values(model, inputs))
