@@ -142,6 +142,16 @@ FAMILIES = [
     ("whisper", "WhisperForConditionalGeneration", SEQ2SEQ | {
         "num_mel_bins": 6, "max_source_positions": 10, "max_target_positions": 12,
     }, {"input_features": ((BATCH, 6, 20), 0), "decoder_input_ids": ((BATCH, SEQ), 90)}),
+    ("speech_to_text", "Speech2TextForConditionalGeneration", SEQ2SEQ | {
+        "input_feat_per_channel": 6, "conv_channels": 8, "max_source_positions": 40, "max_target_positions": 40,
+    }, {"input_features": ((BATCH, SEQ, 6), 0), "decoder_input_ids": ((BATCH, SEQ), 90)}),
+    ("lxmert", "LxmertModel", SIZES | {
+        "l_layers": 1, "r_layers": 1, "x_layers": 1, "visual_feat_dim": 6, "visual_pos_dim": 4,
+    }, IDS | {"visual_feats": ((BATCH, SEQ, 6), 0), "visual_pos": ((BATCH, SEQ, 4), 0)}),
+    ("patchtst", "PatchTSTModel", {
+        "num_input_channels": 3, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16,
+        "num_attention_heads": 2, "ffn_dim": 24, "num_hidden_layers": 2,
+    }, {"past_values": ((BATCH, 16, 3), 0)}),
     ("wav2vec2", "Wav2Vec2ForCTC", AUDIO, WAVE),
     ("hubert", "HubertModel", AUDIO, WAVE),
 ]  # fmt: skip

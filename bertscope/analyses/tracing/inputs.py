@@ -156,19 +156,35 @@ def _samples(config: Any, seq: int) -> tuple[int, ...]:
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
             samples = (samples - 1) * stride + kernel
         return (samples,)
-    sizes = (_setting(config, "max_length"), _setting(config, "num_mel_bins"))
-    return sizes if all(sizes) else ()
+    channels, ratios = _setting(config, "audio_channels"), _setting(config, "upsampling_ratios")
+    if channels and ratios:  # EnCodec
+        return channels, seq * math.prod(ratios)
+    return _settings("max_length", "num_mel_bins")(config, seq)
 
 
 def _features(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the sizes of Whisper's spectrogram: its second convolution halves the length."""
-    is_whisper = getattr(config, "model_type", "") == "whisper"
-    return (config.num_mel_bins, 2 * config.max_source_positions) if is_whisper else ()
+    """Return the sizes of a spectrogram: of Whisper, whose second convolution halves the length, or of `seq` frames."""
+    if getattr(config, "model_type", "") == "whisper":
+        return (config.num_mel_bins, 2 * config.max_source_positions)
+    size = _setting(config, "input_feat_per_channel", "feature_projection_input_dim")
+    return (seq, size) if size else ()
+
+
+def _settings(*names: str) -> Callable[[Any, int], tuple[int, ...]]:
+    """Return a function that returns these settings as sizes, `seq` for an empty name; nothing if one is absent."""
+
+    def sizes(config: Any, seq: int) -> tuple[int, ...]:
+        found = tuple(_setting(config, name) if name else seq for name in names)
+        return found if all(isinstance(size, int) for size in found) else ()
+
+    return sizes
 
 
 # Name of an input -> its sizes after the batch by the configuration; empty: it cannot be derived.
 _DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
     "pixel_values": _pixels, "input_values": _samples, "input_features": _features,
+    "past_values": _settings("context_length", "num_input_channels"),  # of PatchTST
+    "visual_feats": _settings("", "visual_feat_dim"), "visual_pos": _settings("", "visual_pos_dim"),  # of LXMERT
 }  # fmt: skip
 
 
