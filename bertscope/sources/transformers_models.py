@@ -156,9 +156,10 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
 
 def _set_padding(model: Any) -> None:
     """Give a classifier of sequences a padding token if it has none; without, it refuses batches above 1."""
-    for config in (model.config, getattr(model.config, "get_text_config", lambda: model.config)()):
-        if type(model).__name__.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", 0) is None:
-            config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        for config in (model.config, getattr(model.config, "get_text_config", lambda: model.config)()):
+            if getattr(config, "pad_token_id", 0) is None:
+                config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
 
 
 def _mappings(transformers: Any) -> Iterator[Any]:
