@@ -33,8 +33,8 @@ Model = Annotated[
     typer.Argument(
         metavar="[MODEL]",
         help="A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
-        "checkpoint with one, an adapter folder of peft, a model in the Hugging Face cache, or module:attribute in "
-        "your own code.",
+        "checkpoint with one, an adapter folder of peft, a model in the Hugging Face cache, or module:attribute or "
+        "file.py:attribute of your own code.",
         autocompletion=complete_model,
     ),
 ]

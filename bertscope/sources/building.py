@@ -6,7 +6,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeWarning, SourceError
@@ -15,7 +15,7 @@ from bertscope.units import bytes_text
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
-MAX_REAL_BYTES = 4 * 2**30  # of the tensors with values that exist at one time while a model is built for meta
+MAX_REAL_BYTES = 4 * 2**30  # of the tensors with values that exist at one time while a model is built or run for meta
 _ON_META = "_bertscope_on_meta"  # of a parameter with values: the one on meta that replaces it
 
 
@@ -34,12 +34,13 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
     except (RuntimeError, TypeError):  # of torch, for tensors without values
         if device != "meta":
             raise
+    limit = f"{name} cannot be built on meta, as its constructor reads values"
     try:
-        with torch.device("cpu"), _at_most_real_bytes(name), _parameters_on_meta():
+        with torch.device("cpu"), at_most_real_bytes(limit), _parameters_on_meta():
             built = make()
         how = "its parameters on meta and its other tensors on the CPU"
     except (RuntimeError, TypeError):
-        with torch.device("cpu"), _at_most_real_bytes(name):
+        with torch.device("cpu"), at_most_real_bytes(limit):
             built = make()
         how = f"all its tensors on the CPU, at most {bytes_text(MAX_REAL_BYTES)}"
     if isinstance(built, nn.Module):
@@ -48,8 +49,8 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
 
 
 @functools.cache
-def note_building(how: str) -> None:
-    """Warn once about a model that was not built on meta only; an empty text is no warning."""
+def note_values(how: str) -> None:
+    """Warn once about a model that was not built or run on meta only; an empty text is no warning."""
     if how:
         warnings.warn(how, BertscopeWarning, stacklevel=2)
 
@@ -76,8 +77,11 @@ def _parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
-def _at_most_real_bytes(name: str) -> AbstractContextManager[Any]:
-    """Return a mode in which an operator raises SourceError if the tensors with values become too large."""
+def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
+    """Return a mode in which an operator raises SourceError if the tensors with values become too large.
+
+    `what` is the start of the error: the model, and why it needs values.
+    """
     from bertscope.torch_access import TorchDispatchMode, storage_key, torch, tree_leaves
 
     def tensors(tree: Any) -> list[torch.Tensor]:
@@ -100,15 +104,15 @@ def _at_most_real_bytes(name: str) -> AbstractContextManager[Any]:
             """Raise SourceError if there are too many bytes with so many more."""
             if self.real_bytes + more_bytes > MAX_REAL_BYTES:
                 raise SourceError(
-                    f"{name} cannot be built on meta, as its constructor reads values, and on the CPU its tensors are "
-                    f"more than {bytes_text(MAX_REAL_BYTES)}; count a smaller configuration of it"
+                    f"{what}, and on the CPU its tensors are more than {bytes_text(MAX_REAL_BYTES)}; count a smaller "
+                    "configuration of it"
                 )
 
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if not tensors((args, kwargs)) and kwargs.get("device", "meta") != "meta":  # check before it allocates
-                planned = operator(*args, **kwargs | {"device": torch.device("meta"), "pin_memory": False})
-                self.check(planned.nbytes)
+                with suppress(NotImplementedError):  # of a quantized tensor
+                    self.check(operator(*args, **kwargs | {"device": torch.device("meta"), "pin_memory": False}).nbytes)
             out = operator(*args, **kwargs)
             for tensor in tensors(out):
                 storage, key = tensor.untyped_storage(), storage_key(tensor)

@@ -2,11 +2,12 @@
 
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
 (of a BERT, or of another family for transformers to build), an adapter of peft, a folder or a checkpoint with one of
-these, a model in the local Hugging Face cache, or `module:attribute` in the user's code. Nothing here imports torch or
-runs that code; only `download` uses the network.
+these, a model in the local Hugging Face cache, or the user's own code, `module:attribute` or `file.py:attribute`.
+Nothing here imports torch or runs that code; only `download` uses the network.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -149,6 +150,15 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         return _Place(path, exists, is_folder, has_weights, found)
 
 
+def _first_class(path: Path) -> str:
+    """Return the name of the first class of a Python file, without running it; `build` without one."""
+    if not path.is_file():
+        return "build"
+    with readable(str(path)), path.open(encoding="utf-8", errors="replace") as file:
+        found = re.search(r"^class (\w+)", file.read(2**20), re.MULTILINE)
+    return found[1] if found else "build"
+
+
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
     return hub.download(name, weights=weights) if download else hub.cached_folder(name)
 
@@ -161,7 +171,7 @@ def _base(folder: Path, name: str) -> _Found:
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
-    hint = "a .yaml preset or a config.json works too"
+    hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if hub.is_hub_name(name):
         if hub.is_installed():
             hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
@@ -179,6 +189,8 @@ def _read(place: _Place, is_base: bool) -> _Found:
             f"{path} contains tensors and no configuration; put config.json into their folder, "
             "or ask 'bertscope count' what it stores"
         )
+    if path.suffix == ".py":
+        raise SourceError(f"{path} is code; name a class or function in it, such as {path}:{_first_class(path)}")
     if path.suffix != ".json":
         return read_preset(path)
     name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import inspect
 import re
 import sys
 import warnings
@@ -14,15 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, suggestion
 from bertscope.run_config import FULL, NONE
-from bertscope.sources.building import built_on, note_building
+from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
     from bertscope.config.lora import Lora
     from bertscope.torch_access import nn
 
-_FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_FACTORY = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_NAME}")
+_folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
     "--kind forward": "--kind class and --kind tree draw any model",
@@ -139,8 +142,10 @@ class OtherSource:
 
     @contextmanager
     def running(self, where: str) -> Iterator[None]:
-        """Raise a SourceError for any error in the model's code."""
-        with self.confined(), as_source_error(f"{self.name} cannot be run on {where}"):
+        """Raise a SourceError for any error in the model's code, and write what it prints to stderr."""
+        remedy = "; --input NAME=SHAPE:DTYPE gives forward another input; count, tree and print do not run it"
+        errors = as_source_error(f"{self.name} cannot be run on {where}", remedy)
+        with self.confined(), errors, contextlib.redirect_stdout(sys.stderr):
             yield
 
     def require(self, ability: str) -> NoReturn:
@@ -172,7 +177,10 @@ class GivenModule(OtherSource):
 
 @dataclass(frozen=True, kw_only=True)
 class FactorySource(OtherSource):
-    """The module that its name, `package.module:attribute`, gives: a module, or a call of a function or class."""
+    """The module that its name gives: the attribute is a module, or a function or class to call.
+
+    The name is `package.module:attribute` or `path/to/file.py:attribute`.
+    """
 
     has_own_dtypes = True
 
@@ -184,7 +192,7 @@ class FactorySource(OtherSource):
     @property
     def notice(self) -> str:
         """Return a note on the code that runs."""
-        return f"runs your code: imports {self.name.partition(':')[0]} and takes {self.name} from it"
+        return f"runs your code: imports {self.name.rpartition(':')[0]} and takes {self.name} from it"
 
     def to_data(self) -> dict[str, Any]:
         """Return the name, which another process imports again."""
@@ -199,10 +207,7 @@ class FactorySource(OtherSource):
         """Import the attribute, and call it without arguments unless it is a module."""
         from bertscope.torch_access import nn
 
-        place, _, attribute = self.name.partition(":")
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)  # as `python -m` does
+        place, attribute = self._import_from()
         known = set(sys.modules)
 
         def make() -> Any:
@@ -212,6 +217,9 @@ class FactorySource(OtherSource):
                     del sys.modules[name]
             found: Any = importlib.import_module(place)
             for name in attribute.split("."):
+                if not hasattr(found, name):
+                    named = [other for other in vars(found) if not other.startswith("_")]
+                    raise SourceError(f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, named)}")
                 found = getattr(found, name)
             if isinstance(found, nn.Module):  # one object for all builds, which runs would change
                 if device != "meta" and any(param.is_meta for param in found.parameters()):
@@ -220,33 +228,82 @@ class FactorySource(OtherSource):
                         "returns it"
                     )
                 return GivenModule(name=self.name, module=found).build(device=device)
-            return found() if callable(found) else found
+            if not callable(found):
+                return found
+            self._check_arguments(found)
+            return found()
 
         with as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
             module, how = built_on(device, make, self.name)
-        note_building(how)
+        note_values(how)
         if not isinstance(module, nn.Module):
             raise SourceError(
-                f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed, or what returns one"
+                f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed: write a function that "
+                f"returns the module alone, and name it: {self._other_name('build')}"
             )
         return module
 
+    def _import_from(self) -> tuple[str, str]:
+        """Return the dotted names of module and attribute, and put the folder to import from first into sys.path.
+
+        Modules that earlier files imported from other folders are forgotten, as they may have the same names.
+        """
+        place, _, attribute = self.name.rpartition(":")
+        folder = Path.cwd()  # as `python -m` does
+        if place.endswith(".py"):
+            path = Path(place).expanduser().resolve()
+            if not path.is_file():
+                raise SourceError(f"no file {place[:100]!r}; the part before the colon is a file or an importable name")
+            folder, place = path.parent, path.stem
+            while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
+                folder, place = folder.parent, f"{folder.name}.{place}"
+            for name, module in list(sys.modules.items()):
+                file = Path(getattr(module, "__file__", None) or "")
+                if any(other in file.parents for other in _folders_of_files - {folder}):
+                    del sys.modules[name]
+            _folders_of_files.add(folder)
+            found = sys.modules.get(place)
+            if found is not None and getattr(found, "__file__", None) != str(path):
+                raise SourceError(f"{self.name}: a module named {place} is imported already; rename the file")
+        if str(folder) not in sys.path[:1]:
+            sys.path.insert(0, str(folder))
+        return place, attribute
+
+    def _check_arguments(self, found: Any) -> None:
+        """Raise SourceError for a class or function that requires arguments."""
+        try:
+            takes = inspect.signature(found).parameters.values()
+        except (ValueError, TypeError):  # some callables have no signature
+            return
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
+        if required:
+            call = f"{self.name.rpartition(':')[2]}({', '.join(f'{name}=...' for name in required)})"
+            raise SourceError(
+                f"{self.name} requires arguments and is called without; add `def build(): return {call[:200]}` to its "
+                f"file and name {self._other_name('build')}"
+            )
+
+    def _other_name(self, attribute: str) -> str:
+        """Return the name of another attribute of the same module."""
+        return f"{self.name.rpartition(':')[0]}:{attribute}"
+
 
 def is_factory(name: str) -> bool:
-    """Return True if a name has the form `package.module:attribute`."""
+    """Return True if a name has the form `package.module:attribute` or `path/to/file.py:attribute`."""
     return _FACTORY.fullmatch(name) is not None
 
 
 @contextmanager
-def as_source_error(what: str) -> Iterator[None]:
-    """Raise a SourceError with file and line for any error in code outside this package."""
+def as_source_error(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise a SourceError with file, line and remedy for any error in code outside this package."""
     try:
         yield
     except BertscopeError:
         raise
     except (Exception, SystemExit) as error:  # a factory may call sys.exit
         line = next(iter(str(error).strip().splitlines()), "")
-        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line}") from None
+        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line[:300].rstrip('.')}{remedy}") from None
 
 
 def _place(error: BaseException) -> str:

@@ -8,13 +8,16 @@ from bertscope.errors import ConfigError
 
 _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
-MAX_EXPERTS = 8192  # over all layers; each is a module with submodules
+MAX_EXPERTS = 24_576  # over all layers; each is a module with submodules, except in transformers 5
 MAX_LABELS = 100_000
 # Fields that hold a number of modules, over all families; none of widths, proposals, records and codevectors.
 _MODULES = re.compile(
-    r"^(?!.*_(?:size|proposals|records|per_group)$)"
-    r"(?:n_layer|layers|num_.*layers|.*(?:layers?$|_layers?_|blocks?$|block_|groups?$|inner_group|experts?|stages?|depth))"
+    r"^(?!.*_(?:size|dim|channels?)(?:_|$))(?!.*_(?:sizes|proposals|records|per_group|of|bins)$)"
+    r"(?:n_layer|layers|num_.*layers|.*(?:layers?$|_layers?_|blocks?$|block_|(?:hidden|num)_groups?$|inner_group|experts?"
+    r"|stages?|depth))"
 )
+# The first of these that a field contains has its limit.
+_LIMITS = ((re.compile("^num_labels$"), MAX_LABELS), (re.compile("experts?$"), MAX_EXPERTS), (_MODULES, MAX_LAYERS))
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
 _KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
 _IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
@@ -38,7 +41,7 @@ def check_setting(key: str, value: Any, where: str) -> None:
         for item in value:
             check_setting(key, item, where)
     elif isinstance(value, int):
-        most = MAX_LABELS if key == "num_labels" else MAX_LAYERS if _MODULES.search(key) else _MAX_INTEGER
+        most = next((limit for words, limit in _LIMITS if words.search(key)), _MAX_INTEGER)
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
@@ -51,7 +54,10 @@ def layers_in(config: Mapping[str, Any]) -> int:
 
 
 def check_experts(config: dict[str, Any], where: str) -> None:
-    """Raise ConfigError if layers times experts are too many modules."""
+    """Raise ConfigError if layers times experts are too many modules, in a configuration or one inside it."""
+    for value in config.values():
+        if isinstance(value, dict):
+            check_experts(value, where)
     counts = [(key, value) for key, value in config.items() if type(value) is int and _MODULES.search(key)]
     experts = max((value for key, value in counts if "expert" in key), default=0)
     layers = max((value for key, value in counts if "expert" not in key), default=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
-from bertscope.sources.building import built_on, note_building
+from bertscope.sources.building import built_on, note_values
 from bertscope.sources.confined import confined
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code
@@ -64,14 +64,14 @@ class TransformersSource(OtherSource):
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
-                model.tie_weights()
+                _set_padding(model)
                 made: nn.Module = model.eval()
                 return made
 
             built: nn.Module
             with as_source_error(what):
                 built, how = built_on(device, make, self.name)
-        note_building(how)
+        note_values(how)
         return built
 
     def with_options(
@@ -144,13 +144,22 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
     model_class = family.get(name) or getattr(transformers, name, None)
-    if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not config_class:
+    takes_it = name in family or getattr(model_class, "config_class", None) is config_class
+    if not isinstance(model_class, type) or not takes_it:
         raise ConfigError(
             f"unknown architecture {name[:60]!r} for a {source.model_type}; "
             + (suggestion(name, set(family)) if family else "give the name of its class with --architecture"),
             field="architecture",
         )
     return model_class
+
+
+def _set_padding(model: Any) -> None:
+    """Give a classifier of sequences a padding token if it has none; without, it refuses batches above 1."""
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        for config in (model.config, getattr(model.config, "get_text_config", lambda: model.config)()):
+            if getattr(config, "pad_token_id", 0) is None:
+                config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
 
 
 def _mappings(transformers: Any) -> Iterator[Any]:
@@ -181,10 +190,19 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo."""
+    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo.
+
+    The constructors still tie weights, which transformers 4 skips together with the values; 5 skips nothing else.
+    """
     with ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
-            from transformers.modeling_utils import no_init_weights
+            from transformers import modeling_utils
 
-            stack.enter_context(no_init_weights())
+            stack.enter_context(modeling_utils.no_init_weights())
+            modeling_utils._init_weights = True  # the context restores it
+            for name in {"_initialize_weights", "initialize_weights"} & vars(modeling_utils.PreTrainedModel).keys():
+                stack.callback(
+                    setattr, modeling_utils.PreTrainedModel, name, getattr(modeling_utils.PreTrainedModel, name)
+                )
+                setattr(modeling_utils.PreTrainedModel, name, lambda *_: None)
         yield

@@ -40,7 +40,7 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
 
     try:
         recorded, loss = _step(module, call, training)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, TypeError):  # of torch, for tensors without values
         if any(parameter.is_meta for parameter in module.parameters()):
             raise
         recorded, loss = run_as_it_is(module, inputs, training)
@@ -78,6 +78,8 @@ def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    if nn.parameter.is_lazy(tensor):
+        raise SelectionError("a lazy module has no shapes yet; run it once before its FLOPs are counted")
     return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
 
 

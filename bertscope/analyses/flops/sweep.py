@@ -53,11 +53,17 @@ class FlopsRun:
         """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
         training = self.mode == "training"
         source = source.implemented_by(self.model_implementation)
-        model = source.build(attention=META_ATTENTION).train(training)
-        freeze(model, self.freeze)
-        source.checkpoint(model, self.checkpointing)
+
+        def made(device: str = "meta") -> nn.Module:
+            """Return the model on a device."""
+            model = source.build(device=device, attention=META_ATTENTION).train(training)
+            freeze(model, self.freeze)
+            source.checkpoint(model, self.checkpointing)
+            return model
+
+        model = made()
         inputs = inputs_for(model, batch, seq, labels=training, given=self.inputs)
-        return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training))
+        return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training), made)
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None

@@ -2,12 +2,16 @@
 
 import contextlib
 import copy
+import functools
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.analyses.tracing.inputs import with_values
+from bertscope.errors import BertscopeError, SelectionError, SourceError
+from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     fake_tensor_mode,
@@ -18,10 +22,13 @@ from bertscope.torch_access import (
     tree_map,
     value_errors,
 )  # fmt: skip
+from bertscope.units import bytes_text
 
 _Found = TypeVar("_Found")
 # The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
 META_ATTENTION = "eager"
+# The kernel for experts on meta: the others read values, or take only bf16; the matrix products are the same.
+META_EXPERTS = "batched_mm"
 
 
 @contextmanager
@@ -70,23 +77,51 @@ def on_meta(tree: Any) -> Any:
 
 
 def run_without_values(
-    source: ModelSource, model: nn.Module, inputs: Any, run: Callable[[nn.Module, Any], _Found]
+    source: ModelSource,
+    model: Any,
+    inputs: Any,
+    run: Callable[[nn.Module, Any], _Found],
+    made: Callable[[str], nn.Module],
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
     If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
-    asks whether a mask hides positions: the answer is that it hides none.
+    asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
+    for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
     """
-    with source.running("meta tensors"):
-        try:
-            with torch.device("meta"):
-                return run(model, on_meta(inputs))
-        except BertscopeError:
-            raise
-        except Exception:
-            with contextlib.suppress(Exception), fake_tensors():
-                return run(fake_copy(model), fake_like(inputs))
-            raise
+    if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
+        model.set_experts_implementation(META_EXPERTS)
+    try:
+        with source.running("meta tensors"):
+            try:
+                with torch.device("meta"):
+                    return run(model, on_meta(inputs))
+            except BertscopeError:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception), fake_tensors():
+                    return run(fake_copy(model), fake_like(inputs))
+                raise
+    except SourceError as error:
+        limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
+        if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
+            raise SourceError(
+                f"{error}; if its forward reads values, give a configuration with fewer layers, whose tensors are at "
+                f"most {bytes_text(MAX_REAL_BYTES)}"
+            ) from None
+    _clear_caches(model)
+    with source.running("the CPU"), at_most_real_bytes(limit):
+        found = run(made("cpu"), with_values(model, inputs))
+    note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
+    return found
+
+
+def _clear_caches(model: nn.Module) -> None:
+    """Clear functools' caches in the code of a model, which may hold fake tensors under arguments of real ones."""
+    kind, places = type(functools.cache(int)), {type(module).__module__ for module in model.modules()}
+    for item in gc.get_objects():
+        if type(item) is kind and item.__module__ in places:
+            item.cache_clear()
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements

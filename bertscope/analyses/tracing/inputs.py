@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -12,8 +13,9 @@ from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
 from bertscope.run_config import MAX_SIZE
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import nn, torch, tree_map
 
+_WORDS = ("input_ids", "decoder_input_ids")
 _TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
 _PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
@@ -40,14 +42,41 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False,
     if callable(getattr(module, "example_inputs", None)):
         made = module.example_inputs(batch, seq)  # type: ignore[operator]
         return {**made, **own} if isinstance(made, Mapping) else own or made
-    takes = inspect.signature(module.forward).parameters
-    is_sequence = any(name in takes and name not in own for name in ("input_ids", "decoder_input_ids"))
+    takes = _parameters(module)
+    is_sequence = any(name in takes and name not in own for name in _WORDS)
     most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
     _check_sizes(batch, seq, most, f"the model's {most:,} positions")
     inputs = _derived(module, [name for name in takes if name not in own], batch, seq) | own
     _check_names(module, takes, inputs)
     found = _labels(module, batch, seq) if labels else {}
-    return inputs | {name: value for name, value in found.items() if name in takes and name not in own}
+    inputs |= {name: value for name, value in found.items() if name in takes and name not in own}
+    kinds = {name: takes[name].kind if name in takes else inspect.Parameter.VAR_POSITIONAL for name in inputs}
+    by_name = any(param.kind is param.VAR_KEYWORD for param in takes.values())
+    if by_name or not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL} & set(kinds.values()):
+        return inputs
+    return tuple(inputs[name] for name in sorted(kinds, key=lambda name: kinds[name]))  # those of *args last
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of forward; of a wrapper those of the module inside, of a compiled one by its schema."""
+    forwards_to = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+    while type(module).__name__ in forwards_to:
+        module = getattr(module, forwards_to[type(module).__name__])
+    forward: Any = module.forward
+    if forward is None or getattr(forward, "__func__", None) is nn.Module.forward:
+        raise SelectionError(
+            f"{type(module).__name__} has no forward, so it cannot be run; count, tree, print and diff do not run it"
+        )
+    try:
+        return inspect.signature(forward).parameters
+    except ValueError:  # torch.jit.trace
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return {
+            item.name: inspect.Parameter(
+                item.name, kind, default=item.default_value if item.has_default_value() else inspect.Parameter.empty
+            )
+            for item in forward.schema.arguments[1:]
+        }
 
 
 def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
@@ -73,8 +102,8 @@ def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
 def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> None:
     """Raise SelectionError for an input that forward does not take, and for a required one that is absent."""
     kinds = {param.kind for param in takes.values()}
-    unknown = [] if inspect.Parameter.VAR_KEYWORD in kinds else [name for name in inputs if name not in takes]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    unknown = [] if kinds & set(variadic) else [name for name in inputs if name not in takes]
     required = [name for name, param in takes.items() if param.default is param.empty and param.kind not in variadic]
     absent = [name for name in required if name not in inputs]
     signature = f"{type(module).__name__}.forward takes {', '.join(map(str, takes.values())) or 'nothing'}"
@@ -127,20 +156,63 @@ def _samples(config: Any, seq: int) -> tuple[int, ...]:
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
             samples = (samples - 1) * stride + kernel
         return (samples,)
-    sizes = (_setting(config, "max_length"), _setting(config, "num_mel_bins"))
-    return sizes if all(sizes) else ()
+    channels, ratios = _setting(config, "audio_channels"), _setting(config, "upsampling_ratios")
+    if channels and ratios:  # EnCodec
+        return channels, seq * math.prod(ratios)
+    return _settings("max_length", "num_mel_bins")(config, seq)
 
 
 def _features(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the sizes of Whisper's spectrogram: its second convolution halves the length."""
-    is_whisper = getattr(config, "model_type", "") == "whisper"
-    return (config.num_mel_bins, 2 * config.max_source_positions) if is_whisper else ()
+    """Return the sizes of a spectrogram: of Whisper, whose second convolution halves the length, or of `seq` frames."""
+    if getattr(config, "model_type", "") == "whisper":
+        return (config.num_mel_bins, 2 * config.max_source_positions)
+    size = _setting(config, "input_feat_per_channel", "feature_projection_input_dim")
+    return (seq, size) if size else ()
+
+
+def _settings(*names: str) -> Callable[[Any, int], tuple[int, ...]]:
+    """Return a function that returns these settings as sizes, `seq` for an empty name; nothing if one is absent."""
+
+    def sizes(config: Any, seq: int) -> tuple[int, ...]:
+        found = tuple(_setting(config, name) if name else seq for name in names)
+        return found if all(isinstance(size, int) for size in found) else ()
+
+    return sizes
 
 
 # Name of an input -> its sizes after the batch by the configuration; empty: it cannot be derived.
 _DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
     "pixel_values": _pixels, "input_values": _samples, "input_features": _features,
+    "past_values": _settings("context_length", "num_input_channels"),  # of PatchTST
+    "visual_feats": _settings("", "visual_feat_dim"), "visual_pos": _settings("", "visual_pos_dim"),  # of LXMERT
 }  # fmt: skip
+
+
+def with_values(module: nn.Module, inputs: Any) -> Any:
+    """Return inputs with random ids and numbers, masks of ones, and zeros for other integers, on the CPU.
+
+    Each sequence of ids ends with the end token, of which heads for classification require the same number in each.
+    """
+    config = getattr(base_model_of(module), "config", None)
+    vocab, end = _setting(config, "vocab_size"), _setting(config, "eos_token_id")
+
+    def real(like: Any, name: str = "") -> Any:
+        """Return a tensor like one on meta, with values; any other stays as it is."""
+        if not isinstance(like, torch.Tensor) or not like.is_meta:
+            return like
+        if like.is_floating_point():
+            return torch.rand(like.shape, dtype=like.dtype)
+        if name not in _WORDS or not isinstance(vocab, int):
+            return torch.full(like.shape, int("mask" in name), dtype=like.dtype)
+        ids = torch.randint(0, vocab, like.shape, dtype=like.dtype)
+        if isinstance(end, int) and 0 < end < vocab:
+            ids[ids == end] = end - 1
+            ids[..., -1] = end
+        return ids
+
+    if isinstance(inputs, Mapping):
+        return {name: tree_map(partial(real, name=name), value) for name, value in inputs.items()}
+    return tree_map(real, inputs)
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -224,5 +296,10 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
         return loss, "the loss"
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
-        raise SelectionError("the module returns no floating-point tensor for backward; use mode 'inference'")
+        raise SelectionError("the module returns no floating-point tensor for backward; use --mode inference")
+    if torch.is_grad_enabled() and not floating[0].requires_grad:
+        raise SelectionError(
+            "no trained parameter contributes to the module's first output, so it has no backward pass; use "
+            "--mode inference"
+        )
     return floating[0].sum(), "the sum of the first output (other outputs are unused)"

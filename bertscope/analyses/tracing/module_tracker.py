@@ -21,10 +21,14 @@ Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outp
 def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
     """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
 
+    Modules of TorchScript take no hooks; their operators belong to the module around them.
+
     `enter(path, module, args, kwargs)` runs before each forward, `leave(path, module, args, kwargs, out)` after it.
     """
     with ExitStack() as stack:
         for name, module in scope.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             at = f"{path}.{name}".strip(".")
             stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
             stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))

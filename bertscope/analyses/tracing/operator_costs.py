@@ -5,6 +5,7 @@ the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kerne
 forward. An operator in no table is reported as not counted.
 """
 
+from dataclasses import fields, is_dataclass
 from math import prod
 from typing import Any
 
@@ -96,9 +97,14 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested containers, or in an output object with `to_tuple`."""
-    plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
-    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
+    """Return all tensors in nested containers and dataclasses, or in an output object with `to_tuple`."""
+    found: list[torch.Tensor] = []
+    for leaf in tree_leaves(tree.to_tuple() if hasattr(tree, "to_tuple") else tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf):
+            found += tensors([getattr(leaf, item.name) for item in fields(leaf)])
+    return found
 
 
 def shape_of(tensor: torch.Tensor) -> TensorShape:

@@ -90,8 +90,13 @@ def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]
 
 def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> dict[str, InOut]:
     """Return the same for the model of a source, with the `given` inputs of `inputs_for`."""
-    model = source.build(attention=META_ATTENTION).eval()
-    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of)
+
+    def made(device: str = "meta") -> nn.Module:
+        """Return the model on a device."""
+        return source.build(device=device, attention=META_ATTENTION).eval()
+
+    model = made()
+    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of, made)
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
