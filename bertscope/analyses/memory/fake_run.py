@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
-from bertscope.analyses.memory.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker

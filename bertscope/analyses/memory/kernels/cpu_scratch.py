@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from bertscope.analyses.memory.kernels.cpu_convolutions import (
+    convolution_backward_scratch_bytes,
+    convolution_scratch_bytes,
+)
 from bertscope.torch_access import operator_name, torch
 
 # Kernel -> number of its first operands that it calls contiguous() on.
@@ -24,6 +28,10 @@ def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
+    if operator is aten.convolution.default:
+        return convolution_scratch_bytes(args)
+    if operator is aten.convolution_backward.default:
+        return convolution_backward_scratch_bytes(args)
     return contiguous_bytes(operator, args)
 
 
