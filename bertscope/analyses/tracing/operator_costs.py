@@ -5,6 +5,7 @@ the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kerne
 forward. An operator in no table is reported as not counted.
 """
 
+from dataclasses import fields, is_dataclass
 from math import prod
 from typing import Any
 
@@ -96,8 +97,11 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested containers, or in an output object with `to_tuple`."""
-    plain = tree.to_tuple() if hasattr(tree, "to_tuple") else tree
+    """Return all tensors in nested containers, or in an output object that is a dataclass or has `to_tuple`."""
+    if hasattr(tree, "to_tuple"):
+        plain = tree.to_tuple()
+    else:
+        plain = [getattr(tree, field.name) for field in fields(tree)] if is_dataclass(tree) else tree
     return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 

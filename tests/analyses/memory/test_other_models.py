@@ -49,6 +49,10 @@ class Tagger(nn.Module):
     def forward(self, input_ids):
         return self.out(self.words(input_ids)).tanh()
 
+class Pairs(Tagger):
+    def forward(self, left, right):
+        return super().forward(left) @ right
+
 def half():
     return Tagger().to(torch.bfloat16)
 
@@ -190,6 +194,19 @@ def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
     estimated, measured = peaks(result)
     assert measured == pytest.approx(estimated, rel=1e-3)
     assert result.json["subject"]["dtype"] == "stored"
+
+
+def test_inputs_that_nothing_describes_are_given_by_an_option(cli, own):
+    given = ("--input", "left=BxS:int64", "--input", "right=Bx30x7:float32")
+    estimated, measured = peaks(cli("profile", f"{own}:Pairs", *given, *MEASURED))
+    assert measured == pytest.approx(estimated, rel=1e-3)
+    found = cli("fit", f"{own}:Pairs", "--budget", f"{2 * estimated}B", "--seq", 16, "--precision", "fp32", *given,
+                "--format", "json")  # fmt: skip
+    assert found.code == 0, found.err
+    assert found.json["rows"][0]["batch"] > 3
+    refused = cli("profile", f"{own}:Pairs", *given[:2], *MEASURED)
+    assert (refused.code, refused.out) == (2, "")
+    assert "add --input right=SHAPE:DTYPE" in refused.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
