@@ -27,9 +27,10 @@ class Output:
 class Recurrent(nn.Module):
     """An embedding, a recurrent layer, and a classifier."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, width=16, *, is_bidirectional=False):
         super().__init__()
-        self.words, self.layer, self.out = nn.Embedding(50, 16), layer(16, 16, batch_first=True), nn.Linear(16, 3)
+        self.words, self.out = nn.Embedding(50, 16), nn.Linear(width * (1 + is_bidirectional), 3)
+        self.layer = layer(16, width, batch_first=True, num_layers=2, bidirectional=is_bidirectional)
 
     def forward(self, inputs):
         return (self.out(self.layer(self.words(inputs))[0]),)
@@ -93,6 +94,8 @@ MODULES = {
     ),
     "convolutions": (images, lambda: torch.rand(4, 3, 16, 16)),
     "GRU": (lambda: Recurrent(nn.GRU), ids),
+    "LSTM": (lambda: Recurrent(nn.LSTM, is_bidirectional=True), ids),
+    "LSTM whose rows are padded": (lambda: Recurrent(nn.LSTM, 70), ids),
     "attention": (Attention, lambda: torch.rand(4, 9, 16)),
     "an encoder": (
         lambda: Stack(pair, nn.TransformerEncoderLayer(16, 2, 40, batch_first=True)), lambda: torch.rand(4, 9, 16),

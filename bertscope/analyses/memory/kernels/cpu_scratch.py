@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertscope.analyses.memory.kernels import cpu_lstm
 from bertscope.analyses.memory.kernels.cpu_convolutions import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
@@ -33,6 +34,10 @@ def cpu_scratch_bytes(operator: Any, args: Any) -> int:
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
+    if operator is aten.mkldnn_rnn_layer.default:
+        return cpu_lstm.scratch_bytes(args)
+    if operator is aten.mkldnn_rnn_layer_backward.default:
+        return cpu_lstm.backward_scratch_bytes(args)
     if operator is aten.convolution.default:
         return convolution_scratch_bytes(args)
     if operator is aten.convolution_backward.default:
