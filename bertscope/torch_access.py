@@ -128,6 +128,19 @@ def close_library(library: torch.library.Library) -> None:
     getattr(library, "_destroy", lambda: None)()
 
 
+def convolution_backend(given: Any, weight: Any, bias: Any, settings: Any, bias_sizes: Any = None) -> str:
+    """Return the name of the kernels that torch chooses for a convolution, such as `Mkldnn`.
+
+    `settings` are stride, padding, dilation, transposed, output_padding and groups. Fallback: "", which is no kernel;
+    the temporary memory of a convolution is then left out.
+    """
+    try:
+        choice = torch._C._select_conv_backend(given, weight, bias, *settings, bias_sizes)
+    except (AttributeError, TypeError):
+        return ""
+    return "MkldnnTranspose" if choice.name == "???" else str(choice.name)  # the only one that has no name in Python
+
+
 def fake_tensor_mode() -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode

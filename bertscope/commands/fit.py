@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import OutputOptions, Progress
 from bertscope.commands.registry import command, numbers, size
 from bertscope.commands.run_options import (
@@ -68,6 +68,7 @@ def fit(
     context: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
     ] = None,
+    inputs: Inputs = None,
     model: ModelOptions,
     out: OutputOptions,
 ) -> int:  # fmt: skip
@@ -86,11 +87,11 @@ def fit(
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     source = model.found()
     strategies = checkpointing or ",".join(source.strategies(source.build()))
-    runs = []
+    runs, given = [], tuple(inputs or ())
     for limit in limits:
         known = limit if isinstance(limit, Gpu) else None
         place = device or ("cuda" if known else RunConfig.device)
-        run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text)
+        run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=given)
         plain, half = fit_precisions(known)
         variants = [
             variant

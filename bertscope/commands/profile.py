@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands.model_options import ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import OutputOptions, Progress, note, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
@@ -36,6 +36,7 @@ def profile(
         str | None, typer.Option(metavar="SIZE", help="The memory limit of the process, such as 4GiB.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
+    inputs: Inputs = None,
     view: ViewOptions,
     out: OutputOptions,
 ) -> int:
@@ -44,7 +45,7 @@ def profile(
     torch's profiler records the allocator's peak; separate steps without it give the times. Exit code 3 if a
     run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
     """
-    run_configs = run.run_configs()
+    run_configs = run.run_configs(inputs=tuple(inputs or ()))
     view.check_timeline()
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import replayed, requests
-from bertscope.analyses.memory.cuda_kernels import cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import break_even
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory

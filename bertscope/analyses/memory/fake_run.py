@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.memory.cpu_scratch import cpu_scratch_bytes
-from bertscope.analyses.memory.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.events import Allocation, Block, MemoryEvent, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
@@ -130,11 +131,11 @@ class _FakeRunMode(TorchDispatchMode):
         out = operator(*args, **kwargs)
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
-        itemsize = self._statistics_itemsize(operator, args)
         # An operator over all parameters returns one tensor for each.
         is_for_all = self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1
         for number, tensor in enumerate(tensors(out)):
-            self._add(tensor, itemsize if number else None, self.trained[number] if is_for_all else None)
+            size = self._true_bytes(operator, args, number, tensor)
+            self._add(tensor, size, self.trained[number] if is_for_all else None)
         if extra := self.scratch_bytes(operator, args):  # in addition to the results
             place = self._place()
             self.recorder.allocate(0, Allocation(extra, place), place)
@@ -165,24 +166,27 @@ class _FakeRunMode(TorchDispatchMode):
         self.watched[key] = weakref.ref(tensor.untyped_storage(), free)
         return key
 
-    def _statistics_itemsize(self, operator: Any, args: Any) -> int | None:
-        """Return the item size of LayerNorm's statistics, which are fp32 on CUDA, and on the CPU for fp32 weights.
+    def _true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
+        """Return the bytes of a result that torch's shape function gets wrong; None for any other.
 
-        torch's shape function returns the input's dtype.
+        LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights. An LSTM has a workspace.
         """
-        if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4:
+        if operator is torch.ops.aten.mkldnn_rnn_layer.default and number == 3:
+            return lstm_workspace_bytes(args)
+        if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4 or not number:
             return None
-        return 4 if self.on_device or (args[2] is not None and args[2].itemsize == 4) else None
+        is_wide = self.on_device or (args[2] is not None and args[2].itemsize == 4)
+        return 4 * tensor.numel() if is_wide else None
 
-    def _add(self, tensor: torch.Tensor, itemsize: int | None = None, path: str | None = None) -> None:
+    def _add(self, tensor: torch.Tensor, size_bytes: int | None = None, path: str | None = None) -> None:
         """Record a result whose storage is new; `path` is its parameter, by default that of the running operator."""
-        size = tensor.untyped_storage().nbytes() if itemsize is None else itemsize * tensor.numel()
+        size = tensor.untyped_storage().nbytes() if size_bytes is None else size_bytes
         is_counter = self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER  # which is on the CPU
-        if is_counter or not tensor.untyped_storage().nbytes() or storage_key(tensor) in self.watched:
+        if is_counter or not size or storage_key(tensor) in self.watched:
             return
         place = self._place()
         made_at = place if path is None else place._replace(path=path)
-        dtype = "float32" if itemsize else dtype_name(tensor)
+        dtype = "float32" if size_bytes and tensor.is_floating_point() else dtype_name(tensor)
         self.recorder.allocate(self._watch(tensor), Allocation(size, made_at, tuple(tensor.shape), dtype), place)
 
     @contextmanager

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
-from bertscope.analyses.memory.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
+from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, sdpa_kernel

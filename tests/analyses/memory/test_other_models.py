@@ -32,6 +32,12 @@ FAMILIES = {
     "distilbert": ("DistilBertForMaskedLM", {**SIZES, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 40}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2}),
 }
+_CONVOLUTIONS = {"hidden_sizes": [8, 16], "depths": [1, 1], "image_size": 32}
+# Families whose peak is that of a convolution.
+IMAGES = {
+    "resnet": ("ResNetForImageClassification", {**_CONVOLUTIONS, "embedding_size": 8, "layer_type": "basic"}),
+    "convnext": ("ConvNextForImageClassification", {**_CONVOLUTIONS, "num_stages": 2}),
+}
 OWN = """
 import torch
 from torch import nn
@@ -42,6 +48,10 @@ class Tagger(nn.Module):
         self.words, self.out = nn.Embedding(500, 60), nn.Linear(60, 30)
     def forward(self, input_ids):
         return self.out(self.words(input_ids)).tanh()
+
+class Pairs(Tagger):
+    def forward(self, left, right):
+        return super().forward(left) @ right
 
 def half():
     return Tagger().to(torch.bfloat16)
@@ -76,7 +86,7 @@ def own(tmp_path, monkeypatch):
 
 
 def written(folder, family):
-    model_class, fields = FAMILIES[family]
+    model_class, fields = (FAMILIES | IMAGES)[family]
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": family, "architectures": [model_class], **fields}))
     return path
@@ -84,13 +94,15 @@ def written(folder, family):
 
 def plain_peak(family, batch, seq):
     """The peak of a plain training loop over a model that transformers itself builds."""
-    model_class, fields = FAMILIES[family]
+    model_class, fields = (FAMILIES | IMAGES)[family]
 
     def make_model():
         config = transformers.AutoConfig.for_model(family, **fields)
         return getattr(transformers, model_class)(config)
 
     def make_inputs(model):
+        if family in IMAGES:
+            return {"pixel_values": torch.rand(batch, 3, fields["image_size"], fields["image_size"])}
         ids = torch.randint(2, 99, (batch, seq))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
@@ -106,6 +118,13 @@ def test_the_batch_that_fit_finds_fits_a_plain_loop_and_one_more_does_not(family
     tolerance = 1 + 1e-3  # of an estimate in fp32
     assert plain_peak(name, row.batch, 16) <= budget * tolerance
     assert plain_peak(name, row.batch + 1, 16) > budget
+
+
+@pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")  # ConvNeXt is not built on meta only
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_estimate_of_a_model_of_convolutions_is_the_peak_of_a_plain_loop(name, tmp_path):
+    peak = MemoryTraces(find(written(tmp_path, name))).trace(RunConfig(batch=3)).peak_bytes
+    assert peak == pytest.approx(plain_peak(name, 3, 0), rel=1e-3)
 
 
 def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):
@@ -175,6 +194,19 @@ def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
     estimated, measured = peaks(result)
     assert measured == pytest.approx(estimated, rel=1e-3)
     assert result.json["subject"]["dtype"] == "stored"
+
+
+def test_inputs_that_nothing_describes_are_given_by_an_option(cli, own):
+    given = ("--input", "left=BxS:int64", "--input", "right=Bx30x7:float32")
+    estimated, measured = peaks(cli("profile", f"{own}:Pairs", *given, *MEASURED))
+    assert measured == pytest.approx(estimated, rel=1e-3)
+    found = cli("fit", f"{own}:Pairs", "--budget", f"{2 * estimated}B", "--seq", 16, "--precision", "fp32", *given,
+                "--format", "json")  # fmt: skip
+    assert found.code == 0, found.err
+    assert found.json["rows"][0]["batch"] > 3
+    refused = cli("profile", f"{own}:Pairs", *given[:2], *MEASURED)
+    assert (refused.code, refused.out) == (2, "")
+    assert "add --input right=SHAPE:DTYPE" in refused.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

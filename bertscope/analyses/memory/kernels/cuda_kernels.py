@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any
 
-from bertscope.analyses.memory.cpu_scratch import contiguous_bytes
-from bertscope.analyses.memory.cuda_attention import attention
+from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
+from bertscope.analyses.memory.kernels.cuda_attention import attention
 from bertscope.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
 

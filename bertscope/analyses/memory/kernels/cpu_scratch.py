@@ -1,0 +1,78 @@
+"""Temporary memory of CPU kernels, which a dispatch mode does not see."""
+
+from typing import Any
+
+from bertscope.analyses.memory.kernels import cpu_lstm
+from bertscope.analyses.memory.kernels.cpu_convolutions import (
+    convolution_backward_scratch_bytes,
+    convolution_scratch_bytes,
+)
+from bertscope.torch_access import operator_name, torch
+
+# Kernel -> number of its first operands that it calls contiguous() on.
+_WANT_ORDER = {
+    "embedding_dense_backward": 1,
+    "_softmax": 1,
+    "_log_softmax": 1,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+    "native_layer_norm": 1,
+    "native_layer_norm_backward": 2,
+}
+_ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
+_MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
+_NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
+
+
+def cpu_scratch_bytes(operator: Any, args: Any) -> int:
+    """Return the temporary bytes that a CPU kernel allocates; those of products of 16 bits are left out."""
+    aten, name = torch.ops.aten, operator_name(operator)
+    if name in _ELEMENTWISE:
+        return _promoted_bytes(args)
+    if name in _MATRICES:
+        return sum(_matrix_bytes(args[place]) for place in _MATRICES[name])
+    if operator in (aten.mean.dim, aten.mean.default):
+        # The CPU computes a mean of 16-bit values from a copy in fp32.
+        return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
+    if operator is aten.mkldnn_rnn_layer.default:
+        return cpu_lstm.scratch_bytes(args)
+    if operator is aten.mkldnn_rnn_layer_backward.default:
+        return cpu_lstm.backward_scratch_bytes(args)
+    if operator is aten.convolution.default:
+        return convolution_scratch_bytes(args)
+    if operator is aten.convolution_backward.default:
+        return convolution_backward_scratch_bytes(args)
+    return contiguous_bytes(operator, args)
+
+
+def _promoted_bytes(args: Any) -> int:
+    """Return the bytes of operands copied to the common dtype, the only one that a CPU elementwise kernel reads.
+
+    A number becomes a tensor, and a copy of it that has the common dtype. Source: promote_inputs_to_common_dtype of
+    TensorIterator; CUDA kernels need no copies.
+    """
+    if len(args) < 2 or not isinstance(args[0], torch.Tensor):
+        return 0
+    first, second = args[:2]
+    common = torch.result_type(first, second)
+    if not isinstance(second, torch.Tensor):
+        return _NUMBER_BYTES + (common.itemsize if common not in (torch.float64, torch.int64) else 0)
+    return sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common)
+
+
+def _matrix_bytes(given: torch.Tensor) -> int:
+    """Return the bytes of a copy of a matrix whose rows or columns BLAS cannot read, such as the gradient of a sum.
+
+    Of a batch one matrix after the other is copied. Source: addmm_impl_cpu_ and bmm_out_or_baddbmm_ of
+    LinearAlgebra.cpp.
+    """
+    (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
+    is_read = (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
+    return 0 if is_read else rows * columns * given.itemsize
+
+
+def contiguous_bytes(operator: Any, args: Any) -> int:
+    """Return the bytes of contiguous copies, which some kernels make of their operands on any device."""
+    taken = _WANT_ORDER.get(operator_name(operator), 0)
+    given = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in given if not tensor.is_contiguous())
