@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from bertscope.analyses.explain.rules import (
@@ -18,7 +19,7 @@ from bertscope.analyses.flops.count import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Node, fold, noted, read
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.fake_tensors import run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.module_tracker import hooks
 from bertscope.analyses.tracing.trace import Trace
@@ -48,9 +49,10 @@ def explain_modules(
     reason. Raises SelectionError for a path that no module has, and the error of the run with `inputs`.
     """
     recorded, runs, note = None, dict[str, Run](), ""
+    made = partial(source.build, attention=META_ATTENTION)
     try:
         given = inputs_for(model, batch, seq, given=inputs)
-        recorded, calls = run_without_values(source, model, given, _run)
+        recorded, calls = run_without_values(source, model, given, _run, made)
         runs = _runs(recorded, calls)
     except BertscopeError as error:
         if inputs:
