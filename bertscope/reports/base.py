@@ -1,13 +1,25 @@
 """The base of all reports: frozen, keyword-only dataclasses of plain data in base units, without text for display.
 
-Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back.
+Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back. `Report` has the
+methods for Python users; it finds the text of a report by the name of a module of `render`, which imports the reports.
 """
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from bertscope.units import json_text
+import dataclasses
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bertscope.errors import MissingExtraError, RowError, suggestion
+from bertscope.reports.layer_ranges import expand
+from bertscope.units import html_text, json_text, visible_lines
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = 1
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
@@ -73,3 +85,106 @@ class Totals:
 def to_json(report: Any) -> str:
     """Return the report as JSON text, with `schema` and `kind` in front; `from_json` reads it back."""
     return json_text({"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)})
+
+
+class Report:
+    """A result: `print` shows it as the command does, a notebook as HTML, and `to_...` convert it."""
+
+    kind: ClassVar[str]
+    renderer: ClassVar[str] = ""  # the module in `render`, with `:name` for an object in it; by default `kind`
+
+    def __str__(self) -> str:
+        console, renderer = import_module("bertscope.render.console"), self._renderer()
+        return self._shown(renderer, dataclasses.replace(console.stdout_target(), color=False))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the text at its full width, for a notebook."""
+        text = self._shown(self._renderer(), import_module("bertscope.render.console").Target())
+        lines = "\n".join(map(html_text, text.split("\n")))
+        return f'<pre style="white-space: pre; overflow-x: auto; line-height: 1.2">{lines}</pre>'
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, with `schema` and `kind` in front."""
+        return {"schema": SCHEMA, "kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; `bertscope.from_json` reads it back."""
+        return to_json(self)
+
+    def to_markdown(self) -> str:
+        """Return the report for a page or a pull request, as `--format markdown` prints it."""
+        return visible_lines(self._renderer().markdown(self))
+
+    def _renderer(self) -> Any:
+        name, _, attribute = (self.renderer or self.kind).partition(":")
+        module = import_module(f"bertscope.render.{name}")
+        return attrgetter(attribute)(module) if attribute else module
+
+    def _shown(self, renderer: Any, target: Any) -> str:
+        return visible_lines(renderer.table(self, target))
+
+
+class TableReport(Report):
+    """A report of rows, which are found by path or name: `report["encoder"]`."""
+
+    rows_in: ClassVar[str] = "rows"  # the field with the rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(getattr(self, self.rows_in))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self._found(key))
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the row of this path, end of a path, or name.
+
+        One of several equal layers, such as `encoder.layer.3`, has their common row. Raises RowError, a KeyError, for
+        a key that no row or several rows have.
+        """
+        found = self._found(key) if isinstance(key, str) else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(_names(row)[0] for row in found)
+            raise RowError(f"{len(found)} rows are named {key!r}; give the path of one: {names}")
+        known = dict.fromkeys(name for row in self._all() for name in _names(row))
+        raise RowError(f"no row {str(key)[:100]!r}; {suggestion(str(key), filter(None, known))}")
+
+    def _all(self) -> Iterator[Any]:
+        """Yield the rows with the parts of each."""
+        for row in self:
+            yield row
+            yield from getattr(row, "parts", ())
+
+    def _found(self, key: str) -> list[Any]:
+        """Return the rows of this path; if there are none, those with this end of a path; or else of this name."""
+        rows = [(row, path, list(expand(path))) for row in self._all() for path in [getattr(row, "path", "")]]
+        return (
+            [row for row, path, paths in rows if path and key in (path, *paths)]
+            or [row for row, path, paths in rows if path and any(at.endswith(f".{key}") for at in (path, *paths))]
+            or [row for row, _, _ in rows if key in _names(row)]
+        )
+
+    def to_csv(self) -> str:
+        """Return the rows for a spreadsheet, as `--format csv` prints them."""
+        return visible_lines(self._renderer().csv(self))
+
+    def to_pandas(self) -> DataFrame:
+        """Return the rows as a DataFrame with the columns of `to_csv`; raises MissingExtraError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtraError("to_pandas", "pandas", otherwise="; to_csv and to_dict need nothing") from None
+        return pandas.read_csv(io.StringIO(self.to_csv()))
+
+
+# The fields that name a row, in reports whose rows are no modules too.
+_ROW_NAMES = ("path", "name", "checkpointing", "key", "tf_name", "label")
+
+
+def _names(row: Any) -> list[str]:
+    """Return the names of a row, the most exact first."""
+    return [name for field in _ROW_NAMES if isinstance(name := getattr(row, field, None), str) and name]

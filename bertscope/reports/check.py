@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bertscope.reports.base import TableReport
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -28,11 +30,12 @@ class Finding:
         return self.got - self.expected if both else None  # type: ignore[operator]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckReport(TableReport):
     """Every expectation of every file; passes when no finding failed."""
 
     kind: ClassVar[str] = "check"
+    rows_in = "findings"
     findings: tuple[Finding, ...]
     files: int
     torch_version: str

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bertscope.reports.base import Subject
+from bertscope.reports.base import Subject, TableReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class Stored:
     problems: tuple[str, ...] = ()  # reasons for which the official reader refuses the file
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckpointReport(TableReport):
     """The contents of a checkpoint, read from its header; the rows sum to `stored.stored_params`."""
 
     kind: ClassVar[str] = "checkpoint"
@@ -102,11 +102,12 @@ class VerifyRow:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class VerifyReport(TableReport):
     """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
 
     kind: ClassVar[str] = "verify"
+    renderer = "checkpoint:verify"
     subject: Subject
     stored: Stored
     fits: bool

@@ -1,9 +1,31 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from bertscope.reports.base import Subject, TensorShape
+from bertscope.reports.base import Report, Subject, TensorShape
+from bertscope.units import visible_lines
+
+
+class DiagramReport(Report):
+    """A diagram; its text is Mermaid's."""
+
+    renderer = "diagram.diagram"
+
+    def to_mermaid(self) -> str:
+        """Return the diagram in Mermaid's language; raises SelectionError for one that Mermaid would refuse."""
+        return visible_lines(self._renderer().mermaid(self))
+
+    def to_svg(self) -> str:
+        """Return the drawn diagram; raises MissingExtraError without Graphviz."""
+        return str(self._renderer().svg(self))
+
+    def to_markdown(self) -> str:
+        """Return the diagram for a page that draws Mermaid, such as a README on GitHub."""
+        return f"```mermaid\n{self.to_mermaid()}```\n"
+
+    def _shown(self, renderer: Any, target: Any) -> str:
+        return self.to_mermaid()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +73,8 @@ class DiagramGroup:
     parent: str  # path of the enclosing group, "" for none
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GraphReport(DiagramReport):
     """A dataflow (`forward`) or a module tree (`tree`). Both ends of every arrow are boxes of the report.
 
     A dataflow has equal layers once, with their number as `copies` and without the arrow from one to the next.
@@ -102,8 +124,8 @@ class ClassLink:
     is_part: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClassReport(DiagramReport):
     """The classes of a model, the attributes of their instances, and their bases."""
 
     kind: ClassVar[str] = "diagram"

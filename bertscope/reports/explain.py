@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bertscope.reports.base import Subject
+from bertscope.reports.base import Subject, TableReport
 
 Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 
@@ -65,11 +65,12 @@ class Question:
     answer: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExplainReport(TableReport):
     """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
 
     kind: ClassVar[str] = "explain"
+    rows_in = "steps"
     subject: Subject
     language: str
     batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `note` has the reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bertscope.reports.base import Subject
+from bertscope.reports.base import Subject, TableReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ class Convention:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlopsReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FlopsReport(TableReport):
     """The work of each module. `matmul_flops` of the root row equals torch's FlopCounterMode."""
 
     kind: ClassVar[str] = "flops"

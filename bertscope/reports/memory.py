@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bertscope.reports.base import Subject
+from bertscope.reports.base import Subject, TableReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +189,12 @@ class TrainingFile:
         return {name: value for name, value in self.fields.items() if name not in determined}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MemoryReport(TableReport):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices."""
 
     kind: ClassVar[str] = "memory"
+    rows_in = "variants"
     subject: Subject
     run: dict[str, Any]  # the fields of the RunConfig
     machine: str  # the device of the measurement, or the estimated device
@@ -244,9 +245,14 @@ class FitRow:
     extra_flops: float  # added to the step without checkpointing, as a fraction of it
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
 
+    @property
+    def label(self) -> str:
+        """Return the name of the row in its report: `full, bf16 autocast, seq 512`."""
+        return f"{self.checkpointing}, {self.precision}, seq {self.seq}"
 
-@dataclass(frozen=True, kw_only=True)
-class FitReport:
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FitReport(TableReport):
     """The largest batch in `budget_bytes` for each variant, or the variants that fit with a given `asked_batch`."""
 
     kind: ClassVar[str] = "fit"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bertscope.reports.base import Shape, Subject, Tie, Totals
+from bertscope.reports.base import Report, Shape, Subject, TableReport, Tie, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
@@ -28,20 +29,39 @@ class ModelPart:
     layer: GraphReport | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PageReport(Report):
     """One model, or two models and their differences."""
 
     kind: ClassVar[str] = "report"
+    renderer = "page.report"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
 
+    def to_html(self) -> str:
+        """Return the page; raises MissingExtraError without plotly."""
+        return str(self._renderer().html(self))
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonReport:
+    def to_markdown(self) -> str:
+        """Return the tables of all parts for a page or a pull request."""
+        return "\n".join(part.to_markdown() for part in self._parts())
+
+    def _shown(self, renderer: Any, target: Any) -> str:
+        return "\n".join(part._shown(part._renderer(), target) for part in self._parts())
+
+    def _parts(self) -> Iterator[Report]:
+        for model in self.models:
+            yield from (part for part in (model.tree, model.flops, model.memory, model.fit) if part)
+        if self.diff:
+            yield self.diff
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ComparisonReport(TableReport):
     """The reports of several models, or of one model on several GPUs, in the order in which they were given."""
 
     kind: ClassVar[str] = "comparison"
+    rows_in = "reports"
     of: str  # the kind of each report
     reports: tuple[CountReport | FlopsReport | MemoryReport | FitReport, ...]
 
@@ -68,8 +88,8 @@ class DiffRow:
     params_b: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DiffReport(TableReport):
     """The differences of two models; empty for a model and itself."""
 
     kind: ClassVar[str] = "diff"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
+from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class CountRow:
     parts: tuple[CountRow, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CountReport(TableReport):
     """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
 
     kind: ClassVar[str] = "count"
@@ -67,8 +67,8 @@ class TreeRow:
     outputs: tuple[TensorShape, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TreeReport(TableReport):
     """The module tree down to a depth; the root's `params` is `totals.layer_params` at every depth."""
 
     kind: ClassVar[str] = "tree"

@@ -1,18 +1,22 @@
 """The reports of `doctor`, `schema`, `print` and `presets`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from bertscope.reports.base import Subject
+from bertscope.reports.base import Report, Subject
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrintReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PrintReport(Report):
     """The model in PyTorch's print format."""
 
     kind: ClassVar[str] = "print"
+    renderer = "tool:print_model"
     subject: Subject
     text: str
+
+    def _shown(self, renderer: Any, target: Any) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +28,12 @@ class SchemaRow:
     description: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchemasReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SchemasReport(Report):
     """The kinds of report; each has a JSON Schema."""
 
     kind: ClassVar[str] = "schemas"
+    renderer = "tool:schemas"
     rows: tuple[SchemaRow, ...]
 
 
@@ -53,11 +58,12 @@ class DeviceRow:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DoctorReport(Report):
     """The environment of bertscope: versions, packages, devices; `problems` prevent bertscope from working."""
 
     kind: ClassVar[str] = "doctor"
+    renderer = "tool:doctor"
     bertscope_version: str
     bertscope_path: str
     python_version: str
@@ -84,9 +90,10 @@ class PresetRow:
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PresetsReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PresetsReport(Report):
     """All presets."""
 
     kind: ClassVar[str] = "presets"
+    renderer = "tool:presets"
     rows: tuple[PresetRow, ...]

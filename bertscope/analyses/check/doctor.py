@@ -12,7 +12,7 @@ from typing import Any
 
 import bertscope
 from bertscope.analyses.memory.child import child_command
-from bertscope.errors import one_line
+from bertscope.errors import install_command, one_line
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
 
@@ -35,6 +35,7 @@ EXTRAS = {
         "report (plotly), pictures of memory over time (plotly; matplotlib for SVG and PNG)",
     ),
     "explore": (("textual",), "explore, in the terminal"),
+    "pandas": (("pandas",), "to_pandas of a report in Python"),
 }
 
 
@@ -66,7 +67,7 @@ def _packages() -> Iterator[PackageRow]:
         yield _row(name, "", purpose, f"pip install {name}")
     for extra, (names, purpose) in EXTRAS.items():
         for name in names:
-            yield _row(name, extra, purpose, f"pip install 'bertscope[{extra}]'")
+            yield _row(name, extra, purpose, install_command(extra))
 
 
 def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:

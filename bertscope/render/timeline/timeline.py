@@ -6,7 +6,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, install_command
 from bertscope.render.table import csv_only, csv_text, values
 from bertscope.render.timeline.panels import COLORS, variant_name
 from bertscope.reports.base import SCHEMA
@@ -42,7 +42,7 @@ def check_suffix(suffix: str) -> str:
     if library and find_spec(library) is None:
         raise SelectionError(
             f"a timeline as {name} needs {library}, which is not installed: "
-            "pip install 'bertscope[plot]', or name a .csv or .json file"
+            f"{install_command('plot')}, or name a .csv or .json file"
         )
     return name
 

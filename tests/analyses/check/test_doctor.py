@@ -12,6 +12,7 @@ import torch
 
 import bertscope
 from bertscope.analyses.check.doctor import EXTRAS, NEEDED
+from bertscope.errors import MissingExtraError
 from bertscope.sources.presets import preset_dir, preset_paths
 from tests.conftest import ROOT
 
@@ -38,9 +39,26 @@ def test_its_tables_of_packages_are_those_of_the_project():
     extras = {
         name: tuple(re.findall(r'"([\w.-]+)', packages))
         for name, packages in re.findall(r"^(\w+) = \[(.*?)\]$", section, re.MULTILINE | re.DOTALL)
-        if name not in ("test", "dev")
+        if name not in ("test", "dev", "all")
     }
+    (everything,) = re.findall(r'^all = \["bertscope\[(.*)\]"\]$', section, re.MULTILINE)
+    assert set(everything.split(",")) == set(EXTRAS)
     assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("pipx_metadata.json", r"pipx inject bertscope matplotlib plotly"),
+        ("uv-receipt.toml", r"uv tool install 'bertscope\[plot\]'"),
+        ("pyvenv.cfg", r"pip install 'bertscope\[plot\]'"),
+    ],
+)
+def test_an_error_names_the_tool_that_installed_bertscope(tmp_path, monkeypatch, file, command):
+    (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(MissingExtraError, match=f"the page needs the extra 'plot': {command}$"):
+        raise MissingExtraError("the page", "plot")
 
 
 def test_a_missing_extra_has_the_command_that_installs_it(cli, monkeypatch):

@@ -1,0 +1,107 @@
+"""A report in Python: its text, HTML, data, and rows by name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import bertscope
+from bertscope.errors import MissingExtraError, RowError
+from bertscope.reports.base import Report, TableReport
+from bertscope.reports.json import report_classes
+from bertscope.reports.page import ExploreReport
+
+
+@pytest.fixture(scope="module")
+def model():
+    return bertscope.load("bert-tiny").build()
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.mark.parametrize("name", ["count", "tree"])
+def test_the_text_of_a_report_is_what_the_command_prints(cli, model, name):
+    report = getattr(bertscope, name)(model, name="bert-tiny")
+    assert str(report) == repr(report) == cli(name, "bert-tiny").out
+    assert report.to_markdown() == cli(name, "bert-tiny", "--format", "markdown").out
+    assert report.to_csv() == cli(name, "bert-tiny", "--format", "csv").out
+    assert report.to_json() == cli(name, "bert-tiny", "--format", "json").out
+
+
+def test_a_report_becomes_the_data_of_its_json(model):
+    report = bertscope.tree(model)
+    assert json.loads(json.dumps(report.to_dict())) == json.loads(report.to_json())
+    assert bertscope.from_json(report.to_json()) == report
+
+
+def test_a_notebook_shows_the_whole_text_escaped(model):
+    html = bertscope.tree(model, name="<script>")._repr_html_()
+    assert html.startswith("<pre")
+    assert "&lt;script&gt;: BertModel" in html
+    assert "<script>" not in html
+
+
+def test_a_row_is_found_by_path_end_of_a_path_or_name(model):
+    report = bertscope.tree(model)
+    linear = 128 * 128 + 128
+    assert report["encoder.layer.0-1"] is report["encoder.layer.1"] is report["layer.0"]
+    assert report["pooler"].params == report["pooler.dense"].params == linear
+    assert report["encoder.layer.0.attention.self.query"].each_params == linear
+    assert [key in report for key in ("encoder", "decoder", 3)] == [True, False, False]
+    assert next(iter(report)).params == report.totals.layer_params
+
+
+def test_a_part_of_a_layer_is_found_in_a_count(model):
+    assert bertscope.count(model)["feed_forward"].params == 2 * (2 * 128 * 512 + 128 + 512)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("encodr", "did you mean 'encoder'"),
+        ("LayerNorm", "3 rows are named 'LayerNorm'.*embeddings.LayerNorm"),
+        (3, ""),
+    ],
+)
+def test_a_name_of_no_row_or_of_several_is_a_key_error_with_a_suggestion(model, key, message):
+    with pytest.raises(RowError, match=message) as found:
+        bertscope.tree(model)[key]
+    assert isinstance(found.value, KeyError)
+
+
+def test_without_pandas_one_line_says_how_to_install_it(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match="'pandas'"):
+        bertscope.tree(model).to_pandas()
+
+
+def test_pandas_gets_the_columns_of_the_csv(model, monkeypatch):
+    reader = SimpleNamespace(read_csv=lambda file: list(csv.DictReader(file)))
+    monkeypatch.setitem(sys.modules, "pandas", reader)
+    report = bertscope.tree(model)
+    assert report.to_pandas() == list(csv.DictReader(io.StringIO(report.to_csv())))
+    assert report.to_pandas()[1]["path"] == "embeddings"
+
+
+def test_every_report_shows_itself_but_that_of_the_app():
+    for classes in report_classes().values():
+        for item in classes:
+            assert issubclass(item, Report) or item is ExploreReport
+            if issubclass(item, Report):
+                renderer = item._renderer(item)  # type: ignore[arg-type]  # it reads fields of the class
+                assert not issubclass(item, TableReport) or (renderer.table and renderer.csv and renderer.markdown)
+
+
+def test_a_diagram_is_the_text_of_mermaid(cli):
+    model = bertscope.load("bert-tiny", attention="eager").build()
+    report = bertscope.diagram(model, "tree", name="bert-tiny")
+    assert str(report) == cli("diagram", "bert-tiny", "--kind", "tree").out
+    assert report.to_markdown() == f"```mermaid\n{report}```\n"
