@@ -8,8 +8,40 @@ from __future__ import annotations
 from importlib import import_module
 
 TYPE_CHECKING = False  # not from `typing`: the working directory may contain a typing.py
-if TYPE_CHECKING:
-    from typing import Any
+if TYPE_CHECKING:  # the same names for type checkers and editors
+    from bertscope.analyses.check.check import check as check
+    from bertscope.analyses.check.doctor import doctor as doctor
+    from bertscope.api.checkpoint import verify as verify
+    from bertscope.api.explain import diagram as diagram
+    from bertscope.api.explain import explain as explain
+    from bertscope.api.flops import flops as flops
+    from bertscope.api.memory import estimate as estimate
+    from bertscope.api.memory import fit as fit
+    from bertscope.api.memory import profile as profile
+    from bertscope.api.page import diff as diff
+    from bertscope.api.page import report as report
+    from bertscope.api.params import count as count
+    from bertscope.api.params import tree as tree
+    from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
+    from bertscope.config import BertConfig as BertConfig
+    from bertscope.config.lora import Lora as Lora
+    from bertscope.errors import BertscopeError as BertscopeError
+    from bertscope.model import build as build
+    from bertscope.model.bert import BertModel as BertModel
+    from bertscope.model.heads import BertForMaskedLM as BertForMaskedLM
+    from bertscope.model.heads import BertForPreTraining as BertForPreTraining
+    from bertscope.model.heads import BertLMHeadModel as BertLMHeadModel
+    from bertscope.model.tasks import BertForMultipleChoice as BertForMultipleChoice
+    from bertscope.model.tasks import BertForNextSentencePrediction as BertForNextSentencePrediction
+    from bertscope.model.tasks import BertForQuestionAnswering as BertForQuestionAnswering
+    from bertscope.model.tasks import BertForSequenceClassification as BertForSequenceClassification
+    from bertscope.model.tasks import BertForTokenClassification as BertForTokenClassification
+    from bertscope.reports.base import to_json as to_json
+    from bertscope.reports.json import from_json as from_json
+    from bertscope.reports.json import schema as schema
+    from bertscope.sources.convert import convert as convert
+    from bertscope.sources.find import load as load
+    from bertscope.sources.training_files import read_training_file as read_training_file
 
 __version__ = "0.1.0"
 
@@ -19,45 +51,46 @@ _HOMES = {
     "BertscopeError": "bertscope.errors",
     "load": "bertscope.sources.find",
     "build": "bertscope.model",
-    "count": "bertscope.analyses.params.count",
-    "tree": "bertscope.analyses.params.tree",
+    "count": "bertscope.api.params",
+    "tree": "bertscope.api.params",
     "check": "bertscope.analyses.check.check",
-    "flops": "bertscope.analyses.flops.count",
-    "diagram": "bertscope.analyses.diagram.diagram",
-    "diff": "bertscope.analyses.page.diff",
-    "verify": "bertscope.analyses.checkpoint.verify",
+    "flops": "bertscope.api.flops",
+    "diagram": "bertscope.api.explain",
+    "diff": "bertscope.api.page",
+    "report": "bertscope.api.page",
+    "verify": "bertscope.api.checkpoint",
     "read_checkpoint": "bertscope.checkpoints.reading",
-    "explain": "bertscope.analyses.explain.steps",
-    "estimate": "bertscope.analyses.memory.estimate",
-    "profile": "bertscope.analyses.memory.profiler_run",
+    "explain": "bertscope.api.explain",
+    "estimate": "bertscope.api.memory",
+    "profile": "bertscope.api.memory",
+    "fit": "bertscope.api.memory",
     "read_training_file": "bertscope.sources.training_files",
     "convert": "bertscope.sources.convert",
     "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",
     "from_json": "bertscope.reports.json",
     "doctor": "bertscope.analyses.check.doctor",
+    "BertModel": "bertscope.model.bert",
+    **dict.fromkeys(("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"), "bertscope.model.heads"),
     **dict.fromkeys(
         (
-            "BertModel",
-            "BertForPreTraining",
-            "BertForMaskedLM",
-            "BertLMHeadModel",
             "BertForNextSentencePrediction",
             "BertForSequenceClassification",
             "BertForMultipleChoice",
             "BertForTokenClassification",
             "BertForQuestionAnswering",
         ),
-        "bertscope.model",
+        "bertscope.model.tasks",
     ),
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
+if not TYPE_CHECKING:  # a type checker would accept any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

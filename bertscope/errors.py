@@ -28,7 +28,14 @@ def one_line(text: str, limit: int = 600) -> str:
 
 
 class BertscopeError(Exception):
-    """An error that the user can correct; printed as one line on stderr, never as a traceback."""
+    """An error that the user can correct; printed as one line on stderr, never as a traceback.
+
+    >>> try:
+    ...     bertscope.count("bert-tinny")
+    ... except bertscope.BertscopeError as error:
+    ...     print(error.message[:62])
+    no preset or file named 'bert-tinny'; did you mean 'bert-tiny'
+    """
 
     exit_code = 2
 

@@ -42,6 +42,7 @@ MAY = {
     "torch_access": "errors <torch>",
     "model": "errors config run_config torch_access <torch>",
     "analyses": f"{TEXT} torch_access model bertscope",
+    "api": f"{TEXT} torch_access model analyses",
     "render": f"{BASE} <rich> <jinja2>",
     "commands": f"{TEXT} render bertscope <typer>",
     "cli": f"{BASE} commands render bertscope <typer>",

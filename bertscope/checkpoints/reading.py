@@ -31,8 +31,13 @@ class Checkpoint(StoredFile):
     files: tuple[str, ...]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint in a file or a folder; raises SourceError for one that is broken, hostile or foreign."""
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """Return the checkpoint in a file or a folder; raises SourceError for one that is broken, hostile or foreign.
+
+    >>> bertscope.read_checkpoint("my-bert").files  # a folder with model.safetensors
+    ('model.safetensors',)
+    """
+    path = Path(path)
     found = weights_in(path) or path
     budget = Budget(found)
     if found.name.endswith(INDEX):

@@ -96,6 +96,10 @@ class BertConfig:
     """The sizes and switches of a BERT; raises ConfigError for a value that no BERT can have.
 
     Source: transformers 4.43.4, `configuration_bert.py`, and google-research/bert, `modeling.py`.
+
+    >>> config = bertscope.BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
+    >>> config.head_size
+    64
     """
 
     vocab_size: int = _size(30522)

@@ -24,6 +24,10 @@ class Lora:
     as a whole. `bias` names the other biases that are trained; `rslora` scales by alpha / sqrt(r) instead of alpha / r.
 
     Source: Hu et al. 2021, arXiv:2106.09685; peft 0.12.0, `LoraConfig`, whose defaults these are.
+
+    >>> source = bertscope.load("bert-tiny", lora=bertscope.Lora(r=8, target=("query", "value")))
+    >>> bertscope.count(source).totals.trainable_params == 2 * 2 * 8 * (128 + 128)
+    True
     """
 
     r: int = rule(8, least=1, most=MAX_DIMENSION)

@@ -64,6 +64,10 @@ def build(
     """Build the model of `architecture` on `device`; on meta this needs no memory for weights.
 
     `add_pooling_layer` applies only to BertModel. Raises ConfigError for an unknown architecture.
+
+    >>> model = bertscope.build(bertscope.BertConfig(num_hidden_layers=1), "BertForMaskedLM")
+    >>> model.bert.embeddings.word_embeddings.weight.device
+    device(type='meta')
     """
     if architecture not in CLASSES:
         raise unknown_architecture(architecture)

@@ -29,6 +29,10 @@ class BertModel(BertPreTrainedModel):
     """Embeddings, encoder and (optional) pooler.
 
     Source: Devlin et al. 2018, arXiv:1810.04805; outputs equal to transformers 4.43.4.
+
+    >>> model = bertscope.BertModel(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).last_hidden_state.shape)
+    (2, 16, 128)
     """
 
     uses_transformers_masks = False  # as transformers 4.43.4 makes them: the same outputs, more memory

@@ -143,7 +143,12 @@ class _WithLMHead(WithHead):
 
 
 class BertForPreTraining(_WithLMHead):
-    """Masked language modelling and next sentence prediction, the original pre-training of BERT."""
+    """Masked language modelling and next sentence prediction, the original pre-training of BERT.
+
+    >>> model = bertscope.BertForPreTraining(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).prediction_logits.shape)
+    (2, 16, 30522)
+    """
 
     add_pooling_layer = True
     head = BertPreTrainingHeads
@@ -167,7 +172,12 @@ class BertForPreTraining(_WithLMHead):
 
 
 class BertForMaskedLM(_WithLMHead):
-    """Masked language modelling."""
+    """Masked language modelling.
+
+    >>> model = bertscope.BertForMaskedLM(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 16, 30522)
+    """
 
     def forward(
         self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
@@ -188,7 +198,12 @@ class BertForMaskedLM(_WithLMHead):
 
 
 class BertLMHeadModel(_WithLMHead):
-    """Causal language modelling: the next token from those before it."""
+    """Causal language modelling: the next token from those before it.
+
+    >>> model = bertscope.BertLMHeadModel(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 16, 30522)
+    """
 
     def forward(
         self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,

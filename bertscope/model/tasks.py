@@ -22,7 +22,12 @@ from bertscope.model.outputs import (
 
 
 class BertForNextSentencePrediction(WithHead):
-    """Classification of sentence pairs: the second sentence follows the first, or not."""
+    """Classification of sentence pairs: the second sentence follows the first, or not.
+
+    >>> model = bertscope.BertForNextSentencePrediction(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 2)
+    """
 
     add_pooling_layer = True
 
@@ -60,7 +65,12 @@ class _WithClassifier(WithHead):
 
 
 class BertForSequenceClassification(_WithClassifier):
-    """One or several labels, or a number, for the whole sequence."""
+    """One or several labels, or a number, for the whole sequence.
+
+    >>> model = bertscope.BertForSequenceClassification(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 2)
+    """
 
     add_pooling_layer = True
 
@@ -81,7 +91,12 @@ class BertForSequenceClassification(_WithClassifier):
 
 
 class BertForMultipleChoice(_WithClassifier):
-    """One score for each of several continuations."""
+    """One score for each of several continuations.
+
+    >>> model = bertscope.BertForMultipleChoice(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 4, 16, dtype=torch.long)).logits.shape)  # a question with four answers
+    (2, 4)
+    """
 
     add_pooling_layer = True
 
@@ -114,7 +129,12 @@ class BertForMultipleChoice(_WithClassifier):
 
 
 class BertForTokenClassification(_WithClassifier):
-    """A label for every token."""
+    """A label for every token.
+
+    >>> model = bertscope.BertForTokenClassification(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 16, 2)
+    """
 
     def forward(
         self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
@@ -133,7 +153,12 @@ class BertForTokenClassification(_WithClassifier):
 
 
 class BertForQuestionAnswering(WithHead):
-    """The start and the end of an answer in the text."""
+    """The start and the end of an answer in the text.
+
+    >>> model = bertscope.BertForQuestionAnswering(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).start_logits.shape)
+    (2, 16)
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

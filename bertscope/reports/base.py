@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -83,7 +84,13 @@ class Totals:
 
 
 def to_json(report: Any) -> str:
-    """Return the report as JSON text, with `schema` and `kind` in front; `from_json` reads it back."""
+    """Return the report as JSON text, with `schema` and `kind` in front; `from_json` reads it back.
+
+    >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
+    {
+      "schema": 1,
+      "kind": "count",...
+    """
     return json_text({"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)})
 
 
@@ -94,8 +101,9 @@ class Report:
     renderer: ClassVar[str] = ""  # the module in `render`, with `:name` for an object in it; by default `kind`
 
     def __str__(self) -> str:
-        console, renderer = import_module("bertscope.render.console"), self._renderer()
-        return self._shown(renderer, dataclasses.replace(console.stdout_target(), color=False))
+        target = import_module("bertscope.render.console").stdout_target()
+        unicode = target.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
+        return self._shown(self._renderer(), dataclasses.replace(target, color=False, unicode=unicode))
 
     def __repr__(self) -> str:
         return str(self)
@@ -139,7 +147,7 @@ class TableReport(Report):
         return isinstance(key, str) and bool(self._found(key))
 
     def __getitem__(self, key: str) -> Any:
-        """Return the row of this path, end of a path, or name.
+        """Return the row of this path ("" for the whole model), end of a path, or name.
 
         One of several equal layers, such as `encoder.layer.3`, has their common row. Raises RowError, a KeyError, for
         a key that no row or several rows have.
@@ -161,11 +169,11 @@ class TableReport(Report):
 
     def _found(self, key: str) -> list[Any]:
         """Return the rows of this path; if there are none, those with this end of a path; or else of this name."""
-        rows = [(row, path, list(expand(path))) for row in self._all() for path in [getattr(row, "path", "")]]
+        rows = [(row, [path, *expand(path)]) for row in self._all() if (path := getattr(row, "path", None)) is not None]
         return (
-            [row for row, path, paths in rows if path and key in (path, *paths)]
-            or [row for row, path, paths in rows if path and any(at.endswith(f".{key}") for at in (path, *paths))]
-            or [row for row, _, _ in rows if key in _names(row)]
+            [row for row, paths in rows if key in paths]
+            or [row for row, paths in rows if any(path.endswith(f".{key}") for path in paths)]
+            or [row for row in self._all() if key in _names(row)]
         )
 
     def to_csv(self) -> str:

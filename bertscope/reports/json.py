@@ -53,7 +53,11 @@ def schemas() -> SchemasReport:
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of one kind of report; raise SelectionError for an unknown kind."""
+    """Return the JSON Schema of one kind of report; raise SelectionError for an unknown kind.
+
+    >>> bertscope.schema("tree")["title"]
+    'bertscope tree'
+    """
     found = report_classes()
     if kind not in found:
         raise SelectionError(f"no report of kind {kind[:60]!r}; {suggestion(kind, found)}")
@@ -111,7 +115,12 @@ def _sentence(item: type) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return the report that `--format json` or `to_json` wrote; raise SourceError for other text."""
+    """Return the report that `--format json` or `to_json` wrote; raise SourceError for other text.
+
+    >>> report = bertscope.count("bert-tiny")
+    >>> bertscope.from_json(report.to_json()) == report
+    True
+    """
     try:
         data = json.loads(text)
     except RecursionError:

@@ -132,7 +132,13 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert(model: str, to: str | None = None) -> str:
-    """Return a preset as a config.json, or the reverse; raises ConfigError for a file that contradicts itself."""
+    """Return a preset as a config.json, or the reverse; raises ConfigError for a file that contradicts itself.
+
+    >>> print(bertscope.convert("bert-tiny"))
+    {
+      ...
+      "hidden_size": 128,...
+    """
     source = load(model)
     return converted(source, direction(source, to))
 

@@ -6,8 +6,10 @@ these, a model in the local Hugging Face cache, or the user's own code, `module:
 Nothing here imports torch or runs that code; only `download` uses the network.
 """
 
+import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,19 +19,23 @@ from typing import Any
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import BertConfig
 from bertscope.config.lora import Lora
-from bertscope.errors import ConfigError, SourceError, one_line, suggestion
+from bertscope.errors import ConfigError, SelectionError, SourceError, one_line, suggestion
 from bertscope.sources import hub
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource, is_factory
+from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
 from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import TransformersSource, from_config, stored_dtype
-from bertscope.text_files import read_mapping, readable
+from bertscope.text_files import Mapping as Entries
+from bertscope.text_files import read_json, read_mapping, readable
 
 DEFAULT_MODEL = "bert-base-cased"
 _CONFIG = "config.json"
 _SUFFIXES = (".yaml", ".yml", ".json")
+
+
+_Found = BertSource | TransformersSource | FactorySource
 
 
 def load(
@@ -45,6 +51,10 @@ def load(
 
     Raises SourceError if nothing has that name, SelectionError for another family, ConfigError for a wrong value
     in the file.
+
+    >>> source = bertscope.load("bert-base-cased", architecture="BertForSequenceClassification", attention="eager")
+    >>> source.config.num_hidden_layers, source.build().num_labels
+    (12, 2)
     """
     found = _find(os.fspath(model), download).require("this")
     return found.with_options(
@@ -71,7 +81,36 @@ def find(
     )
 
 
-_Found = BertSource | TransformersSource | FactorySource
+def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> ModelSource:
+    """Return the source of what a Python user gives: a name or path, a module, a configuration, or a source.
+
+    A configuration is a BertConfig, one of transformers, or a dictionary with the content of a config.json. `name`
+    replaces the name that reports show; `inputs` are those of a module. Raises SelectionError for anything else, and
+    the errors of `find`.
+    """
+    torch = sys.modules.get("torch")  # without it there are no modules
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return GivenModule(name=name or type(model).__name__, module=model, inputs=inputs)
+    if inputs is not None:
+        raise SelectionError("inputs are for a module; this model has those that its forward takes at batch and seq")
+    found = model if callable(getattr(model, "with_layers", None)) else _named_or_configured(model)
+    return replace(found, name=name) if name else found
+
+
+def _named_or_configured(model: Any) -> _Found:
+    if isinstance(model, (str, os.PathLike)):
+        return _find(os.fspath(model), download=False)
+    if isinstance(model, BertConfig):
+        return _bert(model, model.architectures[0] if model.architectures else "bert")
+    if callable(getattr(model, "to_dict", None)) and hasattr(model, "model_type"):  # of transformers
+        model = model.to_dict()
+    if not isinstance(model, Mapping):
+        raise SelectionError(
+            "a model is a module of torch, a name or path as for 'bertscope count', a BertConfig, a configuration of "
+            f"transformers, the dictionary in a config.json, or bertscope.load(...); got {type(model).__name__}"
+        )
+    entries = read_json(json.dumps(model, default=str), Path("configuration"))
+    return _configured(entries, Path("configuration"), str(model.get("_name_or_path") or "") or None)
 
 
 _KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, FactorySource)}
@@ -199,8 +238,19 @@ def _read(place: _Place, is_base: bool) -> _Found:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
         return read_adapter(entries, path, partial(_base, path.parent))
+    return _configured(entries, path, name)
+
+
+def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
+    """Return the BERT of a configuration with its first class."""
+    architecture = config.architectures[0] if config.architectures else "BertModel"
+    return BertSource(name=name, config=config, architecture=architecture, **fields)
+
+
+def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
+    """Return the source of a configuration, in a file or given; by default it has the name of its model type."""
     if "model_type" in entries and entries["model_type"].value != "bert":
-        return from_config(entries, name)
+        return from_config(entries, name or str(entries["model_type"].value))
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]
@@ -208,8 +258,4 @@ def _read(place: _Place, is_base: bool) -> _Found:
         config = BertConfig.from_dict(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    architecture = config.architectures[0] if config.architectures else "BertModel"
-    return BertSource(
-        name=name, path=path, config=config, architecture=architecture, config_lines=lines,
-        stored_dtype=stored_dtype(members), **own,
-    )  # fmt: skip
+    return _bert(config, name or "bert", path=path, config_lines=lines, stored_dtype=stored_dtype(members), **own)

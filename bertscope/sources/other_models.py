@@ -156,9 +156,10 @@ class OtherSource:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenModule(OtherSource):
-    """A module that exists already in Python; it is not changed."""
+    """A module that exists already in Python; it is not changed. `inputs` are those to run it with, if any."""
 
     module: nn.Module
+    inputs: Any = field(default=None, compare=False)
     has_own_dtypes = True
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
@@ -172,7 +173,10 @@ class GivenModule(OtherSource):
             moved = tensor.detach().to(device)
             is_parameter = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
-        return copy.deepcopy(self.module, memo)
+        built = copy.deepcopy(self.module, memo)
+        if self.inputs is not None:
+            built.example_inputs = lambda batch, seq: self.inputs  # type: ignore[assignment]  # as a user's method
+        return built
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -254,6 +254,9 @@ def read_training_file(path: Path | str) -> TrainingFile:
 
     Raises SourceError for a file that is neither, with its line if it has one, and ConfigError for a value that no
     run has.
+
+    >>> bertscope.read_training_file("args.json").fields["accumulate"]  # of TrainingArguments.to_json_string()
+    4
     """
     path = Path(path)
     _refuse_archive(path)

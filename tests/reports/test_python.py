@@ -27,9 +27,9 @@ def _no_terminal(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.mark.parametrize("name", ["count", "tree"])
-def test_the_text_of_a_report_is_what_the_command_prints(cli, model, name):
-    report = getattr(bertscope, name)(model, name="bert-tiny")
+@pytest.mark.parametrize(("name", "options"), [("count", {"dtype": "fp32"}), ("tree", {})])
+def test_the_text_of_a_report_is_what_the_command_prints(cli, model, name, options):
+    report = getattr(bertscope, name)(model, name="bert-tiny", **options)
     assert str(report) == repr(report) == cli(name, "bert-tiny").out
     assert report.to_markdown() == cli(name, "bert-tiny", "--format", "markdown").out
     assert report.to_csv() == cli(name, "bert-tiny", "--format", "csv").out

@@ -33,6 +33,10 @@ def check(
     A folder means the `*.bertscope.yaml` in it. `architecture` overrides the class in the files. `allow_code` imports
     the `module:attribute` that a file names. A file that cannot be read, that expects nothing, or whose run fails gives
     a finding with status "error".
+
+    >>> report = bertscope.check("bert-tiny")
+    >>> len(report.having("passed")) > 0, report.having("failed")
+    (True, ())
     """
     names = _names(models)
     return _report([finding for name in names for finding in _checked(name, architecture, allow_code)[1]], names)

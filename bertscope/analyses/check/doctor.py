@@ -40,7 +40,11 @@ EXTRAS = {
 
 
 def doctor() -> DoctorReport:
-    """Return the environment of bertscope; any error is an entry of `problems`."""
+    """Return the environment of bertscope; any error is an entry of `problems`.
+
+    >>> bertscope.doctor().problems
+    ()
+    """
     answer, problem = _ask()
     threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
     cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())

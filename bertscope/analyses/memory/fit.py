@@ -15,9 +15,9 @@ from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of,
 from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
-from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
-from bertscope.run_config import NONE, RunConfig
+from bertscope.run_config import NONE, STORED, RunConfig, parse_strategies
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -33,6 +33,7 @@ _OTHER_HEADS = {
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
 MARGIN = 0.04
 EAGER = "eager"
+AUTOCAST = "autocast-"  # before a dtype, in a precision
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
@@ -214,6 +215,27 @@ def other_head(source: ModelSource) -> ModelSource | None:
     """Return the BERT with another common head: a classifier for a language model, and the reverse; else None."""
     name = _OTHER_HEADS.get(source.architecture or "")
     return source.with_options(architecture=name) if name else None
+
+
+def fit_variants(
+    source: ModelSource, run_config: RunConfig, card: Gpu | None, *, precision: str | None = None,
+    checkpointing: str | None = None,
+) -> list[RunConfig]:  # fmt: skip
+    """Return the run in each precision and by each strategy, of comma-separated texts.
+
+    By default they are fp32 and autocast in the card's 16-bit type, and the strategies that the model takes. Raises
+    SelectionError or ConfigError for an unknown word.
+    """
+    plain, half = fit_precisions(card)
+    strategies = checkpointing or ",".join(source.strategies(source.build()))
+    variants = []
+    for name in (word.strip() for word in (precision or f"{plain},{AUTOCAST}{half}").split(",")):
+        autocast = name.removeprefix(AUTOCAST) if name.startswith(AUTOCAST) else None
+        own = source.has_own_dtypes and (precision is None or autocast)
+        dtype = STORED if own else plain if autocast else name
+        for strategy in parse_strategies(strategies if run_config.mode != "inference" else NONE):
+            variants.append(replace(run_config, dtype=dtype, autocast=autocast, checkpointing=strategy))
+    return variants
 
 
 def fit_report(

@@ -35,13 +35,13 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False,
     SelectionError for sizes that the model cannot run, and if forward requires an input that is neither derived nor
     given. The inputs of a model of peft are those of the model that it wraps.
     """
-    module = base_model_of(module)
     own = given_inputs(given, batch, seq)
-    if isinstance(module, BertPreTrainedModel):
-        return example_inputs(module, batch, seq, labels=labels) | own
     if callable(getattr(module, "example_inputs", None)):
         made = module.example_inputs(batch, seq)  # type: ignore[operator]
         return {**made, **own} if isinstance(made, Mapping) else own or made
+    module = base_model_of(module)
+    if isinstance(module, BertPreTrainedModel):
+        return example_inputs(module, batch, seq, labels=labels) | own
     takes = _parameters(module)
     is_sequence = any(name in takes and name not in own for name in _WORDS)
     most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
@@ -113,7 +113,8 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
         missing = absent[0] if absent else next(iter(takes), "NAME")
         raise SelectionError(
             f"{signature[:300]}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}=Bx3x224x224:float32, or give the module a method example_inputs(batch, seq)"
+            f"{missing}=Bx3x224x224:float32 (in Python input_size= or input_data=), or give the module a method "
+            "example_inputs(batch, seq)"
         )
 
 

@@ -1,0 +1,221 @@
+"""`bertscope.estimate`, `bertscope.profile` and `bertscope.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from bertscope.analyses.memory import estimate as estimates
+from bertscope.analyses.memory import profiler_run
+from bertscope.analyses.memory.fit import fit_report, fit_variants
+from bertscope.analyses.memory.profile import profile_report
+from bertscope.analyses.memory.profile_worker import Job
+from bertscope.analyses.memory.step import Loss, real_inputs
+from bertscope.api.given import Model, Size, built, inputs_of
+from bertscope.errors import SelectionError, suggestion
+from bertscope.gpus import find_gpu
+from bertscope.reports.memory import FitReport, Gpu, MemoryReport
+from bertscope.run_config import NONE, STORED, RunConfig, parse_strategies, takes_reentrant
+from bertscope.sources.find import source_of
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn, torch
+from bertscope.units import parse_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Loop(TypedDict, total=False):
+    """The fields of RunConfig that describe the loop: what is computed and trained, and where."""
+
+    mode: str
+    optimizer: str
+    implementation: str
+    model_implementation: str
+    padding: float
+    dropout: bool
+    freeze: Sequence[str]
+    device: str
+    sdpa_kernel: str
+    accumulate: int
+    keep_gradients: bool
+    momentum: float
+    amsgrad: bool
+    ema: bool
+    clip_grad_norm: bool
+    hold_outputs: bool
+    grad_scaler: bool
+    alloc_conf: str
+
+
+class Run(Loop, total=False):
+    """The fields of RunConfig; `checkpointing` may name several strategies to compare, such as `none,full`."""
+
+    batch: int
+    seq: int
+    dtype: str
+    autocast: str | None
+    checkpointing: str
+    reentrant: bool
+
+
+def estimate(
+    model: Model,
+    inputs: Any = None,
+    *,
+    loss: Loss | None = None,
+    name: str | None = None,
+    input_size: Size | None = None,
+    input_data: Any = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    **run: Unpack[Run],
+) -> MemoryReport:
+    """Estimate the memory of a step of any model, without allocating it.
+
+    A module runs with its `inputs` (or `input_data`), a tensor, a tuple, or a dictionary of keywords, real or on meta;
+    `input_size` and `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's
+    loss, or the sum of its first tensor. Without inputs, and for any other model, they are derived from its forward at
+    `batch` and `seq`. `run` are fields of RunConfig; with inputs, those that the module does not determine itself.
+    Raises SelectionError for other fields, for a module that cannot be copied, and for one whose operators depend on
+    the values of tensors.
+
+    >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
+    >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes
+    True
+    >>> adam = bertscope.estimate(torch.nn.Linear(1000, 1000, bias=False), input_size=(1, 1000), optimizer="adamw")
+    >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
+    True
+    """
+    given = inputs_of(inputs, input_size, input_data, dtypes)
+    if given is not None:
+        module, shown = built(model, name)
+        return estimates.estimate(module, given, loss=loss, name=shown, **run)
+    if loss is not None:
+        raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
+    source = source_of(model, name=name)
+    return estimates.estimate_report(source, runs_of(source, run))
+
+
+def profile(
+    model: Model,
+    inputs: Any = None,
+    *,
+    loss: Loss | None = None,
+    steps: int = 3,
+    name: str | None = None,
+    input_size: Size | None = None,
+    input_data: Any = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    memory_limit: int | str | None = None,
+    timeout: float = 600.0,
+    **run: Unpack[Run],
+) -> MemoryReport:
+    """Run steps of any model, and measure memory and time next to the estimate.
+
+    A module runs in this process with `inputs`, `loss` and `run` as in `estimate`; module and inputs must be on the
+    device of `run`. The optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a
+    forward pass changes by itself (running statistics, the random state) stays changed. Any other model is built in a
+    new process for each strategy, with this number of `threads`, `seed`, `memory_limit` (bytes, or text such as
+    `4GiB`) and `timeout` in seconds. Raises SelectionError for fields that `run` does not have, and for a device that
+    torch does not find.
+
+    >>> report = bertscope.profile(torch.nn.Linear(100, 10), torch.randn(8, 100), steps=1)
+    >>> abs(report["none"].error)
+    0.0
+    """
+    given = inputs_of(inputs, input_size, input_data, dtypes)
+    if isinstance(model, nn.Module):
+        if given is None:
+            sizes, own = _split(run, ("batch", "seq"))
+            given = real_inputs(model, RunConfig(**sizes, dtype=STORED), own.get("device", RunConfig.device))
+            return profiler_run.profile(model, given, loss=loss, steps=steps, name=name, **own)
+        if input_size is not None:
+            device = run.get("device", RunConfig.device)
+            given = tuple(torch.ones_like(tensor, device=device) for tensor in given)
+        return profiler_run.profile(model, given, loss=loss, steps=steps, name=name, **run)
+    if loss is not None:
+        raise SelectionError("loss is computed from the inputs of a module; leave it out")
+    source = source_of(model, name=name, inputs=given)
+    runs = runs_of(source, run)
+    jobs = [
+        Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed,
+            memory_limit_bytes=_bytes(memory_limit), beside=runs[0] if place else None)
+        for place, run_config in enumerate(runs)
+    ]  # fmt: skip
+    report, _ = profile_report(jobs, timeout_seconds=timeout)
+    return report
+
+
+def fit(
+    model: Model,
+    budget: int | str | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    seq: int | Sequence[int] = 512,
+    batch: int | None = None,
+    checkpointing: str | None = None,
+    precision: str | None = None,
+    context: int | str | None = None,
+    inputs: Sequence[str] = (),
+    name: str | None = None,
+    **run: Unpack[Loop],
+) -> FitReport:
+    """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
+
+    The settings are the `checkpointing` strategies and the precisions, such as `fp32,autocast-bf16`. With `batch`,
+    find the settings with which it fits. `context` is the memory of the CUDA context; `inputs` are those that cannot
+    be derived, such as `pixel_values=Bx3x224x224:float32`; `run` are other fields of RunConfig, and the device is cuda
+    for a GPU. Raises SelectionError for a length or a setting that the model does not have.
+
+    >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, checkpointing="none", precision="fp32")
+    >>> row = report["none, fp32, seq 64"]
+    >>> row.peak_bytes <= 2**30 < row.next_bytes
+    True
+    """
+    if (budget is None) == (gpu is None):
+        raise SelectionError("give either a budget, such as '16GiB', or a gpu, such as 't4'")
+    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    source = source_of(model, name=name)
+    base = _run_config({"device": "cuda" if card else RunConfig.device, "inputs": inputs, **run})
+    variants = fit_variants(source, base, card, precision=precision, checkpointing=checkpointing)
+    lengths = (seq,) if isinstance(seq, int) else tuple(seq)
+    return fit_report(source, variants, lengths, card or _bytes(budget) or 0, batch=batch,
+                      context_bytes=_bytes(context))  # fmt: skip
+
+
+def runs_of(source: ModelSource, run: Mapping[str, Any]) -> list[RunConfig]:
+    """Return the run of a source by each of the strategies; parameters of a module keep their dtypes by default."""
+    given, others = _split(run, ("checkpointing", "reentrant"))
+    first = _run_config({"dtype": STORED} | others if source.has_own_dtypes else others)
+    if first.mode == "inference" and "checkpointing" in given:
+        raise SelectionError("checkpointing concerns what is saved for backward; use mode forward or training")
+    return [
+        replace(first, checkpointing=strategy, reentrant=given.get("reentrant", False) and takes_reentrant(strategy))
+        for strategy in parse_strategies(given.get("checkpointing", NONE))
+    ]
+
+
+def _run_config(run: Mapping[str, Any]) -> RunConfig:
+    known = [field.name for field in fields(RunConfig)]
+    for name in run:
+        if name not in known:
+            raise SelectionError(f"a run has no field {name[:100]!r}; {suggestion(name, known)}")
+    lists = {name: tuple(run[name]) for name in ("freeze", "inputs") if name in run}
+    return RunConfig(**{**run, **lists})
+
+
+def _split(run: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of these names, and the others."""
+    return {name: run[name] for name in run if name in names}, {name: run[name] for name in run if name not in names}
+
+
+def _bytes(size: int | str | None) -> int | None:
+    if not isinstance(size, str):
+        return size
+    try:
+        return parse_bytes(size)
+    except ValueError:
+        raise SelectionError(f"a size is a number of bytes, or text such as '16GiB'; got {size[:40]!r}") from None

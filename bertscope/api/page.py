@@ -1,0 +1,48 @@
+"""`bertscope.report` and `bertscope.diff`."""
+
+from collections.abc import Callable
+
+from bertscope.analyses.page import diff as differences
+from bertscope.analyses.page.report import page_report
+from bertscope.api.given import Model
+from bertscope.reports.page import DiffReport, PageReport
+from bertscope.sources.find import source_of
+from bertscope.units import parse_bytes
+
+
+def report(
+    model: Model,
+    compare: Model | None = None,
+    *,
+    batch: int = 8,
+    seq: int = 128,
+    budget: int | str | None = "16GiB",
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> PageReport:
+    """Return every report about a model, or about two; `to_html()` of the result is the page of `bertscope report`.
+
+    `budget` is that of the fit table (bytes, or text); None leaves the table out. A module runs with the result of its
+    method `example_inputs(batch, seq)`, by default with inputs derived from its forward. `progress` is called with the
+    name of each part.
+
+    >>> page = bertscope.report("bert-tiny", batch=1, seq=16, budget=None)
+    >>> page.models[0].tree["encoder"].params
+    396544
+    """
+    sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
+    return page_report(sources, batch, seq, parse_bytes(budget) if isinstance(budget, str) else budget, progress)
+
+
+def diff(a: Model, b: Model, *, batch: int = 1, seq: int = 128) -> DiffReport:
+    """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
+
+    Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
+    the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with
+    the inputs of `report`.
+
+    >>> difference = bertscope.diff("bert-base-cased", "bert-base-uncased")
+    >>> difference["embeddings.word_embeddings.weight"].shape_b
+    (30522, 768)
+    """
+    return differences.diff(source_of(a), source_of(b), batch=batch, seq=seq)

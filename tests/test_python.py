@@ -1,0 +1,239 @@
+"""`import bertscope`: its names, their types and examples, and the kinds of models that its functions take."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import doctest
+import inspect
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.api.memory import Loop, Run
+from bertscope.config import BertConfig
+from bertscope.errors import SelectionError
+from bertscope.run_config import RunConfig
+from bertscope.sources.find import source_of
+from tests.conftest import ROOT
+
+PUBLIC = [name for name in bertscope.__all__ if name != "__version__"]
+FUNCTIONS = ("count", "tree", "flops", "estimate", "profile", "fit", "report", "explain", "diff", "verify", "check")
+
+
+@pytest.fixture
+def _in_the_users_folder(user_folder, tmp_path, monkeypatch):
+    shutil.copytree(user_folder / "my-bert", tmp_path / "my-bert")
+    shutil.copy(user_folder / "args.json", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+# ---- names and types ----
+
+
+def test_the_functions_of_the_command_line_exist():
+    assert set(FUNCTIONS) <= set(PUBLIC)
+    assert all(callable(getattr(bertscope, name)) for name in PUBLIC)
+    assert set(PUBLIC) <= set(dir(bertscope))
+    assert not hasattr(bertscope, "nope")
+
+
+def test_a_type_checker_sees_the_same_names_from_the_same_modules():
+    (block,) = (
+        node
+        for node in ast.parse((ROOT / "bertscope" / "__init__.py").read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    assert {alias.asname: node.module for node in block.body for alias in node.names} == bertscope._HOMES
+    assert (ROOT / "bertscope" / "py.typed").exists()
+
+
+def test_the_fields_of_a_run_are_those_of_a_run_config():
+    names = {field.name for field in dataclasses.fields(RunConfig)}
+    assert Run.__annotations__.keys() | {"inputs"} == names
+    assert Loop.__annotations__.keys() | {"inputs"} == names - {
+        "batch", "seq", "dtype", "autocast", "checkpointing", "reentrant",
+    }  # fmt: skip
+
+
+RIGHT_AND_WRONG = """
+import bertscope
+from bertscope import BertConfig
+
+report = bertscope.count("bert-tiny", by="group")
+number: int = report.totals.distinct_params
+text: str = report.to_markdown() + bertscope.report("bert-tiny").to_html()
+bertscope.estimate(BertConfig(), batch=8, checkpointing="none,full", optimizer="sgd")
+bertscope.fit("bert-tiny", gpu="t4", padding=0.5)
+bertscope.tree({"hidden_size": 64}, input_size=(1, 3, 224, 224))
+bertscope.nope  # wrong
+bertscope.count("bert-tiny", bye="group")  # wrong
+bertscope.estimate("bert-tiny", bacth=8)  # wrong
+bertscope.estimate("bert-tiny", batch="8")  # wrong
+bertscope.fit("bert-tiny", gpu=4)  # wrong
+report.totals.nope  # wrong
+bertscope.BertConfig(hidden_sizes=3)  # wrong
+"""
+
+
+def test_mypy_finds_the_wrong_calls_of_a_program_and_only_those(tmp_path):
+    if find_spec("mypy") is None:
+        pytest.skip("mypy is not installed (extra dev)")
+    program, settings = tmp_path / "program.py", tmp_path / "mypy.ini"
+    program.write_text(RIGHT_AND_WRONG)
+    # To read torch takes mypy 20 s; modules are Any here.
+    settings.write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*,transformers.*]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", tmp_path, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    found = {int(line) for line in re.findall(r"program.py:(\d+): error", done.stdout)}
+    lines = RIGHT_AND_WRONG.split("\n")
+    assert found == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, done.stdout
+
+
+# ---- examples ----
+
+
+@pytest.mark.usefixtures("_in_the_users_folder")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_docstring_has_an_example_that_holds(name):
+    text = inspect.getdoc(getattr(bertscope, name)) or ""
+    examples = doctest.DocTestParser().get_doctest(text, {"bertscope": bertscope, "torch": torch}, name, None, 0)
+    assert examples.examples, f"{name} has no example"
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    out = io.StringIO()
+    failed = doctest.DocTestRunner(optionflags=flags).run(examples, out=out.write).failed
+    assert not failed, out.getvalue()
+
+
+# ---- what is given ----
+
+
+class Image(torch.nn.Module):
+    """A module whose inputs cannot be derived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, picture: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(picture).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["count", "tree", "flops", "estimate", "explain", "fit", "diff"])
+def test_every_function_takes_a_configuration_a_dictionary_a_source_and_a_module(tiny, name):
+    """A configuration gives the same report in each form; a module is shown by its class."""
+    function = getattr(bertscope, name)
+    options = {} if name in ("count", "tree") else {"seq": 8}
+    if name == "fit":
+        options |= {"budget": "1MiB", "batch": 1, "precision": "fp32", "checkpointing": "none"}
+    more = (tiny,) if name == "diff" else ()
+    settings = {key: value for key, value in tiny.to_dict().items() if value is not None}
+    first = function(tiny, *more, **options)
+    assert function(settings | {"architectures": ["BertModel"]}, *more, **options).kind == first.kind
+    assert str(function(source_of(tiny), *more, **options)) == str(first)
+    module = bertscope.BertModel(tiny)
+    assert "BertModel" in str(function(module, *more, **options))
+    assert not hasattr(module, "example_inputs")
+
+
+def test_a_configuration_of_transformers_is_taken_for_a_bert_and_for_another_family():
+    from transformers import BertConfig as TheirBert
+    from transformers import GPT2Config
+
+    own = bertscope.count(BertConfig(num_hidden_layers=1)).totals
+    assert bertscope.count(TheirBert(num_hidden_layers=1)).totals == own
+    report = bertscope.tree(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=10, n_positions=4), depth=1)
+    assert report["wte"].params == 10 * 8
+    assert report.subject.architecture == "GPT2Model"
+
+
+@pytest.mark.parametrize("given", [42, None, torch.nn.Linear, ["bert-tiny"]])
+def test_anything_else_is_refused_with_the_list_of_what_is_taken(given):
+    with pytest.raises(SelectionError, match=r"a model is a module of torch, a name or path .*; got "):
+        bertscope.count(given)
+
+
+# ---- input_size and input_data ----
+
+
+def test_the_tree_of_a_module_by_input_size_has_the_sizes_and_counts_of_torchinfo():
+    torchinfo = pytest.importorskip("torchinfo")
+    model = Image()
+    theirs = torchinfo.summary(model, input_size=(2, 3, 16, 16), verbose=0)
+    ours = bertscope.tree(model, input_size=(2, 3, 16, 16))
+    for row, layer in zip(ours, theirs.summary_list, strict=True):
+        assert list(row.outputs[0].shape) == list(layer.output_size)
+        assert row.params == layer.num_params
+    assert ours.totals.distinct_params == theirs.total_params
+
+
+def test_input_size_and_input_data_give_the_same_numbers_as_inputs():
+    model, picture = Image(), torch.zeros(2, 3, 16, 16)
+    by_hand = 2 * 2 * 14 * 14 * 8 * 3 * 9 + 2 * 2 * 8 * 5
+    reports = [
+        bertscope.flops(model, picture),
+        bertscope.flops(model, input_size=(2, 3, 16, 16)),
+        bertscope.flops(model, input_data=[picture]),
+        bertscope.flops(model, input_data={"picture": picture}),
+    ]
+    assert [report[""].forward.matmul_flops for report in reports] == [by_hand] * 4
+    peaks = [bertscope.estimate(model, **given)["none"].memory.peak.peak_bytes
+             for given in ({"inputs": picture}, {"input_size": [(2, 3, 16, 16)]}, {"input_data": picture})]  # fmt: skip
+    assert len(set(peaks)) == 1
+    assert bertscope.count(model, by="module", input_data=picture)["conv"].outputs[0].shape == (2, 8, 14, 14)
+
+
+def test_dtypes_make_ids_of_an_input_size(tiny):
+    report = bertscope.tree(bertscope.BertModel(tiny), input_size=(2, 7), dtypes=[torch.long])
+    assert report["encoder"].outputs[0].shape == (2, 7, 8)
+    assert report == bertscope.tree(bertscope.BertModel(tiny), shapes=True, batch=2, seq=7)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_size": (1, 3, "x")}, r"input_size is a size such as \(1, 3, 224, 224\)"),
+        ({"input_size": ()}, "input_size is a size"),
+        ({"input_size": (1, -3)}, "input_size is a size"),
+        ({"input_size": (1, 3), "dtypes": [torch.long] * 2}, "got 2 for 1 sizes"),
+        ({"dtypes": [torch.long]}, "dtypes are those of input_size"),
+        ({"input_size": (1, 3), "input_data": torch.zeros(1, 3)}, "give one of inputs, input_size and input_data"),
+        ({}, "picture cannot be derived.*input_size="),
+    ],
+)
+def test_a_wrong_size_is_one_line_with_a_remedy(given, message):
+    with pytest.raises(SelectionError, match=message):
+        bertscope.flops(Image(), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bertscope.estimate("bert-tiny", bacth=8), "no field 'bacth'; did you mean 'batch'"),
+        (lambda: bertscope.estimate("bert-tiny", mode="inference", checkpointing="full"), "mode forward or training"),
+        (lambda: bertscope.estimate("bert-tiny", loss=print), "leave loss out"),
+        (lambda: bertscope.fit("bert-tiny"), "either a budget, such as '16GiB', or a gpu"),
+        (lambda: bertscope.fit("bert-tiny", "16 cats"), "text such as '16GiB'; got '16 cats'"),
+        (lambda: bertscope.verify(bertscope.load("bert-tiny")), "name the checkpoint"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_a_remedy(call, message):
+    with pytest.raises(SelectionError, match=message):
+        call()
+
+
+def test_fit_tries_the_settings_of_the_command(cli):
+    report = bertscope.fit("bert-tiny", gpu="t4", seq=[16], checkpointing="none", batch=4)
+    command = cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "16", "--checkpointing", "none", "--batch", "4",
+                  "--format", "json")  # fmt: skip
+    assert json.loads(report.to_json()) == command.json
