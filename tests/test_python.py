@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -237,3 +238,28 @@ def test_fit_tries_the_settings_of_the_command(cli):
     command = cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "16", "--checkpointing", "none", "--batch", "4",
                   "--format", "json")  # fmt: skip
     assert json.loads(report.to_json()) == command.json
+
+
+# ---- the page and the notebook ----
+
+
+def test_the_examples_of_the_python_page_hold(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    page = (ROOT / "docs" / "python.md").read_text()
+    code = "\n".join(re.findall(r"```pycon\n(.*?)```", page, re.DOTALL))
+    examples = doctest.DocTestParser().get_doctest(code, {}, "python.md", None, 0)
+    out = io.StringIO()
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    failed = doctest.DocTestRunner(optionflags=flags).run(examples, out=out.write).failed
+    assert not failed, out.getvalue()
+    assert all(f"`{name}(" in page for name in FUNCTIONS)
+
+
+def test_the_notebook_runs_and_its_outputs_are_those_of_today(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    make_tour = runpy.run_path(str(ROOT / "docs" / "make_tour.py"))
+    stored = json.loads((ROOT / "docs" / "tour.ipynb").read_text())
+    texts = [re.sub(r"torch [\w.+]+", "torch", make_tour["text"](notebook))
+             for notebook in (stored, make_tour["executed"](stored))]  # fmt: skip
+    assert texts[0] == texts[1], "run: python docs/make_tour.py"
+    assert sum(bool(cell.get("outputs")) for cell in stored["cells"]) >= 8
