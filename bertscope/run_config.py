@@ -209,6 +209,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 # Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
 TRANSFORMERS, INSTALLED, BERTSCOPE = "transformers", "transformers-installed", "bertscope"
 MODEL_IMPLEMENTATIONS = (TRANSFORMERS, INSTALLED, BERTSCOPE)
+AUTOCAST = "autocast-"  # before a dtype, in the text of a precision
 STORED = "stored"  # the dtypes of the model's own parameters
 MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")

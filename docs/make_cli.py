@@ -36,6 +36,20 @@ bertscope checks that output files can be written before the work begins. It pri
 so that an error in the picture does not lose the table. Start the program as `bertscope`, or as
 `python -I -m bertscope`: with a plain `python -m`, Python imports modules from the working directory first.
 
+## Defaults of a project
+
+The nearest pyproject.toml, in the working directory or above, may set defaults for the command line. Options replace
+them, a note on stderr names those that are used, and functions of Python ignore them. Python 3.10, which has no reader
+of TOML, ignores the table.
+
+```toml
+[tool.bertscope]
+gpu = "t4"                              # of fit, unless --budget is given
+precision = "autocast-bf16"             # of fit; a single one is also --dtype and --autocast of estimate and profile
+head = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
+check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
+```
+
 ## Commands
 
 """

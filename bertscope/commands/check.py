@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from bertscope.commands.model_options import Architecture, complete_model
 from bertscope.commands.output import Output, show, write_file
+from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError, one_line
 from bertscope.render import check as renderer
@@ -31,7 +31,7 @@ exit codes: 0 all expectations pass, 1 one fails, 2 a file cannot be checked
 """
 
 
-class WithFilesLikeOptions(TyperCommand):
+class WithFilesLikeOptions(WithProjectDefaults):
     """A command that takes file names like options, such as `-oother.bertscope.yaml` from a pre-commit hook."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from bertscope.commands.output import note
+from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES
 from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
@@ -98,10 +99,18 @@ class ModelOptions:
 
     def found(self) -> ModelSource:
         """Return the source that MODEL names; print its note, if it has one."""
-        source = find(**vars(self))
+        source = self._found()
         if source.notice:
             note(source.notice)
         return source
+
+    def _found(self) -> ModelSource:
+        """Return the source; the class that pyproject.toml sets is for BERTs only."""
+        own = project()
+        if own is None or own.head != self.architecture or not own.head:
+            return find(**vars(self))
+        source = find(**vars(self) | {"architecture": None})
+        return source.with_options(architecture=own.head) if source.bert_config else source
 
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
         """Return the source that MODEL names, and its model on meta."""

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
+from bertscope.commands.project import WithProjectDefaults
 from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
 from bertscope.units import parse_bytes
@@ -43,7 +44,9 @@ def command(*, place: int, examples: str, **settings: Any) -> Callable[[Callable
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(epilog=f"\b\nexamples:{examples}", **settings)(with_bundles(function))
+        app.command(epilog=f"\b\nexamples:{examples}", **{"cls": WithProjectDefaults, **settings})(
+            with_bundles(function)
+        )
         _REGISTERED[function.__module__.rpartition(".")[2]] = (place, app)
         return function
 

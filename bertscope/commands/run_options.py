@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from bertscope.commands.model_options import Freeze
 from bertscope.commands.output import note, write_file
+from bertscope.commands.project import PRECISION_OPTIONS, WithProjectDefaults
 from bertscope.commands.registry import OneOf
 from bertscope.errors import SelectionError
 from bertscope.render.memory_words import training_file_notes
 from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
+from bertscope.run_config import AUTOCAST as AUTOCAST
 from bertscope.run_config import (
     COMPARED,
     DEVICES,
@@ -37,7 +38,6 @@ from bertscope.run_config import (
 )  # fmt: skip
 from bertscope.units import BF16, FP32, PRECISIONS
 
-AUTOCAST = "autocast-"  # before a dtype, in --precision
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
 Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Report = TypeVar("Report", MemoryReport, FitReport)
@@ -76,7 +76,8 @@ def use_training_file(context: typer.Context, path: Any) -> TrainingFile | None:
     ):
         if name in options:
             options[name] = partial(unless_given, others, options[name], otherwise)
-    context.default_map = options
+    of_project = (context.default_map or {}).items()
+    context.default_map = {name: value for name, value in of_project if name not in PRECISION_OPTIONS} | options
     return file
 
 
@@ -312,7 +313,7 @@ class ViewOptions:
             note(f"the timeline is in {self.timeline}")
 
 
-class WithBareCheckpointing(TyperCommand):
+class WithBareCheckpointing(WithProjectDefaults):
     """A command whose `--checkpointing` may have no value, which means none and full."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

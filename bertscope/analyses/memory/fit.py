@@ -17,7 +17,7 @@ from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
-from bertscope.run_config import NONE, STORED, RunConfig, parse_strategies
+from bertscope.run_config import AUTOCAST, NONE, STORED, RunConfig, parse_strategies
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -33,7 +33,6 @@ _OTHER_HEADS = {
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
 MARGIN = 0.04
 EAGER = "eager"
-AUTOCAST = "autocast-"  # before a dtype, in a precision
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 

@@ -1,0 +1,156 @@
+"""Defaults of options from the table `[tool.bertscope]` in the nearest pyproject.toml, for the command line only.
+
+gpu = "t4"                              # of each command with --gpu, unless --budget is given
+precision = "autocast-bf16"             # as for fit; a single one is also that of estimate and profile
+head = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
+check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
+"""
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+from bertscope.config import ARCHITECTURES, unknown_architecture
+from bertscope.errors import ConfigError, SelectionError, SourceError, one_line, suggestion
+from bertscope.units import PRECISIONS
+
+MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
+HEADED = ("estimate", "profile", "fit", "flops", "report")
+PRECISION_OPTIONS = ("dtype", "autocast", "precision")
+_MARK = b"[tool.bertscope]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """The table of a project; an empty value for a key that it does not have."""
+
+    path: Path
+    gpu: str = ""
+    precision: str = ""
+    head: str = ""
+    check: tuple[str, ...] = ()
+
+
+def project() -> Project | None:
+    """Return the table of the nearest pyproject.toml, in the working directory or above; None without one.
+
+    Raises SourceError for a file that cannot be read, ConfigError for an unknown key and a wrong value.
+    """
+    try:
+        here = Path.cwd()
+    except OSError:  # it was deleted
+        return None
+    path = next((path for folder in (here, *here.parents) if (path := folder / "pyproject.toml").is_file()), None)
+    return _read(path) if path else None
+
+
+@cache
+def _read(path: Path) -> Project | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}; check its permissions", where=str(path)) from None
+    if _MARK not in content or sys.version_info < (3, 11):  # which has no reader of TOML
+        return None
+    if len(content) > MAX_BYTES:
+        raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
+    import tomllib
+
+    try:
+        table = tomllib.loads(content.decode()).get("tool", {}).get("bertscope", {})
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise SourceError(f"not valid TOML: {one_line(str(error), limit=200)}; correct it", where=str(path)) from None
+    return _checked(table, path)
+
+
+def _checked(table: dict[str, Any], path: Path) -> Project:
+    """Return the table with checked values."""
+    from bertscope.gpus import find_gpu  # most projects have no table
+    from bertscope.run_config import AUTOCAST
+
+    def wrong(message: str) -> ConfigError:
+        """Return the error about the file."""
+        return ConfigError(f"[tool.bertscope]: {message}", where=str(path))
+
+    known = ("gpu", "precision", "head", "check")
+    for key, value in table.items():
+        if key not in known:
+            raise wrong(f"unknown key {key[:60]!r}; {suggestion(key, known)}")
+        words = value if key == "check" else [value]
+        if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+            raise wrong(f"{key} must be {'a list of files' if key == 'check' else 'a text'}; got {str(value)[:60]!r}")
+    precisions = [*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast)]
+    for word in table.get("precision", precisions[0]).split(","):
+        if word.strip() not in precisions:
+            raise wrong(f"unknown precision {word[:40]!r}; {suggestion(word, precisions)}")
+    if table.get("head") not in (None, *ARCHITECTURES):
+        raise unknown_architecture(table["head"]).at(str(path))
+    if "gpu" in table:
+        try:
+            find_gpu(table["gpu"])
+        except SelectionError as error:
+            raise error.at(str(path)) from None
+    values: dict[str, Any] = {**table, "check": tuple(table.get("check", ()))}
+    return Project(path=path, **values)
+
+
+class WithProjectDefaults(TyperCommand):
+    """A command whose options have the defaults of the project; a note names those that are used."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words with the defaults of the project."""
+        found = None if ctx.resilient_parsing or {"-h", "--help"} & set(args) else project()
+        if found is None:
+            return super().parse_args(ctx, args)
+        names = {param.name for param in self.params}
+        ctx.default_map = {name: value for name, value in _defaults(found, ctx).items() if name in names}
+        rest = super().parse_args(ctx, args)
+        files = ctx.default_map.pop("files", lambda: None)()
+        takes_files = bool(files) and not ctx.params["files"]  # no words are a value, so no default is looked up
+        if takes_files:
+            ctx.params["files"] = files
+        has_file = ctx.params.get("training_file") is not None  # which sets the precision
+        texts = {"architecture": found.head, "gpu": found.gpu}
+        texts |= {} if has_file else dict.fromkeys(PRECISION_OPTIONS, found.precision)
+        is_used = {name: _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name) for name in texts}
+        used = list(dict.fromkeys(text for name, text in texts.items() if is_used[name]))
+        if used := used + (list(found.check) if takes_files else []):
+            print(f"note: {one_line(str(found.path), limit=200)} sets {one_line(', '.join(used))}", file=sys.stderr)
+        return rest
+
+
+def _source(ctx: Any, name: str) -> str:
+    found = ctx.get_parameter_source(name)
+    return found.name if found else ""
+
+
+def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
+    """Return functions that return the default of an option, None if an option that excludes it is given.
+
+    Options of the command line are evaluated before those that are not given.
+    """
+
+    from bertscope.run_config import AUTOCAST
+
+    def unless_given(others: Collection[str], value: Any) -> Callable[[], Any]:
+        """Return a function that returns the value unless one of the other options is given."""
+        return lambda: None if any(_source(ctx, name) == "COMMANDLINE" for name in others) else value or None
+
+    defaults = {
+        "gpu": unless_given(("budget",), found.gpu),
+        "precision": unless_given((), found.precision),
+        "files": unless_given(("write_to", "architecture"), [str(found.path.parent / file) for file in found.check]),
+    }
+    if ctx.info_name in HEADED:
+        defaults["architecture"] = unless_given(("add_pooling_layer",), found.head)
+    if ctx.info_name in ("estimate", "profile") and "," not in found.precision:
+        is_autocast = found.precision.startswith(AUTOCAST)
+        defaults["dtype"] = unless_given(PRECISION_OPTIONS, found.precision.removeprefix(AUTOCAST))
+        defaults["autocast"] = unless_given(PRECISION_OPTIONS, is_autocast)
+    return defaults

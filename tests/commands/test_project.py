@@ -1,0 +1,112 @@
+"""`[tool.bertscope]` in pyproject.toml: defaults of the command line, which options replace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertscope
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
+TABLE = """
+[project]
+name = "mine"
+
+[tool.bertscope]
+gpu = "t4"
+precision = "autocast-bf16"
+head = "BertForSequenceClassification"
+check = ["models.bertscope.yaml"]
+"""
+SMALL = ("--seq", "8", "--checkpointing", "none")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A project; the working directory is a folder in it."""
+    (tmp_path / "pyproject.toml").write_text(TABLE)
+    (tmp_path / "models.bertscope.yaml").write_text("model: bert-tiny\nexpected: {distinct_params: 4385920}\n")
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    return tmp_path
+
+
+def test_fit_takes_gpu_precision_and_head_of_the_project_and_says_so(cli, folder):
+    result = cli("fit", "bert-tiny", *SMALL, "--batch", "1", "--format", "json")
+    assert result.code == 0, result.err
+    assert (result.json["card"]["name"], result.json["rows"][0]["precision"]) == ("t4", "bf16 autocast")
+    assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
+    sets = "sets BertForSequenceClassification, t4, autocast-bf16"
+    assert f"note: {folder / 'pyproject.toml'} {sets}\n" in result.err
+
+
+def test_options_replace_the_defaults_of_the_project(cli, folder):
+    result = cli("fit", "bert-tiny", *SMALL, "--budget", "1GiB", "--precision", "fp32", "-a", "BertForMaskedLM",
+                 "--batch", "1", "--format", "json")  # fmt: skip
+    assert (result.json["card"], result.json["rows"][0]["precision"]) == (None, "fp32")
+    assert result.json["subject"]["architecture"] == "BertForMaskedLM"
+    assert "note:" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [((), ("fp32", "bf16")), (("--dtype", "fp16"), ("fp16", None)), (("--autocast",), ("fp32", "bf16"))],
+)
+def test_a_precision_of_the_project_is_that_of_estimate_unless_one_is_given(cli, folder, options, precision):
+    result = cli("estimate", "bert-tiny", "--seq", "8", *options, "--format", "json")
+    assert (result.json["run"]["dtype"], result.json["run"]["autocast"]) == precision
+
+
+def test_a_training_file_replaces_the_precision_of_the_project_only(cli, folder):
+    Path("args.json").write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": false}')
+    result = cli("estimate", "bert-tiny", "--from", "args.json", "--seq", "8", "--format", "json")
+    assert (result.json["run"]["autocast"], result.json["run"]["batch"]) == (None, 2)
+    assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
+
+
+def test_check_takes_the_files_of_the_project_unless_some_are_given(cli, folder):
+    assert cli("check").out == "1 file: 1 expectation passed, 0 failed\n"
+    assert not cli("check", "bert-tiny").out.startswith("1 file: 1 expectation passed")
+    (folder / "models.bertscope.yaml").unlink()
+    assert cli("check").code == 2
+    assert cli("check", "--help").code == 0
+
+
+def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder):
+    assert cli("count", "bert-tiny", "--format", "json").json["subject"]["architecture"] == "BertModel"
+    Path("net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
+                              "        super().__init__(2, 3)\n")  # fmt: skip
+    result = cli("flops", "net.py:Net", "--input", "input=Bx2:float32", "--format", "json")
+    assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
+
+
+def test_the_table_is_for_the_command_line_only(folder):
+    assert bertscope.estimate("bert-tiny", seq=8).run["autocast"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('gpus = "t4"', "unknown key 'gpus'; did you mean 'gpu'?"),
+        ("gpu = 4", "gpu must be a text; got '4'"),
+        ('gpu = "t5"', "no GPU is known as 't5'"),
+        ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
+        ('precision = "bf17"', "unknown precision 'bf17'; did you mean"),
+        ('head = "Bert"', "unknown architecture 'Bert'; allowed: BertModel"),
+        ("gpu = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_table_is_one_line_with_the_file(cli, folder, line, message):
+    path = folder / "pyproject.toml"
+    path.write_text(f"[tool.bertscope]\n{line}\n")
+    result = cli("count", "bert-tiny")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"error: {path}: ")
+    assert message in result.err
+
+
+def test_a_project_without_the_table_is_not_parsed(cli, folder):
+    (folder / "pyproject.toml").write_text("this is no TOML")
+    assert cli("count", "bert-tiny").err == ""
