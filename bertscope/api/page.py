@@ -26,9 +26,10 @@ def report(
     method `example_inputs(batch, seq)`, by default with inputs derived from its forward. `progress` is called with the
     name of each part.
 
-    >>> page = bertscope.report("bert-tiny", batch=1, seq=16, budget=None)
+    >>> config = bertscope.BertConfig(num_hidden_layers=1, max_position_embeddings=32)
+    >>> page = bertscope.report(config, batch=1, seq=16, budget=None)
     >>> page.models[0].tree["encoder"].params
-    396544
+    7087872
     """
     sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
     return page_report(sources, batch, seq, parse_bytes(budget) if isinstance(budget, str) else budget, progress)

@@ -20,7 +20,7 @@ precision = "autocast-bf16"
 head = "BertForSequenceClassification"
 check = ["models.bertscope.yaml"]
 """
-SMALL = ("--seq", "8", "--checkpointing", "none")
+SMALL = ("--seq", "8", "--checkpointing", "none", "--optimizer", "none", "--mode", "forward")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_part_of_a_layer_is_found_in_a_count(model):
     [
         ("encodr", "did you mean 'encoder'"),
         ("LayerNorm", "3 rows are named 'LayerNorm'.*embeddings.LayerNorm"),
-        (3, ""),
+        (3, "no row '3'"),
     ],
 )
 def test_a_name_of_no_row_or_of_several_is_a_key_error_with_a_suggestion(model, key, message):
