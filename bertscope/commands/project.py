@@ -69,7 +69,7 @@ def _read(path: Path) -> Project | None:
     return _checked(table, path)
 
 
-def _checked(table: dict[str, Any], path: Path) -> Project:
+def _checked(table: Any, path: Path) -> Project:
     """Return the table with checked values."""
     from bertscope.gpus import find_gpu  # most projects have no table
     from bertscope.run_config import AUTOCAST
@@ -78,6 +78,8 @@ def _checked(table: dict[str, Any], path: Path) -> Project:
         """Return the error about the file."""
         return ConfigError(f"[tool.bertscope]: {message}", where=str(path))
 
+    if not isinstance(table, dict):
+        raise wrong("must be a table")
     known = ("gpu", "precision", "head", "check")
     for key, value in table.items():
         if key not in known:

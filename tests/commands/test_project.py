@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
+from bertscope.commands.project import _read
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
 TABLE = """
@@ -96,6 +97,9 @@ def test_the_table_is_for_the_command_line_only(folder):
         ('precision = "bf17"', "unknown precision 'bf17'; did you mean"),
         ('head = "Bert"', "unknown architecture 'Bert'; allowed: BertModel"),
         ("gpu = ", "not valid TOML"),
+        ("[[tool.bertscope.gpu]]", "gpu must be a text"),
+        (f"check = {'[' * 5000}", "not valid TOML"),
+        ('gpu = "\\u001b[31m"', "no GPU is known as"),
     ],
 )
 def test_a_wrong_table_is_one_line_with_the_file(cli, folder, line, message):
@@ -105,6 +109,17 @@ def test_a_wrong_table_is_one_line_with_the_file(cli, folder, line, message):
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"error: {path}: ")
     assert message in result.err
+    assert "\x1b" not in result.err
+
+
+def test_a_table_of_another_type_and_a_file_that_is_too_large_are_one_line(cli, folder):
+    for text, message in (("[tool]\nbertscope = 3\n# [tool.bertscope]", "must be a table"),
+                          ("[tool.bertscope]\n#" + " " * 2**20, "has more than 1,048,576 bytes")):  # fmt: skip
+        (folder / "pyproject.toml").write_text(text)
+        _read.cache_clear()
+        result = cli("count", "bert-tiny")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert message in result.err
 
 
 def test_a_project_without_the_table_is_not_parsed(cli, folder):
