@@ -42,7 +42,7 @@ def test_the_chinese_readme_sets_up_with_the_same_command_and_names_the_same_exi
 def test_every_command_of_the_readme_runs(printed, command):
     result = printed(shortened(command))
     assert result.code == 0, result.err
-    assert result.out
+    assert result.out or " -o " in command
 
 
 def test_the_readme_is_short_and_every_task_of_the_cookbook_has_one_command():
@@ -95,10 +95,10 @@ def test_the_library_example_of_the_cookbook_runs(capsys):
     assert over_layers - distinct == 30522 * 384
 
 
-def test_the_example_of_the_models_page_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "model.md").read_text(), flags=re.DOTALL)
-    exec(code, {})
-    assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\n", "")
+def test_the_examples_of_the_models_page_run(capsys):
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "model.md").read_text(), flags=re.DOTALL):
+        exec(code, {})
+    assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
 
 
 def test_ci_runs_the_readmes_test_command():
