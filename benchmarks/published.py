@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.memory.fit import EAGER, Fitter, Overhead, overhead
+from bertscope.analyses.memory.fit import EAGER, Fitter, Overhead, Steps, overhead
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.run_config import RunConfig
@@ -74,7 +74,7 @@ class Run:
     def _fitter(self) -> Fitter:
         # transformers has fused attention for BERT since 4.48 (2025), later than all of these.
         source = load(self.model, architecture=self.architecture, attention=EAGER)
-        return Fitter(source, self._card.memory_bytes, self._overhead)
+        return Fitter(Steps(source), self._card.memory_bytes, self._overhead)
 
 
 _README = "README of google-research/bert"

@@ -52,7 +52,7 @@ def test_flops_are_the_known_number(cli):
 def test_estimates_are_the_known_numbers(cli, checkpointing, kept):
     (variant,) = cli("estimate", *RUN, "--checkpointing", checkpointing).json["variants"]
     assert variant["estimated"]["kept_bytes"] == kept
-    assert [phase["peak_bytes"] for phase in variant["estimated"]["phases"]][-1] == 101240468
+    assert [phase["peak_bytes"] for phase in variant["estimated"]["phases"]][-1] == 101240480
 
 
 def test_reentrant_checkpointing_is_measured_as_estimated(cli):

@@ -19,7 +19,7 @@ FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
 def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
     """Page, command and the lines expected, from every `$ bertscope ...` of every page."""
     found = []
-    for path in sorted(DOCS.glob("*.md")):
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         for block in BLOCK.findall(path.read_text()):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, *lines = part.splitlines()

@@ -104,13 +104,14 @@ def fit(
                 for variant in variants
             ]
         runs.append((limit, variants))
-    from bertscope.analyses.memory.fit import fit_report
+    from bertscope.analyses.memory.fit import Steps, fit_report
 
     reports: list[FitReport] = []
+    steps: dict[str | None, Steps] = {}
     with Progress() as progress:
         for limit, variants in runs:
             report = fit_report(source, variants, seqs, limit, batch=asked_batch, context_bytes=context_bytes,
-                                progress=progress)  # fmt: skip
+                                progress=progress, known_steps=steps)  # fmt: skip
             reports.append(step.with_training_file(report, variants, searched="batch", is_noted=not reports))
     out.show_all(reports, renderer)
     return 0 if any(report.fits for report in reports) else 1

@@ -222,8 +222,8 @@ class FactorySource(OtherSource):
             found: Any = importlib.import_module(place)
             for name in attribute.split("."):
                 if not hasattr(found, name):
-                    named = [other for other in vars(found) if not other.startswith("_")]
-                    raise SourceError(f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, named)}")
+                    own = [key for key, item in vars(found).items() if getattr(item, "__module__", "") == place]
+                    raise SourceError(f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, own)[:300]}")
                 found = getattr(found, name)
             if isinstance(found, nn.Module):  # one object for all builds, which runs would change
                 if device != "meta" and any(param.is_meta for param in found.parameters()):

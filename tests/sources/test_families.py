@@ -13,9 +13,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError
+from bertscope.run_config import RunConfig
 from bertscope.sources.find import find
+from tests.analyses.memory.plain_loop import peak_bytes
 
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
@@ -193,6 +196,23 @@ def test_every_family_has_the_parameters_and_flops_that_torch_counts(tmp_path, m
         model(**real)
     found = flops_model(FlopsRun(source=source), [BATCH], [SEQ]).rows[0].forward
     assert found.matmul_flops == counter.get_total_flops() > 0
+
+
+def test_the_memory_of_longformer_which_divides_sizes_as_tensors_is_that_of_a_plain_loop(tmp_path):
+    settings = SIZES | {"hidden_size": 64, "intermediate_size": 96, "attention_window": 4, "vocab_size": 500}
+    given = settings | {"model_type": "longformer", "architectures": ["LongformerForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    found = estimate_memory(find(tmp_path), RunConfig(batch=BATCH, seq=SEQ))
+
+    def inputs(model):
+        ids = torch.randint(3, 90, (BATCH, SEQ))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+    def build():
+        config = transformers.CONFIG_MAPPING["longformer"].from_dict(settings)
+        return transformers.LongformerForMaskedLM(config)
+
+    assert found.peak.peak_bytes == pytest.approx(peak_bytes(build, inputs, torch.optim.AdamW), rel=1e-3)
 
 
 def test_a_class_of_another_family_is_refused_with_those_that_fit(tmp_path):

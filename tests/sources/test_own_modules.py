@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
+from bertscope.analyses.tracing.inputs import inputs_for
 
 BATCH, SEQ, WIDTH = 2, 5, 8
 
@@ -219,3 +221,18 @@ def test_a_lazy_module_says_what_is_unknown_and_is_not_run():
     with pytest.raises(bertscope.BertscopeError, match="run it once before its FLOPs are counted"):
         bertscope.flops(lazy, ROW)
     assert nn.parameter.is_lazy(lazy[0].weight)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 3), nn.Conv1d(3, 4, 2), nn.Conv2d(3, 4, 2), nn.Identity()],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_the_input_that_an_error_proposes_runs(layer):
+    module = Own(lambda self, x: self.layer(x), layer=layer)
+    module.forward = lambda x: layer(x)
+    with pytest.raises(bertscope.BertscopeError, match="x cannot be derived") as error:
+        inputs_for(module, BATCH, SEQ)
+    (proposed,) = re.findall(r"such as (\S+) ", str(error.value))
+    given = inputs_for(module, BATCH, SEQ, given=[proposed])["x"]
+    assert layer.to("meta")(given).shape[0] == BATCH

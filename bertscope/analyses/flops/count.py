@@ -60,6 +60,8 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tupl
         if not training:
             return ""
         loss, name = loss_of(output)
+        if not loss.requires_grad:
+            raise SelectionError("the loss depends on nothing that is trained; freeze less, or use --mode inference")
         loss.backward()
         return name
 

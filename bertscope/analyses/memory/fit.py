@@ -33,6 +33,7 @@ _OTHER_HEADS = {
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
 MARGIN = 0.04
 EAGER = "eager"
+_KEPT_TRACES = 32  # of about 1 MiB: a search needs its last traces, and the next budget those of the same runs
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
@@ -78,17 +79,25 @@ def overhead(
     return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN if attention == EAGER else 0.0)
 
 
+class Steps:
+    """The traces and FLOPs of one model's steps, which the searches for several budgets share."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.trace = lru_cache(maxsize=_KEPT_TRACES)(MemoryTraces(source).trace)
+        self.flops: dict[tuple[str, int], int] = {}  # of one sequence
+
+
 @dataclass
 class Fitter:
     """Search for the batches of one model that fit into one budget."""
 
-    source: ModelSource
+    steps: Steps
     budget_bytes: int
     overhead: Overhead = Overhead()
 
     def __post_init__(self) -> None:
-        self.trace = lru_cache(maxsize=8)(MemoryTraces(self.source).trace)  # a row needs the last traces of its search
-        self.flops: dict[tuple[str, int], int] = {}  # of one sequence
+        self.trace = self.steps.trace
 
     def row(self, run_config: RunConfig, batch: int | None = None) -> FitRow:
         """Return the result for this batch, by default for the largest that fits."""
@@ -179,10 +188,10 @@ class Fitter:
 
     def _flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of the step: those of one sequence, times the batch."""
-        key = run_config.checkpointing, run_config.seq
-        if key not in self.flops:
-            self.flops[key] = step_flops(self.source, replace(run_config, batch=1))
-        return run_config.batch * self.flops[key]
+        key, flops = (run_config.checkpointing, run_config.seq), self.steps.flops
+        if key not in flops:
+            flops[key] = step_flops(self.steps.source, replace(run_config, batch=1))
+        return run_config.batch * flops[key]
 
 
 def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
@@ -246,18 +255,22 @@ def fit_report(
     batch: int | None = None,
     context_bytes: int | None = None,
     progress: Progress = lambda text: None,
+    known_steps: dict[str | None, Steps] | None = None,
 ) -> FitReport:
     """Return the largest batches that fit in a budget of bytes or on a GPU, or with `batch` the variants that fit.
 
-    Raises SelectionError for a length or a setting that the model does not have.
+    Reports on one source trace a step once if they get the same `known_steps`, at first empty. Raises SelectionError
+    for a length or a setting that the model does not have.
     """
     about = subject(run_model(source, replace(variants[0], checkpointing=NONE)), source.name)
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
     room = overhead(variants[0], context_bytes, known, about.attention)
-    fitter = Fitter(source, budget_bytes, room)
+    steps = {} if known_steps is None else known_steps
+    fitter = Fitter(steps.setdefault(source.architecture, Steps(source)), budget_bytes, room)
     other = other_head(source) if batch else None
-    other_fitter = Fitter(other, budget_bytes, room) if other else None
+    other_steps = steps.setdefault(other.architecture, Steps(other)) if other else None
+    other_fitter = Fitter(other_steps, budget_bytes, room) if other_steps else None
     rows = []
     for variant in variants:
         kernel = variant.sdpa_kernel

@@ -20,7 +20,6 @@ from bertscope.torch_access import (
     torch,
     tree_leaves,
     tree_map,
-    value_errors,
 )  # fmt: skip
 from bertscope.units import bytes_text
 
@@ -166,9 +165,8 @@ class DataDependentAnswers:
     def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
         """Return the value of a tensor of one element, `otherwise` if it is not known.
 
-        Raises DataDependentOutputException if both are missing.
+        If both are missing, the operator returns that of a constant, such as the quotient of two sizes in Longformer;
+        for any other fake tensor it raises DataDependentOutputException.
         """
         known = getattr(asked, _KNOWN, otherwise)
-        if known is None:
-            raise value_errors()[0](operator)
-        return known
+        return operator(asked) if known is None else known

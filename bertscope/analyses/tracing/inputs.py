@@ -113,9 +113,21 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
         missing = absent[0] if absent else next(iter(takes), "NAME")
         raise SelectionError(
             f"{signature[:300]}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}=Bx3x224x224:float32 (in Python input_size= or input_data=), or give the module a method "
+            f"{missing}={_likely_shape(module)} (in Python input_size= or input_data=), or give the module a method "
             "example_inputs(batch, seq)"
         )
+
+
+def _likely_shape(module: nn.Module) -> str:
+    """Return shape and dtype of an input, in the form of --input, by the first layer that says what it takes."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            return "BxS:int64"
+        if isinstance(layer, nn.Linear):
+            return f"Bx{layer.in_features}:float32"
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            return f"Bx{layer.in_channels}{f'x{IMAGE_SIZE}' * len(layer.kernel_size)}:float32"
+    return "BxS:float32"
 
 
 def _derived(module: nn.Module, names: Collection[str], batch: int, seq: int) -> Inputs:
@@ -298,9 +310,4 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
         raise SelectionError("the module returns no floating-point tensor for backward; use --mode inference")
-    if torch.is_grad_enabled() and not floating[0].requires_grad:
-        raise SelectionError(
-            "no trained parameter contributes to the module's first output, so it has no backward pass; use "
-            "--mode inference"
-        )
     return floating[0].sum(), "the sum of the first output (other outputs are unused)"

@@ -97,14 +97,12 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested containers and dataclasses, or in an output object with `to_tuple`."""
-    found: list[torch.Tensor] = []
-    for leaf in tree_leaves(tree.to_tuple() if hasattr(tree, "to_tuple") else tree):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif is_dataclass(leaf):
-            found += tensors([getattr(leaf, item.name) for item in fields(leaf)])
-    return found
+    """Return all tensors in nested containers, or in an output object that is a dataclass or has `to_tuple`."""
+    if hasattr(tree, "to_tuple"):
+        plain = tree.to_tuple()
+    else:
+        plain = [getattr(tree, field.name) for field in fields(tree)] if is_dataclass(tree) else tree
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
 def shape_of(tensor: torch.Tensor) -> TensorShape:

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fit import Fitter, fit_report, other_head, overhead, with_softmax_inputs
+from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead, with_softmax_inputs
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
@@ -117,7 +118,7 @@ def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
 
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
-    fitter = Fitter(small(), 0)
+    fitter = Fitter(Steps(small()), 0)
     peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(small(), ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
@@ -126,6 +127,14 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     assert report.rows[0].checkpointing == "selective"
     assert report.rows[-1].checkpointing == "none"
     assert {row.checkpointing: row.peak_bytes for row in report.rows} == peaks
+
+
+def test_a_second_budget_traces_no_step_again(monkeypatch):
+    ways, known = [RunConfig(optimizer="sgd")], {}
+    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known_steps=known).rows
+    monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
+    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known_steps=known).rows
+    assert second == first
 
 
 def test_flops_of_the_step_are_those_of_all_its_sequences():

@@ -37,14 +37,15 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """torch's attention of a sequence to itself."""
+    """torch's attention of a sequence to itself; without its weights it is fused."""
 
-    def __init__(self):
+    def __init__(self, *, is_fused=False):
         super().__init__()
+        self.is_fused = is_fused
         self.layer = nn.MultiheadAttention(16, 2, batch_first=True)
 
     def forward(self, inputs):
-        return self.layer(inputs, inputs, inputs)
+        return self.layer(inputs, inputs, inputs, need_weights=not self.is_fused)
 
 
 class Tied(nn.Module):
@@ -97,6 +98,7 @@ MODULES = {
     "LSTM": (lambda: Recurrent(nn.LSTM, is_bidirectional=True), ids),
     "LSTM whose rows are padded": (lambda: Recurrent(nn.LSTM, 70), ids),
     "attention": (Attention, lambda: torch.rand(4, 9, 16)),
+    "fused attention": (lambda: Attention(is_fused=True), lambda: torch.rand(4, 40, 16)),
     "an encoder": (
         lambda: Stack(pair, nn.TransformerEncoderLayer(16, 2, 40, batch_first=True)), lambda: torch.rand(4, 9, 16),
     ),

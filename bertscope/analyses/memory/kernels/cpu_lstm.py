@@ -8,14 +8,14 @@ from typing import Any
 
 _PAGE_BYTES, _LINE_ROW, _CACHE_ROW = 4096, 16, 256  # the rows in floats
 _ITEMSIZE, _GATES = 4, 4
-_SCRATCHPAD_BYTES = 3 * _PAGE_BYTES + 568  # besides the gates
+_SCRATCHPAD_BYTES = _PAGE_BYTES + 568  # besides the gates, and twice the state of a step
 
 
 def lstm_workspace_bytes(args: Any) -> int:
     """Return the bytes of the workspace of `aten.mkldnn_rnn_layer`, by its arguments; 0 in inference.
 
-    Rows are rounded up to lines, and tensors to pages: for each step the gates and the hidden state; for each step and
-    the first, in two layers, states and their gradients: two that take an input too, and two of the cell.
+    Tensors are rounded up to pages, and rows to lines, except those of the cell: for each step the gates and the hidden
+    state; for each step and the first, in two layers, three states that may be inputs, and two of the cell.
     """
     steps, batch, inputs, hidden = _sizes(args)
     if not args[15]:
@@ -25,7 +25,7 @@ def lstm_workspace_bytes(args: Any) -> int:
         _pages(steps * batch, _GATES * hidden)
         + _pages(steps * batch, hidden)
         + 3 * _pages(states, max(inputs, hidden))
-        + 2 * _pages(states, hidden)
+        + 2 * _full_pages(states * hidden)
     )
 
 
@@ -33,7 +33,8 @@ def scratch_bytes(args: Any) -> int:
     """Return the temporary bytes of `aten.mkldnn_rnn_layer`: the sum of the biases, both weights, and a scratchpad."""
     steps, batch, inputs, hidden = _sizes(args)
     weights = _ITEMSIZE * (inputs + hidden) * _row(_GATES * hidden)
-    return _ITEMSIZE * _GATES * hidden + weights + _pages(steps * batch, _GATES * hidden) + _SCRATCHPAD_BYTES
+    scratchpad = _pages(steps * batch, _GATES * hidden) + 2 * _pages(batch, hidden) + _SCRATCHPAD_BYTES
+    return _ITEMSIZE * _GATES * hidden + weights + scratchpad
 
 
 def backward_scratch_bytes(args: Any) -> int:
@@ -62,5 +63,9 @@ def _row(width: int) -> int:
 
 
 def _pages(rows: int, width: int) -> int:
-    """Return the bytes of rows, in full pages."""
-    return -(-rows * _row(width) * _ITEMSIZE // _PAGE_BYTES) * _PAGE_BYTES
+    """Return the bytes of rows in full lines, in full pages."""
+    return _full_pages(rows * _row(width))
+
+
+def _full_pages(elements: int) -> int:
+    return -(-elements * _ITEMSIZE // _PAGE_BYTES) * _PAGE_BYTES

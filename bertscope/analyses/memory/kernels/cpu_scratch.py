@@ -21,6 +21,8 @@ _WANT_ORDER = {
 }
 _ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
 _MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
+_FP32_BYTES = 4
+_QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least length of queries -> queries of a block
 _NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
 
 
@@ -38,6 +40,10 @@ def cpu_scratch_bytes(operator: Any, args: Any) -> int:
         return cpu_lstm.scratch_bytes(args)
     if operator is aten.mkldnn_rnn_layer_backward.default:
         return cpu_lstm.backward_scratch_bytes(args)
+    if operator is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return _attention_bytes(*args[:2])
+    if operator is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+        return _attention_backward_bytes(*args[:3])
     if operator is aten.convolution.default:
         return convolution_scratch_bytes(args)
     if operator is aten.convolution_backward.default:
@@ -69,6 +75,35 @@ def _matrix_bytes(given: torch.Tensor) -> int:
     (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
     is_read = (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
     return 0 if is_read else rows * columns * given.itemsize
+
+
+def _attention_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
+    """Return the bytes that each thread takes for a block of queries: scores, their maxima and sums, and the result.
+
+    Source: cpu_flash_attention in FlashAttentionKernel.cpp. All are fp32; for 16 bits a copy of the scores comes
+    with them, and packed operands, which are left out.
+    """
+    queries, keys = _attention_block(query, key)
+    scores = queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
+    return torch.get_num_threads() * (scores + queries * (2 + query.shape[-1]) * _FP32_BYTES)
+
+
+def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> int:
+    """Return the bytes of the scores and of their gradients of each thread, of a row of sums, and of a copy.
+
+    The gradient is copied if its heads do not lie side by side. Source: cpu_flash_attention_backward, as above.
+    """
+    queries, keys = _attention_block(query, key)
+    scores = 2 * queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
+    copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.itemsize
+    return torch.get_num_threads() * scores + queries * _FP32_BYTES + copied
+
+
+def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Return the numbers of queries and of keys that a thread takes at one time."""
+    length = query.shape[-2]
+    most = next(block for least, block in _QUERY_BLOCKS if length >= least)
+    return min(most, length), min(_KEY_BLOCK, key.shape[-2])
 
 
 def contiguous_bytes(operator: Any, args: Any) -> int:

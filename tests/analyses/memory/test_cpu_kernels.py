@@ -1,4 +1,4 @@
-"""The temporary memory of convolutions by its law, next to the allocator's events of the real kernel."""
+"""The temporary memory of convolutions and of attention by its law, next to the allocator's events of the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.torch_access import fake_tensor_mode
 
-CALLS = ("aten::convolution", "aten::convolution_backward")
+ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+CALLS = ("aten::convolution", "aten::convolution_backward", ATTENTION, f"{ATTENTION}_backward")
 # A class, its arguments, and the sizes of an input after the batch; the last says channels last.
 CASES = [
     (torch.nn.Conv2d, {"in_channels": 3, "out_channels": 8, "kernel_size": 7, "stride": 2, "padding": 3}, (64, 64), 0),
@@ -66,9 +67,18 @@ def measured(case):
     """The peaks of the allocator inside forward and backward of a convolution, after a first run."""
     module, given = made(case)
     module(given).sum().backward()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+
+    def run():
         result = module(given)
         result.backward(torch.ones_like(result))
+
+    return peaks_of(run)
+
+
+def peaks_of(run):
+    """The peaks of the allocator inside each call."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
     found = {}
 
     def read(events, call):
@@ -99,3 +109,31 @@ def test_no_images_need_no_copies():
     with fake_tensor_mode(), Estimated() as estimated:
         torch.nn.Conv2d(3, 8, 3)(torch.empty(0, 3, 8, 8))
     assert estimated.peaks == {"aten::convolution": 0}
+
+
+# Batch, heads, queries, keys, size of a head.
+ATTENTIONS = [(2, 4, 16, 16, 8), (3, 2, 200, 200, 32), (1, 2, 800, 800, 16), (2, 4, 40, 600, 16)]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("sizes", ATTENTIONS, ids=str)
+def test_fused_attention_allocates_what_the_law_says(sizes, is_copied, threads):
+    batch, heads, queries, keys, width = sizes
+
+    def step():
+        """Run attention, and its backward pass from a gradient whose heads may lie apart."""
+        operands = [torch.rand(batch, heads, length, width, requires_grad=True) for length in (queries, keys, keys)]
+        result = torch.nn.functional.scaled_dot_product_attention(*operands)
+        gradient = torch.empty(batch, queries, heads, width).transpose(1, 2)
+        result.backward(gradient.contiguous() if is_copied else gradient)
+
+    with fake_tensor_mode(), Estimated() as estimated:
+        step()
+    assert estimated.peaks == peaks_of(step)
+
+
+def test_fused_attention_of_few_positions_has_the_scratch_that_a_hand_computes(threads):
+    query = torch.empty(1, 2, 7, 12, device="meta")
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    # A thread has 7 x 7 scores, 7 maxima, 7 sums and a result of 7 x 12: 147 numbers of 4 bytes.
+    assert cpu_scratch_bytes(operator, (query, query, query)) == threads * 588
