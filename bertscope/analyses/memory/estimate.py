@@ -21,7 +21,7 @@ from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
-from bertscope.analyses.tracing.inputs import loss_of
+from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
@@ -86,7 +86,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with source.implemented_by(run_config.model_implementation).running("fake tensors"):
+    with source.implemented_by(run_config.model_implementation).running("fake tensors", absent_inputs(model, inputs)):
         return module_trace(model, inputs, run_config, None)
 
 
