@@ -58,6 +58,10 @@ class SelectionError(BertscopeError, ValueError):
     """A path, pattern, name or size that does not exist in this model."""
 
 
+class UnknownValueError(SelectionError):
+    """A value that a step reads and that an estimate does not have; a measurement has it."""
+
+
 class MissingExtraError(BertscopeError):
     """A function whose optional package is not installed; the message says how to install it."""
 
