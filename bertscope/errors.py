@@ -73,6 +73,10 @@ class RowError(BertscopeError, KeyError):
     """A name that no row of a report has, or that several rows have."""
 
 
+class UnknownValueError(SelectionError):
+    """A value that a step reads and that an estimate does not have; a measurement has it."""
+
+
 class MissingExtraError(BertscopeError):
     """A function whose optional package is not installed; the message says how to install it."""
 

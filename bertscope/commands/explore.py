@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands.model_options import Freeze, ModelOptions
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strategy, by_strategy
 from bertscope.errors import BertscopeError, MissingExtraError
@@ -34,6 +34,7 @@ def explore(
     checkpointing: Strategy = RunConfig.checkpointing,
     precision: PrecisionOptions,
     freeze: Freeze = None,
+    inputs: Inputs = None,
     model: ModelOptions,
 ) -> None:
     """Explore the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
@@ -42,7 +43,10 @@ def explore(
     Needs the extra 'explore'.
     """
     _check_terminal()
-    run_config = RunConfig(batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()), **precision.precision())
+    run_config = RunConfig(
+        batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()), inputs=tuple(inputs or ()),
+        **precision.precision(),
+    )  # fmt: skip
     (run_config, *others) = by_strategy(run_config, checkpointing)
     if others:
         raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")

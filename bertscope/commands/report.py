@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import ModelOptions, complete_model
+from bertscope.commands.model_options import Inputs, ModelOptions, complete_model
 from bertscope.commands.output import Progress, note, show
 from bertscope.commands.registry import command, size
 from bertscope.errors import MissingExtraError, SelectionError
@@ -34,6 +34,7 @@ def report(
     seq: Annotated[int, typer.Option("--seq", "-s", metavar="N", min=1, help="The sequence length.")] = 128,
     budget: Annotated[str, typer.Option(metavar="SIZE", help="The memory budget of the fit table.")] = "16GiB",
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
+    inputs: Inputs = None,
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
@@ -55,7 +56,7 @@ def report(
 
     limit = size("--budget", budget) if fit else None
     with Progress() as progress:
-        found = page_report(sources, batch, seq, limit, progress)
+        found = page_report(sources, batch, seq, limit, progress, tuple(inputs or ()))
     show(found, renderer, fmt, output)
     if fmt == "html":
         note(f"the page is in {output}")

@@ -1,5 +1,6 @@
 """The diff report as a table, CSV and Markdown."""
 
+import shlex
 from typing import Any
 
 from bertscope.render.console import Target
@@ -24,14 +25,18 @@ _ROWS = (
 )  # fmt: skip
 _TOTALS = (
     Column("total", lambda item: item[0]),
-    Column("a", lambda item: count_text(item[1]), right=True),
-    Column("b", lambda item: count_text(item[2]), right=True),
-    Column("difference", lambda item: signed_text(item[2] - item[1]), right=True),
+    Column("a", lambda item: _count(item[1]), right=True),
+    Column("b", lambda item: _count(item[2]), right=True),
+    Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
 )
 
 
 def _value(value: object) -> str:
     return "--" if value is None else str(value)
+
+
+def _count(value: int | None) -> str:
+    return "--" if value is None else count_text(value)
 
 
 def _shape(shape: Shape) -> str:
@@ -50,12 +55,23 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
     return [(columns, rows) for columns, rows in tables if rows]
 
 
+def notes(report: DiffReport) -> list[str]:
+    """Return how FLOPs are counted, the models that have none, and that nothing differs."""
+    found = {report.a.name: report.forward_flops_a, report.b.name: report.forward_flops_b}
+    sizes = f"--batch {report.batch} --seq {report.seq}"
+    return [
+        "FLOPs: matrix products only, a multiply-add is 2",
+        *(f"no FLOPs of {name}: its forward pass did not run; bertscope flops {shlex.quote(name)} {sizes} says why"
+          for name, flops in found.items() if flops is None),
+        *["the two do not differ"] * report.is_empty,
+    ]  # fmt: skip
+
+
 def table(report: DiffReport, target: Target) -> str:
     """Return the settings, parameters and totals that differ, for the terminal."""
     heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
     body = "".join(table_text(columns, rows, target) for columns, rows in parts(report))
-    note = "FLOPs: matrix products only, a multiply-add is 2\n"
-    return heading + body + note + ("the two do not differ\n" if report.is_empty else "")
+    return heading + body + "".join(f"{line}\n" for line in notes(report))
 
 
 def markdown(report: DiffReport) -> str:

@@ -101,8 +101,8 @@ class DiffReport(TableReport):
     totals_b: Totals
     batch: int
     seq: int
-    forward_flops_a: int
-    forward_flops_b: int
+    forward_flops_a: int | None  # None: the forward pass did not run
+    forward_flops_b: int | None
 
     @property
     def is_empty(self) -> bool:

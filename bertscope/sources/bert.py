@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -182,7 +182,7 @@ class BertSource:
         """Return an empty context: the code is bertscope's own."""
         return nullcontext()
 
-    def running(self, where: str) -> AbstractContextManager[None]:
+    def running(self, where: str, absent: Sequence[str] = ()) -> AbstractContextManager[None]:
         """Return an empty context: errors of a BERT need no translation."""
         return nullcontext()
 

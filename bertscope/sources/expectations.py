@@ -33,7 +33,7 @@ MAX_RUNS = 12  # a run takes 0.1 to 1 s
 _RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # The measured quantity of a run, and the settings that affect it.
 MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
-_SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze"), "memory": tuple(_RUN_FIELDS)}
+_SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze", "inputs"), "memory": tuple(_RUN_FIELDS)}
 _NEEDED = ("batch", "seq", "mode")
 KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
@@ -125,7 +125,7 @@ def _setting(key: str, name: str, entry: Entry) -> Any:
     value, default = entry.value, _RUN_FIELDS[name].default
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         bool: ((bool,), "true or false"), int: ((int,), "an integer"), float: ((int, float), "a number"),
-        tuple: ((list,), "a list of patterns"), str: ((str,), "a word"), type(None): ((str,), "a word"),
+        tuple: ((list,), "a list of texts"), str: ((str,), "a word"), type(None): ((str,), "a word"),
     }  # fmt: skip
     accepted, words = kinds[type(default)]
     is_right = isinstance(value, accepted) and (isinstance(value, bool) == isinstance(default, bool))

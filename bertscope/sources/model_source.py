@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,8 +107,11 @@ class ModelSource(Protocol):
     def confined(self) -> AbstractContextManager[Any]:
         """Run the built model inside this context; code of transformers has no network, prompts and pickles there."""
 
-    def running(self, where: str) -> AbstractContextManager[None]:
-        """Run the built model confined, and raise its errors as one line; `where` completes: `cannot be run on ...`."""
+    def running(self, where: str, absent: Sequence[str] = ()) -> AbstractContextManager[None]:
+        """Run the built model confined, and raise its errors as one line; `where` completes: `cannot be run on ...`.
+
+        `absent` are names of inputs that forward takes and the run does not have, for the remedy.
+        """
 
     def require(self, ability: str) -> BertSource:
         """Return the BERT that `ability` needs; raises SelectionError with the remedy for another family."""

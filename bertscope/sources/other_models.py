@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,9 +141,10 @@ class OtherSource:
         return contextlib.nullcontext()
 
     @contextmanager
-    def running(self, where: str) -> Iterator[None]:
+    def running(self, where: str, absent: Sequence[str] = ()) -> Iterator[None]:
         """Raise a SourceError for any error in the model's code, and write what it prints to stderr."""
-        remedy = "; --input NAME=SHAPE:DTYPE gives forward another input; count, tree and print do not run it"
+        others = f", such as {', '.join(absent[:8])}" if absent else ""
+        remedy = f"; --input NAME=SHAPE:DTYPE gives forward another input{others}; count, tree and print do not run it"
         errors = as_source_error(f"{self.name} cannot be run on {where}", remedy)
         with self.confined(), errors, contextlib.redirect_stdout(sys.stderr):
             yield

@@ -54,6 +54,8 @@ FAMILIES = {
                   "hidden_sizes": [8, 12], "num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2],
                   "mlp_ratios": [2, 2], "image_size": 32}, IMAGE),
     "beit": ("BeitConfig", "BeitModel", VISION, IMAGE),
+    "layoutlmv3": ("LayoutLMv3Config", "LayoutLMv3Model",  # whose setting for the image is input_size
+                   TEXT | {"input_size": 32, "patch_size": 8, "coordinate_size": 2, "shape_size": 2}, IDS | IMAGE),
 }  # fmt: skip
 
 

@@ -186,7 +186,7 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
          "batch must be an integer"),
         (MEMORY + "optimizer: adamx}\n", 6, "optimizer must be one of none"),
         (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
-        (MEMORY + "freeze: all}\n", 6, "freeze must be a list of patterns"),
+        (MEMORY + "freeze: all}\n", 6, "freeze must be a list of texts"),
         (MEMORY + "padding: []}\n", 6, "padding must be a number"),
         (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),

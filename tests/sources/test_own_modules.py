@@ -236,3 +236,46 @@ def test_the_input_that_an_error_proposes_runs(layer):
     (proposed,) = re.findall(r"such as (\S+) ", str(error.value))
     given = inputs_for(module, BATCH, SEQ, given=[proposed])["x"]
     assert layer.to("meta")(given).shape[0] == BATCH
+
+
+class Both(nn.Linear):
+    """A forward that fails without its second tensor."""
+
+    def __init__(self):
+        super().__init__(WIDTH, 3)
+
+    def forward(self, input_ids, scale: torch.Tensor | None = None, is_loud: bool = False):
+        return super().forward(input_ids.float() * scale.sum())
+
+
+@pytest.mark.parametrize("command", ["flops", "estimate"])
+def test_the_error_of_a_forward_names_the_tensors_that_it_did_not_get(cli, command):
+    ids = ("--input", f"input_ids=Bx{WIDTH}:int64")
+    refused = cli(command, f"{__name__}:Both", *ids)
+    assert refused.code == 2
+    assert "--input NAME=SHAPE:DTYPE gives forward another input, such as scale;" in refused.err.splitlines()[-1]
+    assert cli(command, f"{__name__}:Both", *ids, "--input", "scale=3:float32").code == 0
+
+
+def test_the_signature_in_an_error_is_cut_with_dots(cli):
+    err = cli("flops", f"{__name__}:Long").err.splitlines()[-1]
+    assert "..., and first_of_all_its_inputs cannot be derived; add --input first_of_all_its_inputs=" in err
+
+
+class Long(nn.Linear):
+    """A forward with a long signature."""
+
+    def __init__(self):
+        super().__init__(WIDTH, 3)
+
+    def forward(
+        self,
+        first_of_all_its_inputs,
+        second_of_all_its_inputs: torch.Tensor | None = None,
+        third_of_all_its_inputs: torch.Tensor | None = None,
+        fourth_of_all_its_inputs: torch.Tensor | None = None,
+        fifth_of_all_its_inputs: torch.Tensor | None = None,
+        sixth_of_all_its_inputs: torch.Tensor | None = None,
+        seventh_of_all_its_inputs: torch.Tensor | None = None,
+    ):
+        return super().forward(first_of_all_its_inputs)

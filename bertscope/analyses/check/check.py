@@ -166,7 +166,10 @@ class Witness:
             return estimate_memory(self.model.source, run).peak.peak_bytes
         from bertscope.analyses.flops.sweep import FlopsRun
 
-        variant = FlopsRun(source=self.model.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze)
+        variant = FlopsRun(
+            source=self.model.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze,
+            inputs=run.inputs,
+        )  # fmt: skip
         return variant.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from bertscope.analyses.explain.rules import (
@@ -49,7 +48,11 @@ def explain_modules(
     reason. Raises SelectionError for a path that no module has, and the error of the run with `inputs`.
     """
     recorded, runs, note = None, dict[str, Run](), ""
-    made = partial(source.build, attention=META_ATTENTION)
+
+    def made(device: str) -> nn.Module:
+        """Return the model on a device."""
+        return source.build(device=device, attention=META_ATTENTION)
+
     try:
         given = inputs_for(model, batch, seq, given=inputs)
         recorded, calls = run_without_values(source, model, given, _run, made)

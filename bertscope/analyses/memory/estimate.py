@@ -21,8 +21,8 @@ from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
-from bertscope.analyses.tracing.inputs import loss_of
-from bertscope.errors import SelectionError
+from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
+from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
@@ -39,7 +39,7 @@ MODULE_FIELDS = (
 def estimate_memory(source: ModelSource, run_config: RunConfig, model: nn.Module | None = None) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
     trace = MemoryTraces(source).trace(run_config)
-    rows = row_paths(model or run_model(source, run_config))
+    rows = row_paths(run_model(source, run_config) if model is None else model)
     return memory(trace, "estimated", rows, device_terms(trace, run_config))
 
 
@@ -86,7 +86,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with source.implemented_by(run_config.model_implementation).running("fake tensors"):
+    with source.implemented_by(run_config.model_implementation).running("fake tensors", absent_inputs(model, inputs)):
         return module_trace(model, inputs, run_config, None)
 
 
@@ -166,8 +166,9 @@ def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Lo
         try:
             return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
         except value_errors() as error:
-            raise SelectionError(
-                f"what {type(module).__name__} does depends on the values of its tensors ({error}); measure it instead"
+            raise UnknownValueError(
+                f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "
+                "estimate does not have; 'bertscope profile' measures a step"
             ) from None
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError, SelectionError, UnknownValueError
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
@@ -143,7 +143,8 @@ def run(job: Job, say: Say) -> None:
     say("stage", "estimating")
     if job.source.bert_config is None:
         say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
-    say("estimated", estimate_memory(job.source, job.run_config))
+    with suppress(UnknownValueError):  # then there is only the measurement
+        say("estimated", estimate_memory(job.source, job.run_config))
     if job.beside is not None and job.source.layer_path:
         say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
     flops = step_flops(job.source, job.run_config)

@@ -6,7 +6,7 @@ Sizes, order and addresses are the allocator's; modules, phases and gradients co
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -17,7 +17,7 @@ from bertscope.analyses.memory.step import Loss, ModelStep
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 
@@ -89,14 +89,17 @@ def profile(
 
     `inputs`, `loss` and `run` as in `estimate`; module and inputs must be on the device of `run`. The
     optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
-    changes by itself (running statistics, the random state) stays changed. Raises SelectionError for fields
+    changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
+    no estimate. Raises SelectionError for fields
     that `run` does not have, and for a device that torch does not find.
     """
     run_config = module_run(run)
     if run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     given, how = named_inputs(inputs, loss)
-    estimated = module_memory(module, inputs, run_config, loss)
+    estimated = None
+    with suppress(UnknownValueError):  # then there is only the measurement
+        estimated = module_memory(module, inputs, run_config, loss)
     with _restored(module):
         step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
         step.run_first_steps()

@@ -6,6 +6,7 @@ from typing import Any
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.params.count import count
 from bertscope.config import RULES
+from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import collapse, in_order
@@ -19,11 +20,12 @@ _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "a
 def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> DiffReport:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
+    The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
+
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ.
     """
     one, other = _Side(a), _Side(b)
-    flops_a, flops_b = (FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops for source in (a, b))
     return DiffReport(
         a=one.report.subject,
         b=other.report.subject,
@@ -33,9 +35,18 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
         totals_b=other.report.totals,
         batch=batch,
         seq=seq,
-        forward_flops_a=flops_a,
-        forward_flops_b=flops_b,
+        forward_flops_a=_forward_flops(a, batch, seq),
+        forward_flops_b=_forward_flops(b, batch, seq),
     )
+
+
+def _forward_flops(source: ModelSource, batch: int, seq: int) -> int | None:
+    try:
+        return FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
+    except BertscopeError:
+        if source.bert_config is not None:  # then the sizes are wrong
+            raise
+        return None
 
 
 class _Side:

@@ -37,13 +37,15 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     """
     model = source.build()
     freeze(model, run_config.freeze)
-    inputs_for(model, run_config.batch, run_config.seq)
+    batch, seq, inputs = run_config.batch, run_config.seq, run_config.inputs
+    inputs_for(model, batch, seq, given=inputs)
     source.checkpoint(source.build(), run_config.checkpointing, reentrant=run_config.reentrant)
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
-    run = FlopsRun(source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze)
-    batch, seq = run_config.batch, run_config.seq
-    report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq))
+    run = FlopsRun(
+        source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze, inputs=inputs
+    )
+    report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq, inputs))
     yield report
     step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
     yield with_memory(report, MemoryTraces(source).trace(step))

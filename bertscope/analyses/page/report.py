@@ -25,15 +25,25 @@ LENGTHS = (64, 128, 256, 384, 512)
 
 
 def page_report(
-    sources: Sequence[ModelSource], batch: int, seq: int, budget_bytes: int | None, progress: Progress
+    sources: Sequence[ModelSource],
+    batch: int,
+    seq: int,
+    budget_bytes: int | None,
+    progress: Progress,
+    inputs: tuple[str, ...] = (),
 ) -> PageReport:
-    """Return the page of one source, or of two with their differences; without a budget it has no `fit` table."""
-    models = tuple(_model(source, batch, seq, budget_bytes, progress) for source in sources)
+    """Return the page of one source, or of two with their differences; without a budget it has no `fit` table.
+
+    `inputs` as those of a RunConfig, for each of the models.
+    """
+    models = tuple(_model(source, batch, seq, budget_bytes, progress, inputs) for source in sources)
     differences = diff(sources[0], sources[1], batch=batch, seq=seq) if len(sources) == 2 else None
     return PageReport(models=models, diff=differences)
 
 
-def _model(source: ModelSource, batch: int, seq: int, budget_bytes: int | None, progress: Progress) -> ModelPart:
+def _model(
+    source: ModelSource, batch: int, seq: int, budget_bytes: int | None, progress: Progress, inputs: tuple[str, ...]
+) -> ModelPart:
     def say(text: str) -> None:
         progress(f"{source.name}: {text}")
 
@@ -47,7 +57,9 @@ def _model(source: ModelSource, batch: int, seq: int, budget_bytes: int | None, 
     sizes = tuple(dict.fromkeys((seq, *lengths)))
     dtype = STORED if source.has_own_dtypes else RunConfig.dtype
     strategies = [strategy for strategy in (NONE, FULL) if strategy in source.strategies(model)]
-    steps = [RunConfig(batch=batch, seq=seq, dtype=dtype, checkpointing=strategy) for strategy in strategies]
+    steps = [
+        RunConfig(batch=batch, seq=seq, dtype=dtype, checkpointing=strategy, inputs=inputs) for strategy in strategies
+    ]
     given = Given(batch=batch, seq=seq)
     first = f"{source.layer_path}.0"
     return ModelPart(
@@ -55,8 +67,8 @@ def _model(source: ModelSource, batch: int, seq: int, budget_bytes: int | None, 
         seq=seq,
         tensors=tensors,
         tree=modules,
-        flops=flops_model(FlopsRun(source=source), (batch,), sizes),
-        training=flops_model(FlopsRun(source=source, mode="training"), (batch,), (seq,)),
+        flops=flops_model(FlopsRun(source=source, inputs=inputs), (batch,), sizes),
+        training=flops_model(FlopsRun(source=source, mode="training", inputs=inputs), (batch,), (seq,)),
         memory=estimate_report(source, steps, say),
         fit=_fit(source, steps, lengths[-1] if lengths else seq, budget_bytes, say),
         forward=_dataflow(model, "", source.name, given),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bertscope.analyses.tracing.inputs import with_values
+from bertscope.analyses.tracing.inputs import absent_inputs, with_values
 from bertscope.errors import BertscopeError, SelectionError, SourceError
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
@@ -88,10 +88,11 @@ def run_without_values(
     asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
     for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
     """
+    absent = absent_inputs(model, inputs)
     if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
         model.set_experts_implementation(META_EXPERTS)
     try:
-        with source.running("meta tensors"):
+        with source.running("meta tensors", absent):
             try:
                 with torch.device("meta"):
                     return run(model, on_meta(inputs))
@@ -109,7 +110,7 @@ def run_without_values(
                 f"most {bytes_text(MAX_REAL_BYTES)}"
             ) from None
     _clear_caches(model)
-    with source.running("the CPU"), at_most_real_bytes(limit):
+    with source.running("the CPU", absent), at_most_real_bytes(limit):
         found = run(made("cpu"), with_values(model, inputs))
     note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return found

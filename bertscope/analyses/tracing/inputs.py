@@ -23,6 +23,8 @@ IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's 
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 _GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99})=(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
                     r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
+# The annotation of a parameter that takes a tensor, and not several.
+_ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
 CHOICES = 2  # BertForMultipleChoice: continuations of one question
 Inputs = dict[str, torch.Tensor]
 
@@ -106,16 +108,26 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     unknown = [] if kinds & set(variadic) else [name for name in inputs if name not in takes]
     required = [name for name, param in takes.items() if param.default is param.empty and param.kind not in variadic]
     absent = [name for name in required if name not in inputs]
-    signature = f"{type(module).__name__}.forward takes {', '.join(map(str, takes.values())) or 'nothing'}"
+    shown = ", ".join(map(str, takes.values())) or "nothing"
+    signature = f"{type(module).__name__}.forward takes {shown if len(shown) <= 300 else f'{shown[:300]}...'}"
     if unknown:
-        raise SelectionError(f"{signature[:300]} and no {unknown[0]}; give the name of one of these to --input")
+        raise SelectionError(f"{signature} and no {unknown[0]}; give the name of one of these to --input")
     if absent or not inputs:
         missing = absent[0] if absent else next(iter(takes), "NAME")
         raise SelectionError(
-            f"{signature[:300]}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
+            f"{signature}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
             f"{missing}={_likely_shape(module)} (in Python input_size= or input_data=), or give the module a method "
             "example_inputs(batch, seq)"
         )
+
+
+def absent_inputs(module: nn.Module, inputs: Any) -> tuple[str, ...]:
+    """Return the names of tensors that forward takes and a dictionary of inputs lacks; of a BERT none."""
+    if isinstance(base_model_of(module), BertPreTrainedModel) or not isinstance(inputs, Mapping):
+        return ()
+    absent = [param for name, param in _parameters(base_model_of(module)).items() if name not in inputs]
+    unknown = [param.name for param in absent if param.annotation is param.empty and param.default is None]
+    return (*(param.name for param in absent if _ONE_TENSOR.fullmatch(str(param.annotation))), *unknown)
 
 
 def _likely_shape(module: nn.Module) -> str:
@@ -156,7 +168,7 @@ def _setting(config: Any, *names: str) -> Any:
 
 def _pixels(config: Any, seq: int) -> tuple[int, ...]:
     """Return (channels, height, width) of images; of videos with their frames first."""
-    size, frames = _setting(config, "image_size"), _setting(config, "num_frames")
+    size, frames = _setting(config, "image_size", "input_size"), _setting(config, "num_frames")
     sides = tuple(size) if isinstance(size, (list, tuple)) else (size or IMAGE_SIZE,) * 2
     return (*((frames,) if frames else ()), _setting(config, "num_channels") or 3, *sides)
 

@@ -7,6 +7,7 @@ from typing import Any
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
 from bertscope.render.diagram.diagram import inline_svg, mermaid
+from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
@@ -52,6 +53,8 @@ def _command(model: ModelPart, name: str, words: str = "") -> str:
     given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
     is_own = ":" in subject.name  # module:attribute, which decides all of them by itself
     options = "".join(f" --{key} {value}" for key, value in given.items() if value and not is_own)
+    if name in ("flops", "estimate", "fit"):
+        options += "".join(f" --input {text}" for text in model.memory.run["inputs"])
     return f"bertscope {name} {shlex.quote(subject.name)}{words and ' '}{words}{options}"
 
 
@@ -68,7 +71,7 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
         "a": a,
         "b": b,
         "tables": diff_parts(diff),
-        "notes": ["FLOPs: matrix products only, a multiply-add is 2"] + ["the two do not differ"] * diff.is_empty,
+        "notes": diff_notes(diff),
         "commands": [f"bertscope diff {shlex.quote(a.name)} {shlex.quote(b.name)} {sizes}{same}"],
     }
 
@@ -149,6 +152,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
 def _memory(model: ModelPart) -> dict[str, Any]:
     memory = model.memory
     sizes = f"--batch {model.batch} --seq {model.seq}"
+    strategies = ",".join(variant.checkpointing for variant in memory.variants)
     return {
         "timeline": memory_charts(memory),
         "columns": memory_columns(memory),
@@ -156,7 +160,7 @@ def _memory(model: ModelPart) -> dict[str, Any]:
         "kept_columns": kept_columns(memory),
         "kept_rows": kept_rows(memory),
         "notes": [*conclusions(memory), *footnotes(memory)],
-        "commands": [_command(model, "estimate", f"{sizes} --checkpointing none,full")],
+        "commands": [_command(model, "estimate", f"{sizes} --checkpointing {strategies}")],
     }
 
 

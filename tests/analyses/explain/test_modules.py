@@ -157,6 +157,26 @@ def test_a_module_that_runs_several_times_has_its_number_of_calls(cli):
     assert all(item["flops"] == item["counted_flops"] for item in data["sums"])
 
 
+class Routed(nn.Module):
+    """Two experts, each of which gets the rows that a router sends to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, 3) for _ in range(2))
+
+    def forward(self, x):
+        which = self.router(x).argmax(-1)
+        return torch.cat([expert(x[which == number]) for number, expert in enumerate(self.experts)])
+
+
+@pytest.mark.filterwarnings("ignore:.*its forward reads values")
+def test_a_forward_that_reads_values_is_explained_by_a_run_on_the_cpu():
+    report = explained(Routed(), batch=5, inputs=["x=Bx8:float32"])
+    assert report.sums[-1].counted_flops == 2 * 5 * WIDTH * 2 + 2 * 5 * WIDTH * 3  # each row has one expert
+    assert all(item.agrees for item in report.sums)
+
+
 FAMILIES = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "architectures": ["GPT2LMHeadModel"]},
     "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,

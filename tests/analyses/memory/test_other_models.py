@@ -56,6 +56,14 @@ class Pairs(Tagger):
 def half():
     return Tagger().to(torch.bfloat16)
 
+class Chosen(Tagger):
+    def forward(self, input_ids):
+        chosen = super().forward(input_ids)
+        return chosen[chosen > 0]
+
+def compiled():
+    return torch.compile(Tagger())
+
 class Own(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(40, 50), nn.Tanh())
@@ -194,6 +202,23 @@ def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
     estimated, measured = peaks(result)
     assert measured == pytest.approx(estimated, rel=1e-3)
     assert result.json["subject"]["dtype"] == "stored"
+
+
+def test_the_remedy_for_a_step_that_reads_values_is_a_measurement(cli, own):
+    refused = cli("estimate", f"{own}:Chosen")
+    assert (refused.code, refused.out) == (2, "")
+    assert "'bertscope profile' measures a step" in refused.err.splitlines()[-1]
+    (variant,) = cli("profile", f"{own}:Chosen", *MEASURED).json["variants"]
+    assert variant["estimated"] is None
+    assert max(phase["peak_bytes"] for phase in variant["measured"]["phases"]) > 4 * 500 * 60
+
+
+def test_a_compiled_module_has_the_estimate_of_the_module_inside(cli, own):
+    estimates = [cli("estimate", f"{own}:{name}", "--format", "json") for name in ("Tagger", "compiled")]
+    phases = [
+        [phase["peak_bytes"] for phase in result.json["variants"][0]["estimated"]["phases"]] for result in estimates
+    ]
+    assert phases[0] == phases[1]
 
 
 def test_inputs_that_nothing_describes_are_given_by_an_option(cli, own):

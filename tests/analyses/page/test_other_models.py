@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
 
 import pytest
 from torch import nn
@@ -30,6 +33,51 @@ class Tagger(nn.Module):
 
     def forward(self, input_ids):
         return self.out(self.words(input_ids))
+
+
+class Scorer(nn.Linear):
+    """A forward whose input has no usual name."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, features):
+        return super().forward(features)
+
+
+GIVEN = ("--input", "features=Bx5:float32")
+
+
+def test_an_input_that_nothing_describes_is_an_option_of_the_page(cli, tmp_path):
+    name = f"{__name__}:Scorer"
+    refused = cli("report", name, "--no-fit", "--format", "json")
+    assert "add --input features=SHAPE:DTYPE, such as features=Bx5:float32" in refused.err.splitlines()[-1]
+    (page,) = cli("report", name, *SIZES, *GIVEN, "--budget", "4MiB", "--format", "json").json["models"]
+    memory = cli("estimate", name, *SIZES, *GIVEN, "--format", "json").json
+    assert page["flops"]["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 5 * 2
+    assert page["memory"]["variants"] == memory["variants"]
+    pytest.importorskip("plotly")
+    assert cli("report", name, *SIZES, *GIVEN, "--budget", "4MiB", "-o", tmp_path / "page.html").code == 0
+    text = (tmp_path / "page.html").read_text()
+    for command in ("flops", "estimate", "fit"):
+        (line, *_) = re.findall(f"bertscope {command} [^<]*", text)
+        found = cli(*shlex.split(html.unescape(line))[1:])
+        assert found.code == 0, (line, found.err)
+
+
+def test_explore_takes_the_inputs_of_a_run():
+    source = GivenModule(name="scorer", module=Scorer())
+    *_, report = explore(source, RunConfig(batch=3, seq=7, inputs=GIVEN[1:]))
+    assert report.rows[0].module.inputs[0].shape == (3, 5)
+    assert report.rows[0].work.forward.matmul_flops == 2 * 3 * 5 * 2
+
+
+def test_diff_of_models_that_cannot_be_run_has_no_flops(cli):
+    result = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4)
+    assert result.code == 0
+    assert f"no FLOPs of {__name__}:Scorer: its forward pass did not run" in result.out
+    data = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4, "--format", "json").json
+    assert (data["forward_flops_a"], data["forward_flops_b"]) == (None, 2 * 4 * 6 * 3)
 
 
 @pytest.fixture
