@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
-from bertscope.commands.output import OutputOptions, Progress
+from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.registry import command, numbers, size
 from bertscope.commands.run_options import (
     AUTOCAST,
@@ -70,7 +70,7 @@ def fit(
     ] = None,
     inputs: Inputs = None,
     model: ModelOptions,
-    out: OutputOptions,
+    out: NotedOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 

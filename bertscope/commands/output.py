@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bertscope.errors import SourceError, one_line
+from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.render.console import Target, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
@@ -26,6 +27,8 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, completely or not at all, instead of stdout."),
 ]
+_NOT_WRITTEN = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|svg|html?)", re.IGNORECASE)
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,14 @@ class OutputOptions:
 
     fmt: Format = "table"
     output: Output = None
+
+    def __post_init__(self) -> None:
+        """Raise SelectionError for a file whose name claims a format that is not written."""
+        if self.output is not None and _NOT_WRITTEN.fullmatch(self.output.suffix):
+            raise SelectionError(
+                f"{self.output.name}: this command writes no {self.output.suffix}; it writes --format table (.txt), "
+                "json, csv and markdown (.md)"
+            )
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report in this format."""
@@ -48,6 +59,26 @@ class OutputOptions:
             from bertscope.reports.page import ComparisonReport
 
             self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)), comparison)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotedOutputOptions(OutputOptions):
+    """The output of a report with notes; JSON and Markdown contain all of them."""
+
+    verbose: Verbose = False
+
+    def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the report with its notes in this format."""
+        super().show(_noted(report, renderer), renderer, verbose=self.verbose, **table_options)
+
+    def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the only report as `show` does, and several reports of one kind as one comparison."""
+        super().show_all([_noted(report, renderer) for report in reports], renderer, **table_options)
+
+
+def _noted(report: Any, renderer: ModuleType | SimpleNamespace) -> Any:
+    """Return the report with the notes of its renderer, if it has a field for them."""
+    return replace(report, notes=tuple(renderer.notes(report))) if hasattr(report, "notes") else report
 
 
 def show(

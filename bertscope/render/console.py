@@ -4,11 +4,14 @@ A piped table takes its natural width: rich would assume 80 columns there and dr
 """
 
 import os
+import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,14 @@ def stdout_target() -> Target:
         color = _chosen[0] == "always"
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     return Target(width=width, color=color, unicode=encoding.startswith("utf"))
+
+
+def wrapped(text: str, target: Target, indent: int = 0) -> str:
+    """Return the text in lines of the target's width, further lines indented; no word and no size is broken."""
+    if target.width is None:
+        return f"{text}\n"
+    joined = _NUMBER_AND_UNIT.sub("\u00a0", text)
+    lines = textwrap.wrap(
+        joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\u00a0", " ") + "\n"
