@@ -77,12 +77,7 @@ def test_no_width_breaks_a_word_or_cuts_a_number(printed, command):
     wide = DRAWN[command](report, Target())
     for width in WIDTHS:
         narrow = DRAWN[command](report, Target(width=width))
-        for word in set(re.sub(r"\(columns left out[^;]*;", "", narrow).split()) - {
-            "terminal,",
-            "pipe)",
-            "or",
-            "widen",
-        }:
+        for word in set(re.sub(r"\(columns left out.*?pipe\)", "", narrow, flags=re.DOTALL).split()):
             end = r"(?![\w,]*\d)(?!\w)" if word[-1].isalnum() else ""
             start = r"(?<![\w,])" if word[0].isalnum() else ""
             is_bar = set(word) <= {*"─PbOiGAt"}
