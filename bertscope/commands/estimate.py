@@ -81,5 +81,5 @@ def _estimate(
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import estimate_report
 
-    with Progress() as progress:
+    with Progress(len(run_configs)) as progress:
         return source, run_configs, estimate_report(source, run_configs, progress)

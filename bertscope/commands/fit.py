@@ -108,7 +108,7 @@ def fit(
 
     reports: list[FitReport] = []
     steps: dict[str | None, Steps] = {}
-    with Progress() as progress:
+    with Progress(len(seqs) * sum(len(variants) for _, variants in runs)) as progress:
         for limit, variants in runs:
             report = fit_report(source, variants, seqs, limit, batch=asked_batch, context_bytes=context_bytes,
                                 progress=progress, known_steps=steps)  # fmt: skip

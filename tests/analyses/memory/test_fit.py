@@ -485,7 +485,7 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
 def test_every_mark_in_a_bar_is_explained(activations):
     memory = made_up(activations, "estimated")
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    text = renderer.table(report, Target())
+    text = renderer.table(report, Target(), verbose=True)
     (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
     (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
     assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))
