@@ -344,13 +344,13 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
     assert (result.code, row["fits"]) == (code, code == 0)
 
 
-def test_the_first_line_says_head_attention_and_precisions(cli, folder):
+def test_the_first_line_says_the_answer_head_attention_and_precision(cli, folder):
     asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--sdpa-kernel", "math", "--expandable-segments")
     first = cli("fit", "small.yaml", "--gpu", "t4", *asked).out.splitlines()[0]
     for words in (
         "BertForMaskedLM",
         "sdpa attention, as in transformers 4.43.4, math kernel",
-        "fp32 and fp16 autocast",
+        "yes: batch 1 fits on t4 at seq 8 with fp32, checkpointing none: peak ",
         "expandable_segments:True",
     ):
         assert words in first
