@@ -8,7 +8,7 @@ from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render import fit
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
@@ -166,7 +166,7 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
 _GPU = (
     Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
     Column("answer", lambda line: fit.answer_text(line.report, line.row)),
-    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=6),
+    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=7),
 )
 
 
@@ -208,7 +208,8 @@ def table(report: ComparisonReport, target: Target, *, verbose: bool = False) ->
         body = table_text(made.columns, made.rows, target)
     if made.shows_csv and made.csv:
         body += table_text(*made.csv, target)
-    return made.heading + body + notes_text(made.notes, target, verbose=verbose)
+    heading = wrapped(made.heading.strip(), target) if made.heading else ""
+    return heading + body + notes_text(made.notes, target, verbose=verbose)
 
 
 def markdown(report: ComparisonReport) -> str:

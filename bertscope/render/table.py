@@ -131,19 +131,34 @@ class _RichTable:
         from rich.table import Table
         from rich.text import Text
 
+        cells = [[visible(column.text(row)) for column in columns[1:]] for row in self.rows]
+        widths, excess = self._narrowed(columns[1:], cells)
         table = Table(box=box.SIMPLE_HEAD if self.target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
-        for column in columns:
+        for column, width in zip(columns, [None, *widths], strict=True):
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right)
+            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right, width=width)
         first = [self._first_lines(columns[0], row) for row in self.rows]
         longest = max((_cell_width(line) for lines in first for line in lines), default=0)
-        for row, lines in zip(self.rows, first, strict=True):
+        for row, lines, others in zip(self.rows, first, cells, strict=True):
             style = "bold" if self.strong and self.strong(row) else ""
-            if self.excess and longest - self.excess >= _NARROWEST_NAME:
-                lines = [part for line in lines for part in _broken(line, longest - self.excess)]
-            cells = ["\n".join(lines), *(visible(column.text(row)) for column in columns[1:])]
-            table.add_row(*map(Text, cells), style=style)
+            if excess and longest - excess >= _NARROWEST_NAME:
+                lines = [part for line in lines for part in _broken(line, longest - excess)]
+            table.add_row(*map(Text, ["\n".join(lines), *others]), style=style)
         return table
+
+    def _narrowed(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int | None], int]:
+        """Return the widths of columns of words that are narrower than their texts, and the excess that is left."""
+        widths: list[int | None] = [None] * len(columns)
+        texts = [[column.title, *(row[place] for row in cells)] for place, column in enumerate(columns)]
+        natural = [max(map(_cell_width, column)) for column in texts]
+        least = [max(_cell_width(word) for text in column for word in text.split() or [""]) for column in texts]
+        excess = self.excess
+        for place in sorted(range(len(columns)), key=lambda place: least[place] - natural[place]):
+            if excess and not columns[place].right:
+                width = max(natural[place] - excess, least[place])
+                excess -= natural[place] - width
+                widths[place] = width
+        return widths, excess
 
     def _first_lines(self, column: Column, row: Any) -> list[str]:
         """Return the lines of the first cell of a row."""
