@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -13,8 +14,9 @@ import typer
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.registry import Color, CommandGroup, Debug
-from bertscope.errors import BertscopeWarning, one_line
+from bertscope.errors import BertscopeWarning, nearest, one_line
 from bertscope.render.console import choose_color
+from bertscope.units import PRECISIONS
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
@@ -82,5 +84,18 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
+    message = f"{' '.join(message.split()).rstrip('.')}{_near_choice(message)}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
-    return complain(f"{' '.join(message.split()).rstrip('.')}; see '{command} --help'", error.exit_code)
+    return complain(f"{message}; see '{command} --help'", error.exit_code)
+
+
+def _near_choice(message: str) -> str:
+    """Return a suggestion for a value that is none of the choices of an option: a near one, or torch's name of one."""
+    found = re.search(r"'([^']*)' is not one of ('.*')", message)
+    if found is None:
+        return ""
+    words = re.findall(r"'([^']*)'", found[2])
+    known = {word: word for word in words}
+    known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
+    near = nearest(found[1], known)
+    return f"; did you mean {known[near]!r}?" if near else ""

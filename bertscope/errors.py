@@ -112,6 +112,13 @@ class BertscopeWarning(UserWarning):
     """A setting that has no effect, or a fallback to other code than the user asked for."""
 
 
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Return the known word that is nearest to `given`, upper and lower case alike; empty if none is near."""
+    words = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(given[:100].lower(), words, n=1, cutoff=0.6)
+    return words[near[0]] if near else ""
+
+
 def suggestion(given: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = sorted(known)

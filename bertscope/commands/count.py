@@ -66,9 +66,9 @@ def count(
 ) -> int:
     """Count the parameters of a model or of a checkpoint, layer by layer.
 
-    Equal layers are one row with the number of copies; "each" is one of them. Tied tensors are counted
-    in two ways: unique parameters (every tensor once) and the sum over layers (at every layer that
-    uses them). Several models are one row each, with --by group one column each.
+    Equal layers are one row with the number of copies; "per layer" is one of them. Tied tensors are
+    counted in two ways: unique parameters (every tensor once) and the sum over layers (at every layer
+    that uses them). Several models are one row each, with --by group one column each.
     """
     model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
     expected = None if expect is None else _expected(expect)

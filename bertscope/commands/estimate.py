@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
-from bertscope.commands.output import OutputOptions, Progress, write_file
+from bertscope.commands.output import NotedOutputOptions, Progress, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import (
     AllocatorOptions,
@@ -43,7 +43,7 @@ def estimate(
     inputs: Inputs = None,
     model: ModelsOptions,
     view: ViewOptions,
-    out: OutputOptions,
+    out: NotedOutputOptions,
 ) -> None:
     """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
 
@@ -58,7 +58,7 @@ def estimate(
     reports = [
         run.with_training_file(report, used, is_noted=place == 0) for place, (_, used, report) in enumerate(estimates)
     ]
-    out.show_all(reports, renderer, **({} if model.others else {"shown_rows": view.rows or None}))
+    out.show_all(reports, renderer, **({} if model.others else {"shown_rows": view.rows}))
     if model.others:
         return
     ((source, used, _),) = estimates
@@ -81,5 +81,5 @@ def _estimate(
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import estimate_report
 
-    with Progress() as progress:
+    with Progress(len(run_configs)) as progress:
         return source, run_configs, estimate_report(source, run_configs, progress)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
-from bertscope.commands.output import OutputOptions, Progress
+from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.registry import command, numbers, size
 from bertscope.commands.run_options import (
     AUTOCAST,
@@ -70,7 +70,7 @@ def fit(
     ] = None,
     inputs: Inputs = None,
     model: ModelOptions,
-    out: OutputOptions,
+    out: NotedOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
@@ -108,7 +108,7 @@ def fit(
 
     reports: list[FitReport] = []
     steps: dict[str | None, Steps] = {}
-    with Progress() as progress:
+    with Progress(len(seqs) * sum(len(variants) for _, variants in runs)) as progress:
         for limit, variants in runs:
             report = fit_report(source, variants, seqs, limit, batch=asked_batch, context_bytes=context_bytes,
                                 progress=progress, known_steps=steps)  # fmt: skip

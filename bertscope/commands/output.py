@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bertscope.errors import SourceError, one_line
-from bertscope.render.console import Target, stdout_target
+from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.render.console import Target, progress_bar, stdout_target
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
@@ -26,6 +27,8 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, completely or not at all, instead of stdout."),
 ]
+_NOT_WRITTEN = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|svg|html?)", re.IGNORECASE)
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,14 @@ class OutputOptions:
 
     fmt: Format = "table"
     output: Output = None
+
+    def __post_init__(self) -> None:
+        """Raise SelectionError for a file whose name claims a format that is not written."""
+        if self.output is not None and _NOT_WRITTEN.fullmatch(self.output.suffix):
+            raise SelectionError(
+                f"{self.output.name}: this command writes no {self.output.suffix}; it writes --format table (.txt), "
+                "json, csv and markdown (.md)"
+            )
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report in this format."""
@@ -48,6 +59,26 @@ class OutputOptions:
             from bertscope.reports.page import ComparisonReport
 
             self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)), comparison)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotedOutputOptions(OutputOptions):
+    """The output of a report with notes; JSON and Markdown contain all of them."""
+
+    verbose: Verbose = False
+
+    def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the report with its notes in this format."""
+        super().show(_noted(report, renderer), renderer, verbose=self.verbose, **table_options)
+
+    def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+        """Write the only report as `show` does, and several reports of one kind as one comparison."""
+        super().show_all([_noted(report, renderer) for report in reports], renderer, **table_options)
+
+
+def _noted(report: Any, renderer: ModuleType | SimpleNamespace) -> Any:
+    """Return the report with the notes of its renderer, if it has a field for them."""
+    return replace(report, notes=tuple(renderer.notes(report))) if hasattr(report, "notes") else report
 
 
 def show(
@@ -154,26 +185,49 @@ def note(text: str) -> None:
 
 
 class Progress:
-    """Display of progress on stderr: one line that changes in a terminal, a line for each stage elsewhere."""
+    """Display of progress on stderr after the first second: a bar in a terminal, a line for each stage elsewhere.
 
-    def __init__(self) -> None:
+    `total` is the number of stages; a text names its stage before a colon, if it has one.
+    """
+
+    def __init__(self, total: int = 0) -> None:
+        self.total = total
         self.started = time.monotonic()
+        self.begun: list[str] = []  # the stages, in order
+        self.done_seconds = 0.0  # until the current stage began
         self.shown = ""
+        self.bar: Any = None
         self.is_terminal = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
         """Show the text, except in the first second or, outside a terminal, a second time."""
+        stage = text.partition(":")[0]
         seconds = time.monotonic() - self.started
+        if [stage] != self.begun[-1:]:
+            self.begun.append(stage)
+            self.done_seconds = seconds
         if seconds < 1 or (text == self.shown and not self.is_terminal):
             return
         self.shown = text
-        line = f"{one_line(text, limit=60)} ({seconds:.0f} s)"
-        print(f"\r\x1b[K{line}" if self.is_terminal else line, end="" if self.is_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
+        words = one_line(text, limit=60)
+        if self.is_terminal:
+            self._draw(words)
+        else:
+            place = f"{len(self.begun)} of {self.total}, " if self.total else ""
+            print(f"{words} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
+
+    def _draw(self, words: str) -> None:
+        if self.bar is None:
+            self.bar = progress_bar()
+            self.bar.add_task(words, total=self.total or None, done_seconds=self.done_seconds)
+            self.bar.tasks[0].start_time = self.started
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], description=words, completed=len(self.begun) - 1,
+                        done_seconds=self.done_seconds)  # fmt: skip
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_terminal and self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self.bar is not None:
+            self.bar.stop()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
-from bertscope.commands.output import OutputOptions, Progress, note, write_file
+from bertscope.commands.output import NotedOutputOptions, Progress, note, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
@@ -38,7 +38,7 @@ def profile(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
     inputs: Inputs = None,
     view: ViewOptions,
-    out: OutputOptions,
+    out: NotedOutputOptions,
 ) -> int:
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
@@ -60,14 +60,14 @@ def profile(
             wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with Progress() as progress:
+    with Progress(len(jobs)) as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     report = run.with_training_file(report, run_configs)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others
         if is_shown:
-            out.show(report, renderer, shown_rows=view.rows or None)
+            out.show(report, renderer, shown_rows=view.rows)
         for variant in report.variants:
             if variant.failure:
                 note(f"{variant.checkpointing} could not be measured: {variant.failure}")

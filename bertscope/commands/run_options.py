@@ -1,4 +1,4 @@
-"""Options that `estimate`, `profile` and `fit` share, and the display of progress."""
+"""Options that `estimate`, `profile` and `fit` share."""
 
 from __future__ import annotations
 
@@ -288,7 +288,9 @@ class AllocatorOptions:
 class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
-    rows: Annotated[int, typer.Option(metavar="N", min=0, help="The number of rows of saved tensors; 0: all.")] = 10
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Show N saved tensors; 0: all; default: none, with -v 10.")
+    ] = None
     timeline: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json."),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertscope.errors import ConfigError
+from bertscope.errors import ConfigError, nearest
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
@@ -233,9 +233,10 @@ RULES = rules_of(BertConfig)
 
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
-    return ConfigError(
-        f"unknown architecture {str(name)[:60]!r}; allowed: {', '.join(ARCHITECTURES)}", field="architecture"
-    )
+    near = nearest(str(name), ARCHITECTURES)
+    hint = f"did you mean {near!r}? " if near else ""
+    text = f"unknown architecture {str(name)[:60]!r}; {hint}allowed: {', '.join(ARCHITECTURES)}"
+    return ConfigError(text, field="architecture")
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render import fit
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
+from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
@@ -104,10 +105,9 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
                {"macs": lambda line: line.row.total_flops // 2}, right=True, give_up=2),
     ]  # fmt: skip
     notes = [
-        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; "
-        "from the operators that torch dispatches",
         *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
           for report in reports if report.unknown_operators),
+        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators that torch dispatches",
     ]  # fmt: skip
     return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
 
@@ -152,7 +152,11 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     columns = fit.columns(reports[0])
     of_setting = [_fit_column(place, column) for place, column in enumerate(columns)]
     records = [_Line(report, row) for report in reports for row in report.rows]
-    best = [_best(report, seq) for report in reports for seq in dict.fromkeys(row.seq for row in report.rows)]
+    best = [
+        _Line(report, fit.best_row(report, seq))
+        for report in reports
+        for seq in dict.fromkeys(row.seq for row in report.rows)
+    ]
     of_gpu = [*_GPU, *(column for column in of_setting if column.title != "fits")]  # the answer says it
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     csv_columns = [_GPU[0], *of_setting]
@@ -162,7 +166,7 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
 _GPU = (
     Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
     Column("answer", lambda line: fit.answer_text(line.report, line.row)),
-    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=6),
+    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=7),
 )
 
 
@@ -179,21 +183,11 @@ def _fit_value(place: int, name: str, line: _Line) -> Any:
     return fit.columns(line.report)[place].csv[name](line.row)
 
 
-def _best(report: FitReport, seq: int) -> _Line:
-    """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
-    rows = [row for row in report.rows if row.seq == seq]
-    if report.asked_batch is None:  # with a batch the rows come in the order of their cost
-        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
-    if not any(row.batch_by_bytes for row in rows):
-        rows.sort(key=lambda row: row.peak_bytes)
-    return _Line(report, rows[0])
-
-
 def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Return the notes that only some reports have, each with the name of its model or GPU, then the common ones."""
+    """Return the common notes, then those that only some reports have, each with the name of its model or GPU."""
     common = [note for note in notes[0][1] if all(note in others for _, others in notes)]
     own = [(name, note) for name, found in notes for note in found if note not in common]
-    return [note if note.startswith(name) else f"{name}: {note}" for name, note in own] + common
+    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in own]
 
 
 # The table of each kind of report.
@@ -205,7 +199,7 @@ _TABLES: dict[str, Callable[[Any], _Table]] = {
 }
 
 
-def table(report: ComparisonReport, target: Target) -> str:
+def table(report: ComparisonReport, target: Target, *, verbose: bool = False) -> str:
     """Return the comparison for the terminal."""
     made = _TABLES[report.of](report.reports)
     if made.names:
@@ -214,7 +208,8 @@ def table(report: ComparisonReport, target: Target) -> str:
         body = table_text(made.columns, made.rows, target)
     if made.shows_csv and made.csv:
         body += table_text(*made.csv, target)
-    return made.heading + body + "".join(f"{note}\n" for note in made.notes)
+    heading = wrapped(made.heading.strip(), target) if made.heading else ""
+    return heading + body + notes_text(made.notes, target, verbose=verbose)
 
 
 def markdown(report: ComparisonReport) -> str:

@@ -4,11 +4,14 @@ A piped table takes its natural width: rich would assume 80 columns there and dr
 """
 
 import os
+import re
 import sys
+import textwrap
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,38 @@ def stdout_target() -> Target:
         color = _chosen[0] == "always"
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     return Target(width=width, color=color, unicode=encoding.startswith("utf"))
+
+
+def wrapped(text: str, target: Target, indent: int = 0) -> str:
+    """Return the text in lines of the target's width, further lines indented; no word and no size is broken."""
+    if target.width is None:
+        return f"{text}\n"
+    joined = _NUMBER_AND_UNIT.sub("\u00a0", text)
+    lines = textwrap.wrap(
+        joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\u00a0", " ") + "\n"
+
+
+def progress_bar() -> Any:
+    """Return a bar that disappears when it stops, with the stages done, the elapsed and the remaining time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    class Remaining(ProgressColumn):
+        """The remaining time, at the mean time of the stages done."""
+
+        def render(self, task: Any) -> Any:
+            from rich.text import Text
+
+            if not task.total or not task.completed:
+                return Text("")
+            done_seconds = task.fields["done_seconds"]
+            left = done_seconds / task.completed * (task.total - task.completed) - (task.elapsed - done_seconds)
+            return Text(f"about {max(left, 0):.0f} s left")
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
+               TimeElapsedColumn(), Remaining())  # fmt: skip
+    return Bar(*columns, console=Console(stderr=True, markup=False, highlight=False), transient=True,
+               redirect_stdout=False, redirect_stderr=False)  # fmt: skip

@@ -1,9 +1,12 @@
 """The count report as a table, CSV and Markdown."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
 from bertscope.render.tree import Line, tensor_columns
@@ -12,18 +15,18 @@ from bertscope.units import bytes_text, count_text, shape_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
 _INDENT = "  "
+_TOTAL = "total"
 
 
-def _table(report: CountReport) -> tuple[list[Column], list[Line]]:
+def _table(report: CountReport, rows: Sequence[CountRow]) -> tuple[list[Column], list[Line]]:
     """Return the columns, and the rows with their parts indented below them."""
-    lines = [line for row in report.rows for line in (Line(row, ""), *(Line(part, _INDENT) for part in row.parts))]
-    rows = [line.row for line in lines]
+    lines = [line for row in rows for line in (Line(row, ""), *(Line(part, _INDENT) for part in row.parts))]
     columns = [
         Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
         Column("type", _type_text, _values("type"), give_up=4),
         Column("shapes", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
-        *tensor_columns(rows, give_up=7, csv_order=3),
-        Column("each", _each_text, _values("copies", "each_params"), right=True, give_up=1,
+        *tensor_columns([line.row for line in lines], csv_order=3),
+        Column("per layer", _each_text, _values("copies", "each_params"), right=True, give_up=1,
                shown=any(row.copies > 1 for row in rows)),
         Column("params", lambda line: count_text(line.row.params), _values("params", "distinct_params"), right=True),
         _number("share", "share", share_text, give_up=2, csv_order=2),
@@ -33,6 +36,42 @@ def _table(report: CountReport) -> tuple[list[Column], list[Line]]:
                csv_order=2, shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
     return columns, lines
+
+
+def _with_sums(report: CountReport) -> list[CountRow]:
+    """Return the rows, those of the layers of one module below their sum, and the total of all rows."""
+    rows: list[CountRow] = []
+    for parent, group in groupby(report.rows, lambda row: row.path.rpartition(".")[0]):
+        parts = list(group)
+        below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
+        if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not _nested(parts):
+            parts = [_sum(parent, parts)]
+        rows += parts
+    totals = report.totals
+    everything = _sum(_TOTAL, report.rows)
+    return [*rows, replace(everything, params=totals.layer_params, share=1.0, bytes=totals.param_bytes, parts=(),
+                           trainable_params=totals.trainable_layer_params)]  # fmt: skip
+
+
+def _nested(rows: Sequence[CountRow]) -> bool:
+    return any(row.parts or row.copies > 1 for row in rows)
+
+
+def _sum(path: str, rows: Sequence[CountRow]) -> CountRow:
+    """Return a row with the sums of the others, which are its parts."""
+    sums = {name: sum(getattr(row, name) for row in rows)
+            for name in ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")}  # fmt: skip
+    parts = tuple(replace(row, name=row.path.rpartition(".")[2]) for row in rows)
+    return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
+
+
+def _headline(report: CountReport) -> str:
+    """Return both totals in a sentence."""
+    totals = report.totals
+    if totals.layer_params == totals.distinct_params:
+        return f"{count_text(totals.distinct_params)} parameters"
+    again = f"{count_text(totals.layer_params)} with tied tensors counted at each use"
+    return f"{count_text(totals.distinct_params)} unique parameters; {again}"
 
 
 def _label(line: Line) -> str:
@@ -60,15 +99,18 @@ def _shapes(line: Line) -> str:
 
 def table(report: CountReport, target: Target) -> str:
     """Return the title, the rows with their parts, and the totals for the terminal."""
-    body = table_text(*_table(report), target, lambda line: line.row.parts)
-    return f"{title(report)}\n{body}{lines_text(footer(report))}"
+    columns, lines = _table(report, _with_sums(report))
+    body = table_text(columns, lines, target, lambda line: line.row.parts or line.row.name == _TOTAL)
+    heading = wrapped(title(report), target) + wrapped(_headline(report), target)
+    return heading + body + lines_text(footer(report), target=target)
 
 
 def markdown(report: CountReport) -> str:
     """Return the report for a pull request or a page."""
-    return f"**{title(report)}**\n\n{markdown_text(*_table(report))}\n{lines_markdown(footer(report))}"
+    body = markdown_text(*_table(report, _with_sums(report)))
+    return f"**{title(report)}**\n\n{_headline(report)}\n\n{body}\n{lines_markdown(footer(report))}"
 
 
 def csv(report: CountReport) -> str:
     """Return the rows for a spreadsheet; `depth` 1 marks the parts of the row above."""
-    return csv_text(*_table(report))
+    return csv_text(*_table(report, report.rows))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.console import Target
-from bertscope.render.footer import title
+from bertscope.render.console import Target, wrapped
+from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import NOT_COUNTED
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.timeline.panels import loop_words
@@ -25,17 +25,17 @@ def columns(report: FitReport) -> list[Column]:
         Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "answer"),
                right=True),
         Column("by bytes", lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
-               shown=searched and on_gpu),
+               give_up=1, shown=searched and on_gpu),
         number("peak", "peak_bytes", bytes_text),
         Column("reserved", lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
-               shown=on_gpu),
-        Column("nvidia-smi", lambda row: _shown_text(report, row), right=True, give_up=5, shown=on_gpu),
+               give_up=1, shown=on_gpu),
+        Column("nvidia-smi", lambda row: _shown_text(report, row), right=True, give_up=6, shown=on_gpu),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
-               right=True, give_up=2, shown=searched and not on_gpu),
-        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=1,
+               right=True, give_up=3, shown=searched and not on_gpu),
+        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=2,
                shown=searched),
-        number("FLOPs of the step", "step_flops", _work_text, give_up=3),
-        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=4),
+        number("FLOPs of the step", "step_flops", _work_text, give_up=4),
+        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=5),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
@@ -75,7 +75,10 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
     run: dict[str, Any] = report.run
-    kernel = f"{run['sdpa_kernel']} kernel" if run.get("sdpa_kernel", "auto") != "auto" else ""
+    kernel = ""
+    if report.subject.attention == "sdpa" and _is_on_gpu(report):
+        chosen = run.get("sdpa_kernel", "auto")
+        kernel = "the kernel that torch chooses" if chosen == "auto" else f"{chosen} kernel"
     asked = f"batch {report.asked_batch}" if report.asked_batch else ""
     place = (asked, run.get("device"), run.get("alloc_conf"))
     return ", ".join(filter(None, (title(report), kernel, *words, run.get("mode"), *loop_words(run), *place)))
@@ -88,26 +91,56 @@ def heading(report: FitReport) -> str:
     return f"{settings_text(report, precisions)}, budget {place}{bytes_text(report.budget_bytes)}\n"
 
 
-def notes(report: FitReport) -> Iterator[str]:
-    """Return the answer in a line, and how the numbers were obtained."""
-    what = f"batch {report.asked_batch}" if report.asked_batch else "a batch of one"
+def best_row(report: FitReport, seq: int) -> FitRow:
+    """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
+    rows = [row for row in report.rows if row.seq == seq]
+    if report.asked_batch is None:  # with a batch the rows come in the order of their cost
+        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
+    if not any(row.batch_by_bytes for row in rows):
+        rows.sort(key=lambda row: row.peak_bytes)
+    return rows[0]
+
+
+def verdict(report: FitReport) -> str:
+    """Return the answer in a sentence: the batch, its setting and memory, and the settings that it assumes.
+
+    Of several lengths it is about the longest one with the best answer.
+    """
+    seq = max(row.seq for row in report.rows if row.answer == report.answer)
+    row = best_row(report, seq)
+    what = f"batch {count_text(report.asked_batch or row.batch or 1)}"
     if report.answer == NO:
-        least = min(report.rows, key=lambda row: row.peak_bytes)
-        short = bytes_text(_short_bytes(report, least))
-        yield f"not even {what} fits: the nearest, {_way(least)}, exceeds the budget by {short}"
-    elif report.answer == UNCERTAIN:
-        nearest = next(row for row in report.rows if row.answer == UNCERTAIN)
-        yield f"not certain that {what} fits, with {_way(nearest)} or any other setting"
-    elif report.asked_batch:
-        for seq in dict.fromkeys(row.seq for row in report.rows):
+        what = f"not even {what}"
+    on = f" on {report.card.name}" if report.card else ""
+    memory = f"peak {bytes_text(row.peak_bytes)}"
+    if _is_on_gpu(report):
+        memory += f", reserved {bytes_text(row.reserved_bytes)}"
+    memory += f" of {bytes_text(report.budget_bytes)}"
+    if report.answer == NO:
+        memory += f", short by {bytes_text(_short_bytes(report, row))}"
+    fits = "may fit" if report.answer == UNCERTAIN else "fits"
+    answer = f"{ANSWERS[report.answer]}: {what} {fits}{on} at seq {seq} with {_way(row)}"
+    return f"{answer}: {memory}; assumed: {settings_text(report)}"
+
+
+def notes(report: FitReport) -> Iterator[str]:
+    """Yield the notes: what may change the answer first, then how the numbers were obtained."""
+    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
+        answers = ", ".join(f"{ANSWERS[row.other_head_answer]} for {_way(row)} at seq {row.seq}" for row in other)
+        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
+    if _is_on_gpu(report):
+        if report.asked_batch:
+            yield "yes: the simulated allocator serves it; no: not even the tensors fit; else it is not certain"
+        else:
+            yield "batch: the simulated allocator serves it; by bytes: only the tensors fit, so it is not certain"
+    lengths = list(dict.fromkeys(row.seq for row in report.rows))
+    if report.asked_batch and len(lengths) > 1:
+        for seq in lengths:
             # the rows come in the order of their cost
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, "nothing that was tried")
             yield f"cheapest setting for batch {report.asked_batch} at seq {seq}: {cheapest}"
-    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
-        answers = ", ".join(f"{ANSWERS[row.other_head_answer]} for {_way(row)} at seq {row.seq}" for row in other)
-        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
-    yield "estimated: every operator of the step dispatched, nothing allocated; the peaks of the batch and of batch + 1"
+    yield "estimated: every operator of the step dispatched, nothing allocated"
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
         if (
@@ -122,6 +155,17 @@ def notes(report: FitReport) -> Iterator[str]:
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
+def _place_notes(report: FitReport) -> Iterator[str]:
+    """Yield the memory that the simulated allocator has, and that of the tensors."""
+    low, high = report.context_low_bytes, report.context_high_bytes
+    place = f"with the {'upper context' if low < high else 'context'}"
+    if report.margin:
+        place = f"in {100 - 100 * report.margin:.0f} % of what the upper context leaves"
+    yield f"the simulated allocator serves a batch {place}"
+    if low < high:
+        yield "a batch whose tensors do not even fit with the lower context does not fit"
+
+
 def _gpu_notes(report: FitReport) -> Iterator[str]:
     """Yield the notes on the memory of a GPU besides the tensors."""
     low, high = report.context_low_bytes, report.context_high_bytes
@@ -132,16 +176,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         yield f"CUDA context: {bytes_text(low)} to {bytes_text(high)}, {where}; --context sets yours"
     yield f"peak and reserved include {bytes_text(high)} for the context and {workspaces} for cuBLAS"
     yield NOT_COUNTED
-    place = f"with the {'upper context' if low < high else 'context'}"
-    if report.margin:
-        place = f"in {100 - 100 * report.margin:.0f} % of what the upper context leaves"
-    served = f"the simulated allocator serves{' it' if report.asked_batch else ''} {place}"
-    tensors = f"tensors fit{' with the lower context' if low < high else ''}"
-    if report.asked_batch:
-        yield f"yes: {served}; no: not even its {tensors}"
-    else:
-        yield f"batch: the largest that {served}"
-        yield f"by bytes: the largest whose {tensors}; between the two it is not certain"
+    yield from _place_notes(report)
     if report.margin:
         yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
     yield "nvidia-smi: from the tensors with the lower context to reserved; not compared with a GPU"
@@ -151,16 +186,16 @@ def _way(row: FitRow) -> str:
     return f"{row.precision}, checkpointing {row.checkpointing}"
 
 
-def table(report: FitReport, target: Target) -> str:
+def table(report: FitReport, target: Target, *, verbose: bool = False) -> str:
     """Return the report for the terminal."""
-    text = heading(report) + table_text(columns(report), report.rows, target, lambda row: row.fits)
-    return text + "".join(f"{line}\n" for line in notes(report))
+    body = table_text(columns(report), report.rows, target, lambda row: row.fits)
+    return wrapped(verdict(report), target) + body + notes_text([*notes(report)], target, verbose=verbose)
 
 
 def markdown(report: FitReport) -> str:
     """Return the report as a GitHub table."""
     lines = "".join(f"- {line}\n" for line in notes(report))
-    return heading(report).replace("_", "\\_") + "\n" + markdown_text(columns(report), report.rows) + "\n" + lines
+    return f"{verdict(report)}\n".replace("_", "\\_") + f"\n{markdown_text(columns(report), report.rows)}\n{lines}"
 
 
 def csv(report: FitReport) -> str:

@@ -42,7 +42,7 @@ def _count(value: int) -> str:
     return count_text(value) if value else "--"
 
 
-def _footer(report: FlopsReport) -> list[tuple[str, str]]:
+def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str]]:
     """Return the totals, the polynomial, and the rules of counting."""
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
     lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
@@ -60,7 +60,11 @@ def _footer(report: FlopsReport) -> list[tuple[str, str]]:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
         lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
-    traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated" if report.traced_layers else ""
+    traced = (
+        f"; {report.traced_layers} equal layers ran, the others are extrapolated"
+        if verbose and report.traced_layers
+        else ""
+    )
     return [
         *lines,
         ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
@@ -69,12 +73,12 @@ def _footer(report: FlopsReport) -> list[tuple[str, str]]:
     ]
 
 
-def table(report: FlopsReport, target: Target) -> str:
+def table(report: FlopsReport, target: Target, *, verbose: bool = False) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
     sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
-    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report), 13)}"
+    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report, verbose=verbose), 13, target)}"
 
 
 _SWEEP = (
@@ -89,16 +93,16 @@ _OPERATORS = (
     Column("operator", lambda row: row.operator, values("operator")),
     Column("phase", lambda row: row.phase, values("phase")),
     number("calls", "calls"),
-    Column("counted as", lambda row: row.role, values("role")),
+    Column("counted as", lambda row: row.role, values("role"), give_up=2),
     number("matmul FLOPs", "matmul_flops", _count, of="work"),
-    number("elementwise", "elementwise_flops", _count, of="work"),
-    number("bytes moved", "bytes_moved", bytes_text, of="work", give_up=1),
+    number("elementwise", "elementwise_flops", _count, of="work", give_up=3),
+    number("bytes moved", "bytes_moved", bytes_text, of="work", give_up=4),
 )
 
 
-def _operators_table(report: FlopsReport, target: Target) -> str:
+def _operators_table(report: FlopsReport, target: Target, *, verbose: bool = False) -> str:
     body = table_text(_OPERATORS, report.operators, target)
-    return f"{title(report)}\n{body}{lines_text(_footer(report), 13)}"
+    return f"{title(report)}\n{body}{lines_text(_footer(report, verbose=verbose), 13, target)}"
 
 
 # The renderer of `--operators`: every operator seen, and those that were not counted.

@@ -1,9 +1,10 @@
 """The lines under a table: every total under the name of its convention."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertscope.errors import one_line
+from bertscope.render.console import Target, wrapped
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.units import bytes_text, count_text
@@ -49,9 +50,16 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}")]
 
 
-def lines_text(lines: Iterable[tuple[str, str]], width: int = 24) -> str:
+def notes_text(notes: Sequence[str], target: Target, *, verbose: bool) -> str:
+    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others."""
+    if not verbose and len(notes) > 2:
+        notes = [f"{notes[0]} (-v: {len(notes) - 1} more notes)"]
+    return "".join(wrapped(note, target, 2) for note in notes)
+
+
+def lines_text(lines: Iterable[tuple[str, str]], width: int = 24, target: Target | None = None) -> str:
     """Return names and their values for the terminal, the values from one column on."""
-    return "".join(f"{name:<{width}}{value}\n" for name, value in lines)
+    return "".join(wrapped(f"{name:<{width}}{value}", target or Target(), width) for name, value in lines)
 
 
 def lines_markdown(lines: Iterable[tuple[str, str]]) -> str:

@@ -7,13 +7,13 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.render.console import Target
-from bertscope.render.footer import title
-from bertscope.render.memory_words import bars, conclusions, footnotes
+from bertscope.render.console import Target, wrapped
+from bertscope.render.footer import notes_text
+from bertscope.render.memory_words import bars, notes, verdict
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
-from bertscope.render.timeline.panels import part_name, run_text, variant_name
-from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing
-from bertscope.units import bytes_text, count_text, shape_text
+from bertscope.render.timeline.panels import part_name, variant_name
+from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
+from bertscope.units import bytes_text, count_text, shape_text, signed_text
 
 PARTS = tuple(field.name for field in fields(Parts))
 SHOWN_ROWS = 10
@@ -54,7 +54,7 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
     if any(variant.error is not None for variant in variants):
         both = [variant.estimated if variant.measured else None for variant in variants]
         yield _Line("estimated peak", tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both))
-        yield line("  worst error", "error", lambda error: f"{100 * error:+.4f} %")
+        yield _Line("  worst error", tuple(map(_error_text, variants)))
     if has("process"):
         yield line("process: one step", "process", _step_text)
         yield line("process: whole run", "process.peak_bytes")
@@ -75,6 +75,15 @@ def _at(item: Any, path: str) -> Any:
 
 def _phase_peak(number: int, phases: Sequence[PhasePeak]) -> str:
     return bytes_text(phases[number].peak_bytes)
+
+
+def _error_text(variant: Variant) -> str:
+    """Return the error as a percentage, or in bytes if it is less than the last digit of a percentage."""
+    if variant.error is None or variant.error_bytes is None:
+        return ""
+    percent = f"{100 * variant.error:+.4f} %"
+    is_small = percent.strip("+-0. %") == ""
+    return f"{signed_text(variant.error_bytes) if variant.error_bytes else 0} bytes" if is_small else percent
 
 
 def _step_text(process: ProcessMemory) -> str:
@@ -132,29 +141,33 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
     return sorted(rows, key=lambda row: -max(row[1]))
 
 
-def table(report: MemoryReport, target: Target, *, shown_rows: int | None = SHOWN_ROWS) -> str:
-    """Return the report for the terminal."""
-    text = f"{title(report)}, {run_text(report.run)}\n"
+def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None, verbose: bool = False) -> str:
+    """Return the report for the terminal; `verbose` adds the tensors saved for backward, the bars and all notes.
+
+    `shown_rows` is the number of rows of saved tensors, 0 for all; None: SHOWN_ROWS if verbose, else no table of them.
+    """
+    text = wrapped(verdict(report), target)
     text += tables_text(memory_columns(report), 1, list(memory_lines(report)), target, lambda line: line.is_strong)
-    rows = kept_rows(report)
+    rows = kept_rows(report) if verbose or shown_rows is not None else []
     if rows:
-        shown = rows[:shown_rows]
+        shown = rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
         text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target)
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
-    text += "\n" + bars(report, target)
-    return text + "".join(f"{line}\n" for line in (*conclusions(report), *footnotes(report)))
+    if verbose:
+        text += "\n" + bars(report, target)
+    return text + notes_text([*notes(report)], target, verbose=verbose)
 
 
 def markdown(report: MemoryReport) -> str:
     """Return the report as GitHub tables."""
-    heading = f"{title(report)}, {run_text(report.run)}\n".replace("_", "\\_")
+    heading = f"{verdict(report)}\n".replace("_", "\\_")
     tables = [markdown_text(memory_columns(report), list(memory_lines(report)))]
     if rows := kept_rows(report):
         tables.append(markdown_text(kept_columns(report), rows))
-    notes = "".join(f"- {line}\n" for line in (*conclusions(report), *footnotes(report))).replace("_", "\\_")
-    return "\n".join([heading, *tables, notes])
+    lines = "".join(f"- {line}\n" for line in notes(report)).replace("_", "\\_")
+    return "\n".join([heading, *tables, lines])
 
 
 _PHASES = (

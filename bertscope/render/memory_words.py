@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from bertscope.errors import one_line
-from bertscope.render.console import Target
-from bertscope.render.timeline.panels import variant_name
+from bertscope.render.console import Target, wrapped
+from bertscope.render.footer import title
+from bertscope.render.timeline.panels import run_text, variant_name
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
 
@@ -39,8 +40,8 @@ def bars(report: MemoryReport, target: Target) -> str:
         for (name, memory), bar in zip(memories, drawn, strict=True)
     ]
     used = [part for part, mark in _MARKS.items() if any(mark in bar for bar in drawn)]
-    lines.append(" " * label + " ".join(f"{_MARKS[part]} {part.replace('_', ' ')}" for part in used))
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    legend = " " * label + " ".join(f"{_MARKS[part]} {part.replace('_', ' ')}" for part in used)
+    return "\n".join(line.rstrip() for line in lines) + "\n" + wrapped(legend, target, label)
 
 
 def _bar(memory: Memory, highest: int, width: int) -> str:
@@ -51,14 +52,31 @@ def _bar(memory: Memory, highest: int, width: int) -> str:
     return text
 
 
+def verdict(report: MemoryReport) -> str:
+    """Return the peak of each variant and its moment in a sentence, with the settings that it assumes."""
+    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
+    is_only = len(report.variants) == 1
+    peaks = []
+    for variant, memory in known:
+        place = _place(memory.peak) if is_only else _phase(memory.peak)
+        reserved = f", reserved {bytes_text(memory.device.reserved_bytes)}" if memory.device else ""
+        whose = "" if is_only else f"{variant_name(variant)}: "
+        peaks.append(f"{whose}peak {bytes_text(memory.peak.peak_bytes)} {place}{reserved}")
+    return f"{'; '.join(peaks) or 'nothing was measured'}; assumed: {title(report)}, {run_text(report.run)}"
+
+
+def notes(report: MemoryReport) -> Iterator[str]:
+    """Yield what to conclude from the table, and how each number was obtained."""
+    yield from conclusions(report)
+    yield from footnotes(report)
+
+
 def conclusions(report: MemoryReport) -> Iterator[str]:
-    """Yield the place of each peak, and the gain and cost of each further variant against the first."""
+    """Yield the gain and cost of each further variant against the first, and the place of each peak."""
     for variant in report.variants:
         if variant.failure:
             yield f"{variant_name(variant)}: {one_line(variant.failure)}"
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
-    for variant, memory in known:
-        yield f"{variant_name(variant)}: peak {_place(memory.peak)}"
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
@@ -67,13 +85,19 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
                 for point in other.outlook.points
             )
             yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
+    for variant, memory in known:
+        yield f"{variant_name(variant)}: peak {_place(memory.peak)}"
 
 
 def _place(peak: PhasePeak) -> str:
-    text = "in the optimizer step" if peak.phase == "optimizer" else f"in {peak.phase}"
+    text = _phase(peak)
     if peak.operator:
         text += f", in {peak.operator}"
     return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
+
+
+def _phase(peak: PhasePeak) -> str:
+    return "in the optimizer step" if peak.phase == "optimizer" else f"in {peak.phase}"
 
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:

@@ -6,11 +6,11 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.units import count_text, visible
 
 if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
@@ -21,6 +21,10 @@ Strong = Callable[[Any], object] | None  # true for the rows in bold
 MANY = 2000  # rows
 _UNLIMITED = 10_000
 _GAP = "   "
+_NARROWEST_NAME = 12  # columns
+_BRANCHES = re.compile(r"[ │├└─|`-]+")
+_CONTINUED = str.maketrans({"├": "│", "└": " ", "─": " ", "`": " ", "-": " "})
+_BREAKS = re.compile(r"(?<=[.,]) ?| ")
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
 
@@ -29,8 +33,9 @@ _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch i
 class Column:
     """A column of a report: its cells in the terminal and in Markdown, and its raw values in CSV.
 
-    A narrow terminal drops the column with the highest `give_up` first, and none with 0. CSV holds the values of all
-    columns by name, shown or not; columns with a higher `csv_order` come later.
+    A narrow terminal drops the column with the highest `give_up` first, and none with 0. If that is not enough, the
+    cells of columns with `below` are in lines below the first column. CSV holds the values of all columns by name,
+    shown or not; columns with a higher `csv_order` come later.
     """
 
     title: str
@@ -38,6 +43,7 @@ class Column:
     csv: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     right: bool = False
     give_up: int = 0
+    below: bool = False
     csv_order: int = 0
     shown: bool = True
 
@@ -72,26 +78,44 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
     """Return the rows as a table; a narrow terminal drops the least important columns, and a line says which."""
     columns = shown(columns)
     drawing = _Lines(columns, rows, target) if len(rows) > MANY else _RichTable(rows, target, strong)
+    kept = _fitting(columns, drawing, target)
+    lower = [column for column in columns if column.below]
+    if isinstance(drawing, _RichTable) and target.width and drawing.width(kept) > target.width:
+        if lower:
+            drawing = replace(drawing, below=lower)
+            kept = _fitting([column for column in columns if not column.below], drawing, target)
+        drawing = replace(drawing, excess=max(drawing.width(kept) - target.width, 0))
+    text = drawing.text(kept)
+    left_out = [column.title for column in columns if column not in kept and column not in lower]
+    if left_out:
+        text += wrapped(f"(columns left out: {', '.join(left_out)}; widen the terminal, or pipe)", target)
+    return text
+
+
+def _fitting(columns: Sequence[Column], drawing: _Lines | _RichTable, target: Target) -> list[Column]:
+    """Return the columns without those that the width has no place for."""
     kept = list(columns)
     while target.width and drawing.width(kept) > target.width:
         spare = max(kept, key=lambda column: column.give_up)
         if spare.give_up == 0:
             break
         kept.remove(spare)
-    text = drawing.text(kept)
-    left_out = [column.title for column in columns if column not in kept]
-    if left_out:
-        text += f"(columns left out: {', '.join(left_out)}; widen the terminal, or pipe)\n"
-    return text
+    return kept
 
 
 @dataclass(frozen=True)
 class _RichTable:
-    """A table drawn by rich, which folds a long cell over lines; nothing is cut."""
+    """A table drawn by rich, which folds a long cell over lines; nothing is cut.
+
+    The cells of the columns in `below` are lines of the first cell of a row, which is `excess` narrower than its
+    longest line: a path is broken after a dot.
+    """
 
     rows: Sequence[Any]
     target: Target
     strong: Strong
+    below: Sequence[Column] = ()
+    excess: int = 0
 
     def width(self, columns: Sequence[Column]) -> int:
         return _console(Target()).measure(self._table(columns)).maximum
@@ -107,14 +131,54 @@ class _RichTable:
         from rich.table import Table
         from rich.text import Text
 
+        cells = [[visible(column.text(row)) for column in columns[1:]] for row in self.rows]
+        widths, excess = self._narrowed(columns[1:], cells)
         table = Table(box=box.SIMPLE_HEAD if self.target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
-        for column in columns:
+        for column, width in zip(columns, [None, *widths], strict=True):
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right)
-        for row in self.rows:
+            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right, width=width)
+        first = [self._first_lines(columns[0], row) for row in self.rows]
+        longest = max((_cell_width(line) for lines in first for line in lines), default=0)
+        for row, lines, others in zip(self.rows, first, cells, strict=True):
             style = "bold" if self.strong and self.strong(row) else ""
-            table.add_row(*(Text(visible(column.text(row))) for column in columns), style=style)
+            if excess and longest - excess >= _NARROWEST_NAME:
+                lines = [part for line in lines for part in _broken(line, longest - excess)]
+            table.add_row(*map(Text, ["\n".join(lines), *others]), style=style)
         return table
+
+    def _narrowed(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int | None], int]:
+        """Return the widths of columns of words that are narrower than their texts, and the excess that is left."""
+        widths: list[int | None] = [None] * len(columns)
+        texts = [[column.title, *(row[place] for row in cells)] for place, column in enumerate(columns)]
+        natural = [max(map(_cell_width, column)) for column in texts]
+        least = [max(_cell_width(word) for text in column for word in text.split() or [""]) for column in texts]
+        excess = self.excess
+        for place in sorted(range(len(columns)), key=lambda place: least[place] - natural[place]):
+            if excess and not columns[place].right:
+                width = max(natural[place] - excess, least[place])
+                excess -= natural[place] - width
+                widths[place] = width
+        return widths, excess
+
+    def _first_lines(self, column: Column, row: Any) -> list[str]:
+        """Return the lines of the first cell of a row."""
+        name = visible(column.text(row))
+        branches = _BRANCHES.match(name)
+        indent = (branches[0].translate(_CONTINUED) if branches else "") + "  "
+        texts = [(lower.title, visible(lower.text(row))) for lower in self.below]
+        return [name, *(f"{indent}{title} {text}" for title, text in texts if text)]
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Return the line in parts of at most this width, broken after dots, commas and spaces."""
+    parts = [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    while _cell_width(parts[-1]) > width:
+        place = max((found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1, width)), default=0)
+        if not place:
+            break
+        parts[-1:] = [parts[-1][:place].rstrip(), indent + parts[-1][place:]]
+    return parts
 
 
 def _console(target: Target) -> Console:

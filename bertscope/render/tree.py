@@ -48,7 +48,7 @@ def row_name(row: Any) -> str:
     return f"{row.name or row.type}{copies}"
 
 
-def tensor_columns(rows: Iterable[Any], *, give_up: int, csv_order: int) -> list[Column]:
+def tensor_columns(rows: Iterable[Any], *, csv_order: int) -> list[Column]:
     """Return the columns of the shapes and dtypes that go into each module and come out; shown if any row has them."""
     is_traced = any(row.inputs or row.outputs for row in rows)
 
@@ -56,7 +56,7 @@ def tensor_columns(rows: Iterable[Any], *, give_up: int, csv_order: int) -> list
         def text(line: Any) -> str:
             return tensors_text(getattr(line.row, name))
 
-        return Column(title, text, {name: text}, give_up=give_up, csv_order=csv_order, shown=is_traced)
+        return Column(title, text, {name: text}, below=True, csv_order=csv_order, shown=is_traced)
 
     return [column("in", "inputs"), column("out", "outputs")]
 
@@ -66,9 +66,9 @@ def _columns(report: TreeReport) -> list[Column]:
         Column("module", lambda line: line.branches + row_name(line.row),
                _values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", lambda line: _type(line.row), _values("type"), give_up=2),
-        Column("each", lambda line: _each(line.row), _values("copies", "each_params"), right=True, give_up=3,
+        Column("per layer", lambda line: _each(line.row), _values("copies", "each_params"), right=True, give_up=3,
                shown=any(row.copies > 1 for row in report.rows)),
-        *tensor_columns(report.rows, give_up=4, csv_order=1),
+        *tensor_columns(report.rows, csv_order=1),
         Column("params", lambda line: count_text(line.row.params) if line.row.params else "--",
                _values("params", "distinct_params", "trainable_params"), right=True),
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", _values("share"),
@@ -95,7 +95,7 @@ def table(report: TreeReport, target: Target) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    return f"{title(report)}\n{body}{lines_text(footer(report))}"
+    return f"{title(report)}\n{body}{lines_text(footer(report), target=target)}"
 
 
 def markdown(report: TreeReport) -> str:

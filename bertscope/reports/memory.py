@@ -148,12 +148,22 @@ class Variant:
     @property
     def error(self) -> float | None:
         """Return the error of the estimate as a fraction of the measured peak; the largest over the phases of both."""
+        return self._worst[0] if self._worst else None
+
+    @property
+    def error_bytes(self) -> int | None:
+        """Return the same error in bytes."""
+        return self._worst[1] if self._worst else None
+
+    @property
+    def _worst(self) -> tuple[float, int] | None:
         if self.estimated is None or self.measured is None:
             return None
         estimated = {phase.phase: phase.peak_bytes for phase in self.estimated.phases}
         measured = {phase.phase: phase.peak_bytes for phase in self.measured.phases if phase.phase in estimated}
-        errors = [(estimated[name] - found) / found for name, found in measured.items() if found]
-        return max(errors, key=abs, default=0.0)
+        differences = [(estimated[name] - found, found) for name, found in measured.items() if found]
+        errors = [(difference / found, difference) for difference, found in differences]
+        return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +210,7 @@ class MemoryReport(TableReport):
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
     training_file: TrainingFile | None = None  # of --from
+    notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +279,7 @@ class FitReport(TableReport):
     margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     training_file: TrainingFile | None = None  # of --from
+    notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
 
     @property
     def fits(self) -> bool:

@@ -216,7 +216,14 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
             hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
         else:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
-    near = suggestion(name.rsplit("/", 1)[-1], presets)
+    short = name.rsplit("/", 1)[-1]
+    if hub.is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
+        extras = "" if hub.is_installed() else "install the extras: pip install 'bertscope[transformers,hub]', and "
+        return SourceError(
+            f"no preset or file named {name[:100]!r}, and no BERT by its name; for a model of another family on the "
+            f"Hugging Face hub {extras}add --download ('bertscope presets' lists the presets)"
+        )
+    near = suggestion(short, presets)
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
 
 

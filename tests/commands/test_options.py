@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from bertscope.commands.output import Progress
 from bertscope.commands.registry import with_bundles
 from bertscope.commands.run_options import WithBareCheckpointing
 from bertscope.run_config import COMPARED, DEVICES, IMPLEMENTATIONS, KERNELS, MODES, OPTIMIZERS, STRATEGIES
@@ -106,3 +107,48 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
     result = cli(word)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"error: No such command '{word}'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("estimate", "--dtype", "float16"), "did you mean 'fp16'?"),
+        (("estimate", "--dtype", "bfloat16"), "did you mean 'bf16'?"),
+        (("flops", "--mode", "train"), "did you mean 'training'?"),
+        (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
+        (("count", "roberta-base"), "add --download"),
+        (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
+    ],
+)
+def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
+    result = cli(*arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+
+
+@pytest.mark.parametrize("suffix", [".pdf", ".XLSX", ".svg"])
+def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    result = cli("count", "bert-tiny", "-o", path)
+    assert (result.code, path.exists()) == (2, False)
+    assert f"this command writes no {suffix}" in result.err
+
+
+def test_progress_outside_a_terminal_is_a_line_for_each_stage(capsys):
+    progress = Progress(total=2)
+    progress.started -= 5
+    for text in ("none: loading torch", "none: loading torch", "none: timing", "full: loading torch"):
+        progress(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "none: loading torch (1 of 2, 5 s)", "none: timing (1 of 2, 5 s)", "full: loading torch (2 of 2, 5 s)",
+    ]  # fmt: skip
+
+
+def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
+    asked = ("estimate", "bert-tiny", "--seq", "16", "--batch", "1")
+    notes = cli(*asked, "--format", "json").json["notes"]
+    short, long = cli(*asked).out, cli(*asked, "-v").out
+    assert all(note in long for note in notes)
+    assert f"(-v: {len(notes) - 1} more notes)" in short
+    assert sum(note in short for note in notes) == 1

@@ -175,7 +175,7 @@ def test_fit_on_several_gpus_has_the_rows_of_each(cli, batch):
 
 
 def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
-    result = cli(*TINY, "--gpu", "t4,a10")
+    result = cli(*TINY, "--gpu", "t4,a10", "-v")
     rows = records(cli(*TINY, "--gpu", "t4,a10", "--format", "csv").out)
     answers = [line.split() for line in result.out.splitlines() if " yes " in line]
     most = {name: max(int(row["batch"]) for row in rows if row["gpu"] == name) for name in ("t4", "a10")}

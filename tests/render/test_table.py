@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from bertscope.render import check, checkpoint, count, fit, tree
+import bertscope
+from bertscope.render import check, checkpoint, comparison, count, diff, fit, flops, memory, tree
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.check import Finding
@@ -50,3 +53,66 @@ def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
     )
     (header,) = csv.reader(io.StringIO(renderer.csv(report)))
     assert {field.name for field in fields(row)} - elsewhere <= {*header}
+
+
+WIDTHS = (60, 80, 100, 120, 200)
+DRAWN = {
+    "count bert-tiny -a BertForMaskedLM": count.table,
+    "count bert-tiny --by parameter": count.table,
+    "count bert-tiny --shapes": count.table,
+    "count bert-tiny bert-mini": comparison.table,
+    "tree bert-tiny --shapes": tree.table,
+    "flops bert-tiny --mode training": flops.table,
+    "flops bert-tiny": flops.operators.table,
+    "estimate bert-tiny -s 512 --checkpointing": partial(memory.table, verbose=True),
+    "fit bert-tiny --budget 1GiB -s 8 --checkpointing none --precision fp32": partial(fit.table, verbose=True),
+    "fit bert-tiny --gpu t4,a10 -s 8 --batch 2 --checkpointing none --precision autocast-fp16": comparison.table,
+    "diff bert-tiny bert-mini": diff.table,
+}
+
+
+@pytest.mark.parametrize("command", DRAWN)
+def test_no_width_breaks_a_word_or_cuts_a_number(printed, command):
+    """Each word of a narrow output is a word of the wide one, or a part of it that ends at a mark."""
+    report = bertscope.from_json(printed(f"bertscope {command} --format json").out)
+    wide = DRAWN[command](report, Target())
+    for width in WIDTHS[1:] if "t4,a10" in command else WIDTHS:  # seven columns of words do not fit into 60
+        narrow = DRAWN[command](report, Target(width=width))
+        for word in set(re.sub(r"\(columns left out.*?pipe\)", "", narrow, flags=re.DOTALL).split()):
+            end = r"(?![\w,]*\d)(?!\w)" if word[-1].isalnum() else ""
+            start = r"(?<![\w,])" if word[0].isalnum() else ""
+            is_bar = set(word) <= {*"─PbOiGAt"}
+            assert is_bar or re.search(start + re.escape(word) + end, wide), f"{word} at {width} columns"
+
+
+@pytest.mark.parametrize("command", [("tree", "bert-tiny", "--shapes"), ("count", "bert-tiny", "--shapes")])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_shapes_that_were_asked_for_are_shown_at_any_width(cli, monkeypatch, command, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = cli(*command, "--seq", "17").out
+    assert "[1, 17] int64" in out
+    assert "[1, 17, 128]" in out
+    left_out = out.partition("(columns left out:")[2].partition(";")[0]
+    assert not {" in", " out"} & set(left_out.split(","))
+
+
+def test_count_has_a_row_for_the_embeddings_and_one_for_the_total(cli):
+    lines = [line.split() for line in cli("count", "bert-base-cased").out.splitlines()]
+    embeddings = bertscope.load("bert-base-cased").config.vocab_size + 512 + 2 + 2
+    rows = {line[0]: line for line in lines if line}
+    assert f"{768 * embeddings:,}" in rows["bert.embeddings"]
+    assert "130,609,732" in rows["total"]
+    assert lines[1][0] == "108,340,804"
+    assert "130,609,732" in lines[1]
+
+
+def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = cli("estimate", "bert-tiny", "--checkpointing", "--seq", "512").out
+    assert len(out.splitlines()) < 24
+    assert out.startswith("none: peak ")
+    assert "extrapolated" not in out
+    out = cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "8", "--batch", "4", "--checkpointing", "none",
+              "--precision", "fp32").out  # fmt: skip
+    assert len(out.splitlines()) < 24
+    assert out.startswith("yes: batch 4 fits on t4 at seq 8 with fp32, checkpointing none: peak ")

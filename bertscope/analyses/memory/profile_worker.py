@@ -138,6 +138,8 @@ def run(job: Job, say: Say) -> None:
     from bertscope.analyses.modules.totals import subject
     from bertscope.torch_access import torch
 
+    if job.run_config.device == "cuda" and not torch.cuda.is_available():
+        raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     say("stage", "estimating")
@@ -165,12 +167,9 @@ def _built(job: Job) -> Any:
     from bertscope.torch_access import torch
 
     run_config, device = job.run_config, job.run_config.device
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
-        if job.memory_limit_bytes is not None:
-            whole = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
+    if device == "cuda" and job.memory_limit_bytes is not None:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
     model: Any = run_model(job.source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
     return ModelStep(model, inputs, run_config, device, loss)

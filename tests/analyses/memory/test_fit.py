@@ -252,19 +252,19 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
         "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
     )
     assert result.code == 1
-    assert "not even a batch of one fits: the nearest, fp32, checkpointing none, exceeds the budget by" in result.out
+    assert result.out.startswith("no: not even batch 1 fits at seq 8 with fp32, checkpointing none: peak ")
     assert "no, short by" in result.out
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 1
-    assert "not even batch 999 fits" in result.out
+    assert result.out.startswith("no: not even batch 999 fits at seq 8")
 
 
 def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1GiB", "--seq", "8", "--batch", "4", "--checkpointing", "full,none",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 0
-    assert "cheapest setting for batch 4 at seq 8: fp32, checkpointing none" in result.out
+    assert result.out.startswith("yes: batch 4 fits at seq 8 with fp32, checkpointing none: peak ")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, wo
 
 def test_a_card_is_named_with_the_source_of_its_memory(cli, folder):
     result = cli("fit", "small.yaml", "--gpu", "T4", "--seq", "8", "--batch", "1", "--precision", "fp32",
-                 "--checkpointing", "none")  # fmt: skip
+                 "--checkpointing", "none", "-v")  # fmt: skip
     assert result.code == 0
     assert f"t4: {GPUS['t4'].source}" in result.out
     assert GPUS["t4"].context_source in result.out
@@ -315,13 +315,15 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     scores = 2 * 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them, of two layers
     assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
     assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
-    table = cli("fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2").out
+    table = cli(
+        "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
+    ).out
     assert "bf16: no fused kernel for it on t4" in table
 
 
 def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
-                 "--precision", "fp32")  # fmt: skip
+                 "--precision", "fp32", "-v")  # fmt: skip
     assert result.code == 0
     assert "cheapest setting for batch 16 at seq 8: fp32, checkpointing none" in result.out
     assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
@@ -342,13 +344,13 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
     assert (result.code, row["fits"]) == (code, code == 0)
 
 
-def test_the_first_line_says_head_attention_and_precisions(cli, folder):
+def test_the_first_line_says_the_answer_head_attention_and_precision(cli, folder):
     asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--sdpa-kernel", "math", "--expandable-segments")
     first = cli("fit", "small.yaml", "--gpu", "t4", *asked).out.splitlines()[0]
     for words in (
         "BertForMaskedLM",
         "sdpa attention, as in transformers 4.43.4, math kernel",
-        "fp32 and fp16 autocast",
+        "yes: batch 1 fits on t4 at seq 8 with fp32, checkpointing none: peak ",
         "expandable_segments:True",
     ):
         assert words in first
@@ -433,7 +435,7 @@ def fitted() -> FitReport:
 
 
 GOLDENS = {
-    "profile-table.txt": lambda: renderer.table(profiled(), Target()),
+    "profile-table.txt": lambda: renderer.table(profiled(), Target(), verbose=True),
     "profile-table-narrow.txt": lambda: renderer.table(profiled(), Target(width=80, unicode=False)),
     "profile-markdown.md": lambda: renderer.markdown(profiled()),
     "profile.csv": lambda: renderer.csv(profiled()),
@@ -450,26 +452,27 @@ def test_a_report_looks_as_it_did(name):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
-    text = renderer.table(profiled(), Target(width=width))
+    text = renderer.table(profiled(), Target(width=width), verbose=True)
     tables = text.count("at the peak of the step")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
         assert text.count(f" {name}") >= tables
     for name in ("none", "full reentrant", "selective", "every-2"):
         assert f"{name} (" in text
-    lines = text.partition("\n\nnone ")[0].splitlines()[1:]
-    assert not [line for line in lines if len(line) > width and not line.startswith("(columns left out")]
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_no_bar_is_cut_in_a_narrow_terminal():
-    text = renderer.table(profiled(), Target(width=100))
+    text = renderer.table(profiled(), Target(width=100), verbose=True)
     bars = [line for line in text.splitlines() if "PPP" in line]
     assert len(bars) == 4
     assert all(len(line) <= 100 for line in bars)
 
 
 def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
-    line = next(line for line in renderer.table(profiled(), Target()).splitlines() if line.startswith("none "))
+    line = next(
+        line for line in renderer.table(profiled(), Target(), verbose=True).splitlines() if line.startswith("none ")
+    )
     marks = line.partition(" ")[2].strip()
     bar = marks.partition(" ")[0]
     lengths = {mark: bar.count(mark) for mark in "POGAt"}
@@ -482,7 +485,7 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
 def test_every_mark_in_a_bar_is_explained(activations):
     memory = made_up(activations, "estimated")
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    text = renderer.table(report, Target())
+    text = renderer.table(report, Target(), verbose=True)
     (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
     (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
     assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))

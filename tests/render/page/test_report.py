@@ -111,8 +111,8 @@ def test_every_number_of_the_page_is_that_of_the_command_named_beside_it(written
     assert (flops["rows"], flops["conventions"]) == (part["flops"]["rows"], part["flops"]["conventions"])
     assert said() == part["training"]
     assert said()["sweep"] == sorted(part["flops"]["sweep"], key=lambda point: point["seq"])
-    assert said() == part["memory"]
-    assert said() == part["fit"]
+    assert said() | {"notes": []} == part["memory"]  # the page has the notes as text
+    assert said() | {"notes": []} == part["fit"]
     assert said() == part["forward"]
     assert said() == part["layer"]
     assert list(named) == []
