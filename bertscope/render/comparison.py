@@ -107,7 +107,7 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
     notes = [
         *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
           for report in reports if report.unknown_operators),
-        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators that torch dispatches",
+        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
     ]  # fmt: skip
     return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
 
