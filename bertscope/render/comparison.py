@@ -104,7 +104,8 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
                {"macs": lambda line: line.row.total_flops // 2}, right=True, give_up=2),
     ]  # fmt: skip
     notes = [
-        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched on meta",
+        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; "
+        "from the operators that torch dispatches",
         *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
           for report in reports if report.unknown_operators),
     ]  # fmt: skip

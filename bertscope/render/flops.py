@@ -65,7 +65,7 @@ def _footer(report: FlopsReport) -> list[tuple[str, str]]:
         *lines,
         ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
         ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
-        (subject.obtained, f"from the operators dispatched on meta{traced}; torch {subject.torch_version}"),
+        (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
     ]
 
 

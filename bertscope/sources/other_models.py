@@ -239,8 +239,8 @@ class FactorySource(OtherSource):
         note_values(how)
         if not isinstance(module, nn.Module):
             raise SourceError(
-                f"{self.name} gives a {type(module).__name__}; a torch.nn.Module is needed: write a function that "
-                f"returns the module alone, and name it: {self._other_name('build')}"
+                f"{self.name} gives an object of type {type(module).__name__}, not a torch.nn.Module; write a "
+                f"function that returns only the module, and name it: {self._other_name('build')}"
             )
         return module
 

@@ -312,11 +312,14 @@ def test_what_fails_on_fake_tensors_too_is_one_line(code, command):
     [
         ("fails", "ValueError"),
         ("leaves", "SystemExit"),
-        ("text", "gives a str; a torch.nn.Module is needed"),
-        ("several", "gives a tuple; a torch.nn.Module is needed: write a function that returns the module alone"),
+        ("text", "gives an object of type str, not a torch.nn.Module"),
+        (
+            "several",
+            "gives an object of type tuple, not a torch.nn.Module; write a function",
+        ),
         ("Taggr", "did you mean 'Tagger'?"),
         ("Wide", "add `def build(): return Wide(width=...)` to its file and name"),
-        ("number", "gives a int; a torch.nn.Module is needed"),
+        ("number", "gives an object of type int, not a torch.nn.Module"),
         ("absent", "has no attribute 'absent'"),
     ],
 )

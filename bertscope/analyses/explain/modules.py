@@ -89,12 +89,12 @@ def _runs(recorded: Trace, calls: Counter[str]) -> dict[str, Run]:
         flops[path] += made.work.matmul_flops
     return {
         path: Run(
-            tuple(given.shape for given in inputs),
+            tuple(given.shape for given in recorded.inputs.get(path, ())),
             tuple(out.shape for out in recorded.outputs.get(path, ())),
             flops[path],
-            calls[path],
+            calls[path] or 1,
         )
-        for path, inputs in recorded.inputs.items()
+        for path in (*recorded.inputs, *(flops.keys() - recorded.inputs.keys()))  # the root of TorchScript has no hooks
     }
 
 

@@ -126,7 +126,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
         f"training step, {size}: {count_text(training.rows[0].total.matmul_flops)} FLOPs",
         *(f"as {item.name} counts: {count_text(item.value)} {item.unit} ({item.how}; {item.source})"
           for item in flops.conventions),
-        "computed: the operators dispatched on meta; matrix products, a multiply-add is 2",
+        "computed: the operators that torch dispatches; matrix products, a multiply-add is 2",
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     asked = (f"--seq {model.seq} --convention torch", f"--seq {model.seq} --mode training", f"--seq {lengths_asked}")

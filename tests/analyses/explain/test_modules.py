@@ -177,6 +177,13 @@ def test_a_forward_that_reads_values_is_explained_by_a_run_on_the_cpu():
     assert all(item.agrees for item in report.sums)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_the_products_of_torchscript_are_those_of_its_root():
+    report = explained(torch.jit.script(nn.Sequential(nn.Linear(WIDTH, 3))), batch=5, inputs=["input=Bx8:float32"])
+    assert report.sums[-1].counted_flops == 2 * 5 * WIDTH * 3
+    assert all(item.agrees for item in report.sums)
+
+
 FAMILIES = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "architectures": ["GPT2LMHeadModel"]},
     "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
