@@ -125,8 +125,9 @@ def test_the_table_says_which_optimizers_copy_the_gradient_for_weight_decay(name
 # ---- an optimizer step that is recorded once ----
 
 
-@pytest.mark.parametrize("loop", [{}, {"checkpointing": "full"}, {"keep_gradients": True}, {"ema": True}], ids=str)
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize(
+    ("optimizer", "loop"), [("adamw", {"checkpointing": "full"}), ("adafactor", {"keep_gradients": True}), ("sgd", {})]
+)
 def test_a_reused_optimizer_step_has_the_events_of_one_that_runs(monkeypatch, optimizer, loop):
     first, second = (RunConfig(batch=batch, seq=8, optimizer=optimizer, **loop) for batch in (2, 5))
     monkeypatch.setattr(fake_run, "_UPDATES", {})

@@ -117,6 +117,7 @@ def plain_peak(family, batch, seq):
     return peak_bytes(make_model, make_inputs, torch.optim.AdamW)
 
 
+@pytest.mark.parametrize("family", ["roberta", "gpt2"], indirect=True)
 def test_the_batch_that_fit_finds_fits_a_plain_loop_and_one_more_does_not(family):
     name, path = family
     source, run_config = find(path), RunConfig(batch=5, seq=16)
