@@ -64,7 +64,7 @@ LOOPS = [
 
 @pytest.mark.parametrize(
     ("architecture", "loop"),
-    [*(("BertForMaskedLM", loop) for loop in LOOPS), *("BertModel", {"accumulate": 2})],
+    [*(("BertForMaskedLM", loop) for loop in LOOPS), ("BertModel", {"accumulate": 2})],
     ids=str,
 )
 def test_the_estimate_is_the_peak_of_a_plain_loop(architecture, loop):
