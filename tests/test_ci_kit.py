@@ -1,4 +1,4 @@
-"""The CI kit for real, as the README shows it: a nested pytest, pre-commit in a repository, the action's own steps."""
+"""The CI kit for real, as docs/ci.md shows it: a nested pytest, pre-commit in a repository, the action's own steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.test_readme import block
+from tests.test_readme import CI, block
 
 ENV = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GIT_", "PRE_COMMIT"))}
 ENV |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
@@ -58,9 +58,13 @@ def test_the_entry_point_of_the_plugin_is_declared():
 
 def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
     project(
-        tmp_path, models=block("yaml", "model:"), wrong=DIFFERS, broken="model: bert-tony\n", empty="model: bert-tiny"
+        tmp_path,
+        models=block(CI, "yaml", "model:"),
+        wrong=DIFFERS,
+        broken="model: bert-tony\n",
+        empty="model: bert-tiny",
     )
-    (tmp_path / "test_readme.py").write_text(block("python", "import torch\nfrom"))
+    (tmp_path / "test_readme.py").write_text(block(CI, "python", "import torch\nfrom"))
     (tmp_path / "test_wrong.py").write_text(
         "import torch\n\ndef test_fixture(assert_params):\n"
         "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
@@ -152,7 +156,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def hooked(tmp_path):
-    """A repository whose pre-commit takes the hook from another one, as the README says; and how it is run."""
+    """A repository whose pre-commit takes the hook from another one, as docs/ci.md says; and how it is run."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     pytest.importorskip("pre_commit", reason="pre-commit is in the extra 'test'")
@@ -163,7 +167,7 @@ def hooked(tmp_path):
     git(hooks, "init", "--quiet")
     git(hooks, "add", ".")
     git(hooks, "commit", "--quiet", "-m", "hooks")
-    config = block("yaml", "repos:").replace("https://github.com/OWNER/bertscope", str(hooks))
+    config = block(CI, "yaml", "repos:").replace("https://github.com/OWNER/bertscope", str(hooks))
     (repository / ".pre-commit-config.yaml").write_text(config.replace("REVISION", git(hooks, "rev-parse", "HEAD")))
     program = programs / "bertscope"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bertscope "$@"\n')
@@ -239,7 +243,7 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 
 
 def test_the_action_of_the_readme_gives_inputs_that_there_are():
-    steps = yaml.safe_load(block("yaml", "steps:"))["steps"]
+    steps = yaml.safe_load(block(CI, "yaml", "steps:"))["steps"]
     assert set(steps[1]["with"]) <= set(ACTION["inputs"])
     assert ACTION["runs"]["using"] == "composite"
     assert all("shell" in step for step in ACTION["runs"]["steps"] if "run" in step)
@@ -327,8 +331,8 @@ def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(instal
 
 def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    project(tmp_path, models=block("yaml", "model:"))
-    (command,) = [line for line in block("sh", "bertscope check --format junit").splitlines() if line]
+    project(tmp_path, models=block(CI, "yaml", "model:"))
+    (command,) = [line for line in block(CI, "sh", "bertscope check --format junit").splitlines() if line]
     assert cli(*command.split()[1:]).code == 0
     (suite,) = ElementTree.parse(tmp_path / "report.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("6", "0", "0")

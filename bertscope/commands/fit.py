@@ -8,18 +8,12 @@ import typer
 from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.registry import command, numbers, size
-from bertscope.commands.run_options import (
-    AUTOCAST,
-    AllocatorOptions,
-    Kernel,
-    StepOptions,
-    by_strategy,
-)
+from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions, by_strategy
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu, fit_precisions
 from bertscope.render import fit as renderer
 from bertscope.reports.memory import FitReport, Gpu
-from bertscope.run_config import CHEAPEST_FIRST, DEVICES, NONE, STORED, RunConfig
+from bertscope.run_config import AUTOCAST, CHEAPEST_FIRST, DEVICES, NONE, STORED, RunConfig
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 EXAMPLES = """

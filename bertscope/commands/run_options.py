@@ -17,8 +17,8 @@ from bertscope.commands.registry import OneOf
 from bertscope.errors import SelectionError
 from bertscope.render.memory_words import training_file_notes
 from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
-from bertscope.run_config import AUTOCAST as AUTOCAST
 from bertscope.run_config import (
+    AUTOCAST,
     COMPARED,
     DEVICES,
     EXAMPLE_STRATEGIES,
@@ -58,11 +58,9 @@ def use_training_file(context: typer.Context, path: Any) -> TrainingFile | None:
     from bertscope.sources.training_files import read_training_file
 
     file = read_training_file(path)
-    options = dict(file.fields)
+    options = {"precision": FP32.name, **file.fields}  # precision is an option of fit
     if "autocast" in options:
         options |= {"dtype": options["autocast"], "precision": f"{AUTOCAST}{options['autocast']}", "autocast": True}
-    else:
-        options["precision"] = FP32.name  # of fit
 
     def unless_given(others: Collection[str], value: Any, otherwise: Any) -> Any:
         """Return the value unless one of the other options is given; given options are evaluated before the rest."""

@@ -19,7 +19,7 @@ from typing import Any
 from bertscope.checkpoints import is_weights, weights_in
 from bertscope.config import BertConfig
 from bertscope.config.lora import Lora
-from bertscope.errors import ConfigError, SelectionError, SourceError, one_line, suggestion
+from bertscope.errors import ConfigError, SelectionError, SourceError, install_command, one_line, suggestion
 from bertscope.sources import hub
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
@@ -218,11 +218,10 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
     short = name.rsplit("/", 1)[-1]
     if hub.is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
-        extras = "" if hub.is_installed() else "install the extras: pip install 'bertscope[transformers,hub]', and "
-        return SourceError(
-            f"no preset or file named {name[:100]!r}, and no BERT by its name; for a model of another family on the "
-            f"Hugging Face hub {extras}add --download ('bertscope presets' lists the presets)"
-        )
+        where = "nor is it in the local Hugging Face cache; --download fetches it from the hub"
+        if not hub.is_installed():
+            where = f"for a model of the Hugging Face hub {install_command('hub')}, and add --download"
+        return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")
     near = suggestion(short, presets)
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
 

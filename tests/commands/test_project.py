@@ -95,7 +95,7 @@ def test_the_table_is_for_the_command_line_only(folder):
         ('gpu = "t5"', "no GPU is known as 't5'"),
         ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
         ('precision = "bf17"', "unknown precision 'bf17'; did you mean"),
-        ('head = "Bert"', "unknown architecture 'Bert'; allowed: BertModel"),
+        ('head = "Bert"', "unknown architecture 'Bert'; did you mean 'BertModel'?"),
         ("gpu = ", "not valid TOML"),
         ("[[tool.bertscope.gpu]]", "gpu must be a text"),
         (f"check = {'[' * 5000}", "not valid TOML"),

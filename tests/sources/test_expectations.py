@@ -164,7 +164,7 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
         ("\nmodel: [a]\n", 2, "model must be a preset's name or a path"),
         ("model: bert-tiny\nconfig: {}\n", 2, "give model or config, not both"),
         ("model: bert-tiny\narchitektur: x\n", 2, "did you mean 'architecture'"),
-        ("model: bert-tiny\narchitecture: Bert\n", 2, "unknown architecture 'Bert'; allowed: BertModel"),
+        ("model: bert-tiny\narchitecture: Bert\n", 2, "unknown architecture 'Bert'; did you mean 'BertModel'?"),
         ("model: bert-tiny\nadd_pooling_layer: 1\n", 2, "must be one of true, false"),
         ("model: ./absent.yaml\n", 1, "cannot be read"),
         (TINY_MLM + "  tiess: {}\n", 4, "did you mean 'ties'"),
