@@ -16,7 +16,16 @@ import pytest
 
 from bertscope.commands import presets as presets_command
 from bertscope.commands import process
-from tests.analyses.memory.test_profile import LONG, SMALL_YAML, children_of, folder, is_gone, start, wait_for  # noqa: F401
+from tests.analyses.memory.test_profile import (  # noqa: F401
+    LONG,
+    SMALL_YAML,
+    _children_of_the_program,
+    children_of,
+    folder,
+    is_gone,
+    start,
+    wait_for,
+)
 from tests.conftest import ROOT
 from tests.test_ci_kit import DIFFERS, HOLDS
 from tests.test_cli import ENV, spawn
@@ -230,9 +239,8 @@ def test_a_socket_that_does_not_block_gets_everything():
 
 @pytest.mark.parametrize(
     ("name", "code", "moment"),
-    [("SIGINT", 130, "estimating"), ("SIGHUP", 129, "estimating"), ("SIGINT", 130, "timing step"),
-     ("SIGTERM", 143, "timing step")],
-)  # fmt: skip
+    [("SIGHUP", 129, "estimating"), ("SIGINT", 130, "estimating"), ("SIGTERM", 143, "timing step")],
+)
 def test_a_signal_ends_profile_and_its_child_with_the_documented_code(folder, name, code, moment):  # noqa: F811
     outputs = ("--timeline", "step.csv", "--snapshot", "step.pickle", "--output", "table.txt")
     two = ("--checkpointing",) if (name, moment) == ("SIGINT", "estimating") else ()

@@ -46,8 +46,10 @@ def built(source, implementation):
     return model.train()
 
 
-@pytest.mark.parametrize(("device", "padding", "autocast"), [("cpu", 0.0, None), ("cuda", 0.2, "bf16")])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("attention", "device", "padding", "autocast"),
+    [("eager", "cpu", 0.0, None), ("sdpa", "cuda", 0.2, "bf16"), ("eager", "cuda", 0.2, "bf16")],
+)
 def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
     run_config = RunConfig(batch=2, seq=16, autocast=autocast, device=device, padding=padding)
     source = small(name, attention, is_decoder=name == "BertLMHeadModel", pad_token_id=0)
