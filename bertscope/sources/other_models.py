@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -280,8 +280,7 @@ class FactorySource(OtherSource):
             takes = inspect.signature(found).parameters.values()
         except (ValueError, TypeError):  # some callables have no signature
             return
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
+        required = required_names(takes)
         if required:
             call = f"{self.name.rpartition(':')[2]}({', '.join(f'{name}=...' for name in required)})"
             raise SourceError(
@@ -292,6 +291,12 @@ class FactorySource(OtherSource):
     def _other_name(self, attribute: str) -> str:
         """Return the name of another attribute of the same module."""
         return f"{self.name.rpartition(':')[0]}:{attribute}"
+
+
+def required_names(takes: Iterable[inspect.Parameter]) -> list[str]:
+    """Return the names of the parameters without which a function cannot be called."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
 
 
 def is_factory(name: str) -> bool:

@@ -80,8 +80,8 @@ class _FakeRunMode(TorchDispatchMode):
 
     def update_key(self) -> Hashable:
         """Return all that decides the events of the optimizer step: its settings, parameters and gradients."""
-        settings = {**vars(self.step.run_config)}
-        chosen = tuple(value for name, value in settings.items() if name not in _GRADIENT_FIELDS)
+        settings = vars(self.step.run_config).items()
+        chosen = tuple(value for name, value in settings if name not in _GRADIENT_FIELDS)
         seen: dict[int, int] = {}  # storage -> number of the first parameter or gradient that has it
 
         def kind(tensor: torch.Tensor | None) -> Hashable:

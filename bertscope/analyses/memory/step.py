@@ -10,7 +10,7 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.tracing.inputs import inputs_for, loss_of
+from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
@@ -18,13 +18,11 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, storage_key, torch, tree_map
+from bertscope.torch_access import nn, storage_key, torch
 from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
-# Suffixes of classes whose labels are ids of words.
-_WORD_LABELS = ("ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -48,7 +46,7 @@ class ModelStep:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
-        if self.run_config.grad_scaler and torch.float16 in dtypes:  # of a module with dtypes of its own
+        if self.run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
             raise SelectionError("GradScaler takes no fp16 gradients; leave grad_scaler out, or use fp32 parameters")
         # The exponential moving average of the weights is a copy of the model.
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
@@ -194,43 +192,22 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
 
 
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
-    """Return the inputs of `meta_inputs` with values: random ids and numbers, and a mask that hides the padding.
-
-    Tensors with values, which `example_inputs` of a module may return, stay as they are.
-    """
+    """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
     given = meta_inputs(model, run_config)
-
-    def real(like: Any, name: str = "") -> Any:
-        """Return a tensor like one on meta, with values."""
-        if not isinstance(like, torch.Tensor) or not like.is_meta:
-            return like.to(device) if isinstance(like, torch.Tensor) else like
-        if like.is_floating_point():
-            return torch.rand(like.shape, dtype=like.dtype, device=device)
-        below = _below(base_model_of(model), run_config, name)
-        return torch.randint(0, below, like.shape, dtype=like.dtype, device=device)
-
-    if not isinstance(given, Mapping):
-        return tree_map(real, given)
-    inputs = dict(given)
-    mask = inputs.pop("attention_mask", None)
-    inputs = {name: tree_map(partial(real, name=name), value) for name, value in inputs.items()}
-    if mask is not None and not mask.is_meta:
-        inputs["attention_mask"] = mask.to(device)
-    elif mask is not None:
-        inputs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype, device=device)
+    inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
+    if isinstance(given, Mapping) and "attention_mask" in given and given["attention_mask"].is_meta:
         padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
         inputs["attention_mask"][..., run_config.seq - padded :] = 0
     return inputs
 
 
 def _below(model: nn.Module, run_config: RunConfig, name: str) -> int:
-    """Return the first id that is too high for this input; 1, which leaves zeros, where nothing says it."""
+    """Return the first integer that is too high for this input; 1, which leaves zeros, where nothing says it."""
     config: Any = getattr(model, "config", None)
     architecture = type(model).__name__
     if name in ("start_positions", "end_positions"):
         return run_config.seq
-    is_of_words = architecture.endswith(_WORD_LABELS) and name == "labels"
-    if is_of_words or name in ("input_ids", "decoder_input_ids"):
+    if name == "labels" and architecture.endswith((*WORD_LABELS, "ForPreTraining")):
         found = getattr(config, "vocab_size", 1)
         return found if isinstance(found, int) else 1
     if not isinstance(model, BertPreTrainedModel):

@@ -13,10 +13,13 @@ from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
 from bertscope.run_config import MAX_SIZE
+from bertscope.sources.other_models import required_names
 from bertscope.torch_access import nn, torch, tree_map
 
 _WORDS = ("input_ids", "decoder_input_ids")
-_TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
+# Suffixes of classes whose labels are ids of words, and of those with a label for each token.
+WORD_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
+_TOKEN_LABELS = (*WORD_LABELS, "ForTokenClassification")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
 _PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
 IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's preprocessor_config.json
@@ -106,8 +109,7 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     kinds = {param.kind for param in takes.values()}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     unknown = [] if kinds & set(variadic) else [name for name in inputs if name not in takes]
-    required = [name for name, param in takes.items() if param.default is param.empty and param.kind not in variadic]
-    absent = [name for name in required if name not in inputs]
+    absent = [name for name in required_names(takes.values()) if name not in inputs]
     shown = ", ".join(map(str, takes.values())) or "nothing"
     signature = f"{type(module).__name__}.forward takes {shown if len(shown) <= 300 else f'{shown[:300]}...'}"
     if unknown:
@@ -213,23 +215,29 @@ _DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def with_values(module: nn.Module, inputs: Any) -> Any:
-    """Return inputs with random ids and numbers, masks of ones, and zeros for other integers, on the CPU.
+def with_values(
+    module: nn.Module, inputs: Any, *, device: str = "cpu", below: Callable[[str], int] = lambda name: 1
+) -> Any:
+    """Return inputs with random ids and numbers, masks of ones, and other integers below `below(name)`, on a device.
 
     Each sequence of ids ends with the end token, of which heads for classification require the same number in each.
+    Tensors with values, which `example_inputs` of a module may return, keep them.
     """
     config = getattr(base_model_of(module), "config", None)
     vocab, end = _setting(config, "vocab_size"), _setting(config, "eos_token_id")
 
     def real(like: Any, name: str = "") -> Any:
-        """Return a tensor like one on meta, with values; any other stays as it is."""
+        """Return a tensor like one on meta, with values; any other value stays as it is."""
         if not isinstance(like, torch.Tensor) or not like.is_meta:
-            return like
+            return like.to(device) if isinstance(like, torch.Tensor) else like
         if like.is_floating_point():
-            return torch.rand(like.shape, dtype=like.dtype)
-        if name not in _WORDS or not isinstance(vocab, int):
-            return torch.full(like.shape, int("mask" in name), dtype=like.dtype)
-        ids = torch.randint(0, vocab, like.shape, dtype=like.dtype)
+            return torch.rand(like.shape, dtype=like.dtype, device=device)
+        if "mask" in name:
+            return torch.ones(like.shape, dtype=like.dtype, device=device)
+        is_of_words = name in _WORDS and isinstance(vocab, int)
+        ids = torch.randint(0, vocab if is_of_words else below(name), like.shape, dtype=like.dtype, device=device)
+        if not is_of_words:
+            return ids
         if isinstance(end, int) and 0 < end < vocab:
             ids[ids == end] = end - 1
             ids[..., -1] = end
