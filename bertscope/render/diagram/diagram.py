@@ -43,9 +43,8 @@ def _classes(report: ClassReport) -> Iterator[str]:
         for base in box.bases:
             yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
     for link in report.links:
-        label = (
-            f" {link.attribute} ({link.count} x) " if link.count != 1 else f" {link.attribute} "
-        )  # clear of the line
+        copies = f" ({link.count} x)" if link.count != 1 else ""
+        label = f" {link.attribute}{copies} "  # clear of the line
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
         ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
         tail, head = map(_quoted, ends)
