@@ -59,6 +59,8 @@ class Explorer(App[BaseException]):
     #main.wide { layout: horizontal; }
     #main.wide ModuleTree { height: 1fr; }
     #main.wide #details { height: 1fr; width: 1fr; border-top: none; border-left: solid $primary; }
+    ModuleTree > .tree--bar { color: $primary; }
+    ModuleTree:nocolor > .tree--bar { color: ansi_default; }
     ModuleTree:nocolor > .tree--cursor { text-style: reverse; }
     ModuleTree:nocolor > .tree--guides { color: ansi_white; }
     """

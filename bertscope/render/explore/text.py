@@ -90,17 +90,18 @@ class Columns:
         texts = (f"{'v ' if item.key == by else ''}{item.title}".rjust(item.width) for item in self.measures)
         return "".join(texts) + (f"{' ' * GAP}share" if self.bar else "")
 
-    def cells(self, row: ExploreRow, root: ExploreRow) -> str:
-        """Return the cells of a row."""
-        return "".join(item.cell(row).rjust(item.width) for item in self.measures) + self._share(row, root)
+    def numbers(self, row: ExploreRow) -> str:
+        """Return the cells of the measures of a row."""
+        return "".join(item.cell(row).rjust(item.width) for item in self.measures)
 
-    def _share(self, row: ExploreRow, root: ExploreRow) -> str:
+    def share(self, row: ExploreRow, root: ExploreRow) -> tuple[str, str]:
+        """Return the bar and the percentage of a row."""
         value, whole = self.shared.value(row), self.shared.value(root)
         if not (self.bar and value and whole):
-            return ""
+            return "", ""
         share = min(value / whole, 1.0)
         percent = f"{100 * share:.1f} %".rjust(PERCENT) if self.has_percent else ""
-        return " " * GAP + bar(share, self.bar).ljust(self.bar) + percent
+        return " " * GAP + bar(share, self.bar).ljust(self.bar), percent
 
 
 def bar(share: float, cells: int) -> str:

@@ -18,6 +18,7 @@ from bertscope.reports.page import ExploreRow
 class ModuleTree(Tree[int]):
     """The modules; the data of a node is the place of its row."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"tree--bar"}  # besides those of Tree
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right", "open", "Open", show=False),
         Binding("left", "close", "Close", show=False),
@@ -121,8 +122,10 @@ class ModuleTree(Tree[int]):
         row = self.rows[node.data]
         mark = ("- " if node.is_expanded else "+ ") if node.allow_expand else "  "
         width = self.names - INDENT * row.module.depth
-        text = f"{mark}{row_name(row.module)}".ljust(width) + self.columns.cells(row, self.rows[0])
-        return Text(text, style=style)
+        bar, percent = self.columns.share(row, self.rows[0])
+        colour = Style() if node is self.cursor_node else self.get_component_rich_style("tree--bar", partial=True)
+        text = Text(f"{mark}{row_name(row.module)}".ljust(width) + self.columns.numbers(row), style=style)
+        return text.append(bar, colour).append(percent)
 
     def action_open(self) -> None:
         """Open the module, or go to the first below it."""

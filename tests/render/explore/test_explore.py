@@ -150,7 +150,7 @@ def run_of(app) -> dict:
 
 
 def explored(*keys, size=(80, 24), all_reports=True, run=None, **changes):
-    """The app after those keys, and what its screen shows."""
+    """The app after those keys and texts (`=dense`), and what its screen shows."""
     first, *later = reports(run, **changes)
 
     async def pressed():
@@ -159,6 +159,10 @@ def explored(*keys, size=(80, 24), all_reports=True, run=None, **changes):
             if all_reports:
                 await settled(pilot)
             for key in keys:
+                if key.startswith("="):  # pasted, as typing takes long
+                    app.query_one("#answer").value = key[1:]
+                    await pilot.pause()
+                    continue
                 await pilot.press(key)
                 if all_reports and key in ("up", "d", "e", "enter"):
                     await settled(pilot)
@@ -202,14 +206,14 @@ def test_arrows_open_close_and_go_up_and_down():
 
 
 def test_a_filter_opens_what_is_closed_and_goes_on_and_back():
-    app, text, place = explored("slash", *"dense", "enter")
+    app, text, place = explored("slash", "=dense", "enter")
     assert path_of(app, place) == "bert.encoder.layer.0-3.attention.output.dense"
     assert "1 of 4 that match 'dense'" in text
-    app, _, place = explored("slash", *"dense", "enter", "n", "n")
+    app, _, place = explored("slash", "=dense", "enter", "n", "n")
     assert path_of(app, place) == "bert.encoder.layer.0-3.output.dense"
-    app, _, place = explored("slash", *"dense", "enter", "N")
+    app, _, place = explored("slash", "=dense", "enter", "N")
     assert path_of(app, place) == "cls.predictions.transform.dense"
-    _, text, place = explored("slash", *"nothing", "enter")
+    _, text, place = explored("slash", "=nothing", "enter")
     assert (place, "nothing matches 'nothing'" in text) == (0, True)
 
 
@@ -218,7 +222,7 @@ def drawn_paths(app) -> set[str]:
 
 
 def test_a_filter_leaves_the_matches_and_what_is_around_and_below_them():
-    app, text, _ = explored("slash", *"selfoutput")
+    app, text, _ = explored("slash", "=selfoutput")
     output = "bert.encoder.layer.0-3.attention.output"
     names = ["", "bert", "bert.encoder", "bert.encoder.layer", "bert.encoder.layer.0-3",
              "bert.encoder.layer.0-3.attention", output]  # fmt: skip
@@ -226,7 +230,7 @@ def test_a_filter_leaves_the_matches_and_what_is_around_and_below_them():
     assert "dropout" not in text.partition("───")[0]  # below a match, and closed
     assert "embeddings" not in text.partition("───")[0]
     whole = len(app.report.rows)
-    app, *_ = explored("slash", *"selfoutput", *["backspace"] * 10)
+    app, *_ = explored("slash", *"selfo", *["backspace"] * 5)
     assert len(drawn_paths(app)) == whole
 
 
@@ -241,10 +245,10 @@ def test_a_filter_takes_the_modules_that_it_names_and_not_all_below_them(words, 
 
 
 def test_escape_removes_the_filter_and_goes_back_to_where_it_began():
-    app, _, place = explored("down", "down", "slash", *"value", "escape")
+    app, _, place = explored("down", "down", "slash", "=value", "escape")
     assert path_of(app, place) == "bert.embeddings"
     assert len(app.modules.nodes) == len(app.report.rows)
-    app, _, place = explored("down", "down", "slash", *"value", "enter", "escape")
+    app, _, place = explored("down", "down", "slash", "=value", "enter", "escape")
     assert path_of(app, place) == "bert.encoder.layer.0-3.attention.self.value"
     assert len(app.modules.nodes) == len(app.report.rows)
 
@@ -264,21 +268,54 @@ def test_the_bar_shows_the_share_of_the_sorted_column():
         assert line.count("█") == int(20 * share)
 
 
-def test_batch_length_and_precision_change_the_run_and_wrong_ones_leave_it():
-    app, text, _ = explored("b", *"3", "enter", "l", "up", "down", "down", "enter", "d")
-    expected = reports(RunConfig(batch=3, seq=2, autocast="bf16"))[-1]
-    assert app.report.rows == expected.rows
+def test_batch_length_and_precision_change_the_run():
+    app, text, _ = explored("b", "3", "enter", "l", "up", "down", "down", "enter", "d")
+    assert app.report.rows == reports(RunConfig(batch=3, seq=2, autocast="bf16"))[-1].rows
     assert "batch 3, length 2, bf16 autocast" in text
-    for keys, said in (
-        (("b", *"x", "enter"), "batch: a whole number is needed; got 'x'"),
-        (("b", *"0", "enter"), "batch must be at least 1"),
-        (("l", *"500", "enter"), "at most max_position_embeddings 12; got 500"),
-    ):
-        app, text, _ = explored(*keys)
-        assert said in text
-        assert "batch 2, length 5, fp32" in text
-        assert run_of(app) == app.run_fields
-        assert app.report.rows == reports()[-1].rows
+
+
+def test_a_wrong_batch_or_length_leaves_the_run():
+    async def answers():
+        first, *later = reports()
+        app, said = explorer(first, later), []
+        async with app.run_test() as pilot:
+            for keys in ("bx", "b0", "l99"):
+                await settled(pilot)
+                await pilot.press(*keys, "enter")
+                await settled(pilot)
+                said.append(app.said)
+                assert "batch 2, length 5, fp32" in screen(app)
+                assert run_of(app) == app.run_fields
+                assert app.report.rows == reports()[-1].rows
+        return said
+
+    word, batch, length = asyncio.run(answers())
+    assert word == "batch: a whole number is needed; got 'x'"
+    assert "batch must be at least 1" in batch
+    assert "at most max_position_embeddings 12; got 99" in length
+
+
+def test_the_last_of_several_runs_is_shown_and_the_others_are_left_out():
+    begun = []
+
+    def counting(**changes):
+        begun.append(changes["batch"])
+        return again(**changes)
+
+    async def last():
+        first, *later = reports()
+        app = explorer(first, later)
+        app.again = counting
+        async with app.run_test() as pilot:
+            await settled(pilot)
+            for batch in (4, 8, 16, 2):
+                app._change(batch=batch)
+            await settled(pilot)
+            return app.report.run["batch"]
+
+    assert asyncio.run(last()) == 2
+    assert begun[-1] == 2
+    assert begun.count(2) == 1
 
 
 def test_precisions_take_turns_and_return_to_that_of_the_start():
@@ -299,7 +336,7 @@ def test_precisions_take_turns_and_return_to_that_of_the_start():
 
 
 def test_c_copies_a_path_that_get_submodule_takes():
-    app, text, _ = explored("slash", *"selfattention", "enter", "c")
+    app, text, _ = explored("slash", "=selfattention", "enter", "c")
     assert app.clipboard == "bert.encoder.layer.0.attention.self"
     assert build(TINY, "BertForMaskedLM").get_submodule(app.clipboard)
     assert f"copied {app.clipboard}, the first of 4" in text
@@ -309,11 +346,11 @@ def test_c_copies_a_path_that_get_submodule_takes():
 
 
 def test_e_explains_the_module_and_escape_goes_back():
-    app, text, place = explored("slash", *"query", "enter", "e", size=(100, 40))
+    app, text, place = explored("slash", "=query", "enter", "e", size=(100, 40))
     assert text.splitlines()[0] == "explain bert.encoder.layer.0-3.attention.self.query"
     assert "these are those of bert.encoder.layer.0-3.attention." in text
     assert "4 x (hidden_size x hidden_size + hidden_size) = 4 x (8 x 8 + 8) = 288" in text
-    app, text, after = explored("slash", *"query", "enter", "e", "escape", size=(100, 40))
+    app, text, after = explored("slash", "=query", "enter", "e", "escape", size=(100, 40))
     assert after == app.modules.place == place
     assert "n is the next" in text
 
@@ -369,7 +406,7 @@ def test_neighbours_are_sorted_by_what_was_asked_for_and_back(key, value):
 
 
 def test_the_cursor_stays_at_its_module_when_the_order_changes():
-    app, _, place = explored("slash", *"key", "enter", "p", "m")
+    app, _, place = explored("slash", "=key", "enter", "p", "m")
     assert path_of(app, place) == "bert.encoder.layer.0-3.attention.self.key"
 
 
@@ -382,9 +419,9 @@ def test_before_the_numbers_are_there_it_says_so_and_keys_work():
 
 
 def test_details_name_ties_and_what_is_kept():
-    app, _, _ = explored("slash", *"decoder", "enter")
+    app, _, _ = explored("slash", "=decoder", "enter")
     assert "tied to bert.embeddings.word_embeddings.weight" in app.body.content
-    app, _, _ = explored("slash", *"attention.self", "enter")
+    app, _, _ = explored("slash", "=attention.self", "enter")
     assert "query.weight [8, 8] 64" in app.body.content
     assert "attention" in app.body.content.partition("saved")[2]
     assert "in          [2, 5, 8]" in app.body.content
