@@ -36,7 +36,7 @@ Explain = Callable[[str, dict[str, Any]], tuple[str, ExplainReport]]  # of a pat
 
 
 class Explorer(App[BaseException]):
-    """The tree, the module under the cursor, and a line for answers; it returns an error of `later`, if any.
+    """The tree, the module under the cursor, and an input line; it returns an error of `later`, if any.
 
     `again` returns the reports of another run, `explained` the steps of a module.
     """
@@ -45,7 +45,7 @@ class Explorer(App[BaseException]):
     CSS = """
     #title { height: auto; max-height: 3; }
     #header, #prompt { height: 1; }
-    #status { height: auto; max-height: 2; }
+    #status { height: auto; max-height: 3; }
     #keys { height: auto; max-height: 6; }
     #title, #header, #keys { text-style: bold; }
     #keys { background: $panel; }
@@ -76,7 +76,7 @@ class Explorer(App[BaseException]):
         self.run_fields = {name: report.run[name] for name in ("batch", "seq", "dtype", "autocast")}
         self.run_at_start = dict(self.run_fields)
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.words, self.asked, self.origin = "", "", 0  # of the filter; of the line for answers; before it
+        self.words, self.asked, self.origin = "", "", 0  # of the filter; of the input line; before it
         self.said = status(report)
         self.width, self.detailed = 0, 0  # of the terminal; the module in the details
 
@@ -234,7 +234,7 @@ class Explorer(App[BaseException]):
         """Open everything, or close everything but the root."""
         self.modules.toggle_all()
 
-    # ---- the line for answers ----
+    # ---- the input line ----
 
     def action_ask(self, what: str) -> None:
         """Open the line for a filter, a batch size or a length."""
@@ -276,7 +276,7 @@ class Explorer(App[BaseException]):
         self.modules.focus()
 
     def action_leave(self) -> None:
-        """Close the line for answers, or remove the filter."""
+        """Close the input line, or remove the filter."""
         was_filter, place = self.asked == "filter", self.modules.place
         self._close_prompt()
         if self.words:

@@ -12,7 +12,7 @@ BINDINGS = (
     Binding("slash", "ask('filter')", "filter", key_display="/", tooltip="show only the modules that match"),
     Binding("n", "next(1)", "next", tooltip="go to the next match"),
     Binding("N", "next(-1)", "prev", tooltip="go to the match before"),
-    Binding("escape", "leave", "back", key_display="esc", tooltip="leave a line for answers; remove the filter"),
+    Binding("escape", "leave", "back", key_display="esc", tooltip="leave the input line; remove the filter"),
     Binding("o", "sort('order')", "order", tooltip="sort in the model's order"),
     Binding("p", "sort('params')", "params", tooltip="sort by parameters"),
     Binding("f", "sort('flops')", "FLOPs", tooltip="sort by FLOPs"),
@@ -25,7 +25,7 @@ BINDINGS = (
     Binding("c", "copy", "copy", tooltip="copy the path of the module"),
     Binding("tab", "app.focus_next", "details", tooltip="go to the details of the module, and back"),
     Binding("ctrl+c", "quit", "quit", show=False, priority=True),
-    Binding("up", "scale(2)", show=False),  # in the line for answers; elsewhere the arrows move
+    Binding("up", "scale(2)", show=False),  # in the input line; elsewhere the arrows move
     Binding("down", "scale(0.5)", show=False),
 )
 _SHOWN = [binding for binding in BINDINGS if binding.show]
