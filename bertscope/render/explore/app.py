@@ -22,7 +22,7 @@ from bertscope.render import explain
 from bertscope.render.console import Target, wrapped
 from bertscope.render.explore.keys import BINDINGS, help_text, keys_text
 from bertscope.render.explore.screens import TextScreen
-from bertscope.render.explore.text import copied_path, details, matches, next_precision, status, title
+from bertscope.render.explore.text import copied_path, details, fitted, matches, next_precision, status, title
 from bertscope.render.explore.tree import ModuleTree
 from bertscope.reports.explain import ExplainReport
 from bertscope.reports.page import ExploreReport
@@ -197,7 +197,7 @@ class Explorer(App[BaseException]):
 
     def _say(self, text: str) -> None:
         self.said = text
-        self.query_one("#status", Static).update(wrapped(text, Target(self.width or None)).rstrip())
+        self.query_one("#status", Static).update(fitted(text, self.width).rstrip())
 
     # ---- keys ----
 
@@ -281,20 +281,24 @@ class Explorer(App[BaseException]):
         self._close_prompt()
         if self.words:
             self.words = ""
-            self.modules.filter(None, self.origin if was_filter else place)
+            self._leave_only(None, self.origin if was_filter else place)
         self._say(status(self.report))
 
     def _filter(self, words: str) -> None:
         """Show only the modules that match, and go to the first of them below the cursor at the start."""
         self.words = words.strip()
         if not self.words:
-            self.modules.filter(None, self.origin)
+            self._leave_only(None, self.origin)
             self._say(status(self.report))
             return
         order, found = self.modules.order(), self._matching()
         ahead = found and [place for place in found if order.index(place) >= order.index(self.origin)]
-        self.modules.filter(set(found), (ahead or found or [0])[0])
+        self._leave_only(set(found), (ahead or found or [0])[0])
         self._say_match()
+
+    def _leave_only(self, matching: set[int] | None, place: int) -> None:
+        self.modules.filter(matching, place)
+        self.on_tree_node_highlighted()  # the tree is silent if another module comes to the line of the cursor
 
     def _matching(self) -> list[int]:
         order = self.modules.order()
@@ -325,7 +329,8 @@ def _error_text(message: str, width: int) -> str:
 
 def _explain_text(report: ExplainReport, note: str, width: int) -> str:
     """Return the text of the command `explain`, in lines of that width."""
-    return (f"{wrapped(note, Target(width))}\n" if note else "") + explain.table(report, Target(width))
+    text = (f"{note}\n\n" if note else "") + explain.table(report, Target(width))
+    return "".join(fitted(line, width) if len(line) > width else f"{line}\n" for line in text.splitlines())
 
 
 def run(report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain) -> None:

@@ -10,13 +10,15 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from bertscope.render.explore.text import fitted
+
 
 class TextScreen(ModalScreen[None]):
     """A text that is scrolled with the arrows; `text` returns its lines for a width."""
 
     CSS = """
     TextScreen { background: $background; }
-    TextScreen #heading, TextScreen #close { height: 1; text-style: bold; }
+    TextScreen #heading, TextScreen #close { height: auto; text-style: bold; }
     TextScreen #close { background: $panel; }
     TextScreen VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     """
@@ -28,7 +30,7 @@ class TextScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Yield the heading, the text and the keys."""
-        yield Static(self.heading, id="heading", markup=False)
+        yield Static(id="heading", markup=False)
         with VerticalScroll():
             yield Static(id="text", markup=False)
         yield Static("esc close  arrows, page up and page down move", id="close", markup=False)
@@ -44,4 +46,5 @@ class TextScreen(ModalScreen[None]):
             self._draw(self.size.width)
 
     def _draw(self, width: int) -> None:
+        self.query_one("#heading", Static).update(fitted(self.heading, width).rstrip())
         self.query_one("#text", Static).update(self.text(width - 1))  # without the scrollbar

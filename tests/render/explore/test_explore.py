@@ -405,6 +405,12 @@ def test_neighbours_are_sorted_by_what_was_asked_for_and_back(key, value):
     assert app.modules.order() == list(range(len(app.report.rows)))
 
 
+def test_the_details_are_those_of_the_match_that_comes_to_the_line_of_the_cursor():
+    app, _, place = explored("slash", "=attention.self.key", "=attention.self.value")
+    assert path_of(app, place).endswith("attention.self.value")
+    assert app.body.content.splitlines()[0] == path_of(app, place)
+
+
 def test_the_cursor_stays_at_its_module_when_the_order_changes():
     app, _, place = explored("slash", "=key", "enter", "p", "m")
     assert path_of(app, place) == "bert.encoder.layer.0-3.attention.self.key"
