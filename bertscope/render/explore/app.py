@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 
 from bertscope.errors import BertscopeError
 from bertscope.render import explain
-from bertscope.render.console import Target, wrapped
+from bertscope.render.console import Target, stdout_target, wrapped
 from bertscope.render.explore.keys import BINDINGS, help_text, keys_text
 from bertscope.render.explore.screens import TextScreen
 from bertscope.render.explore.text import copied_path, details, fitted, matches, next_precision, status, title
@@ -66,11 +66,15 @@ class Explorer(App[BaseException]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS]
 
-    def __init__(self, report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain) -> None:
-        is_colourless = bool(os.environ.get("NO_COLOR"))
-        if not is_colourless:
-            os.environ.pop("NO_COLOR", None)  # an empty one means nothing; Textual would take it
-        super().__init__(ansi_color=is_colourless)  # Textual then uses no colours
+    def __init__(
+        self, report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain, *, color: bool
+    ) -> None:
+        given = os.environ.pop("NO_COLOR", None)  # Textual reads only this variable, and takes an empty one too
+        if not color:
+            os.environ["NO_COLOR"] = "1"
+        super().__init__(ansi_color=not color)  # with NO_COLOR it leaves the colours out, instead of making them grey
+        os.environ.pop("NO_COLOR", None)
+        os.environ.update({} if given is None else {"NO_COLOR": given})
         self.report, self.again, self.explained = report, again, explained
         self.first = self.later = iter(later)
         self.run_fields = {name: report.run[name] for name in ("batch", "seq", "dtype", "autocast")}
@@ -335,6 +339,6 @@ def _explain_text(report: ExplainReport, note: str, width: int) -> str:
 
 def run(report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain) -> None:
     """Show it until the person leaves; raises what loading raised."""
-    failure = Explorer(report, later, again, explained).run()
+    failure = Explorer(report, later, again, explained, color=stdout_target().color).run()
     if failure is not None:
         raise failure

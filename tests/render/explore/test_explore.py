@@ -130,10 +130,10 @@ def again(**changes):
     return iter(reports(RunConfig(**changes)))
 
 
-def explorer(first, later=()):
+def explorer(first, later=(), *, color=True):
     from bertscope.render.explore.app import Explorer
 
-    return Explorer(first, later, again, partial(explained, source(), RunConfig()))
+    return Explorer(first, later, again, partial(explained, source(), RunConfig()), color=color)
 
 
 async def settled(pilot):
@@ -515,13 +515,16 @@ def test_what_loading_raises_reaches_the_command():
     assert str(asyncio.run(started()).return_value) == "it went wrong"
 
 
-def test_no_color_leaves_out_every_colour(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    app, _, _ = explored("down")
+@pytest.mark.parametrize("variable", [None, "", "1"])
+def test_without_colour_every_colour_is_left_out(monkeypatch, variable):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NO_COLOR", variable)
+    assert not explorer(reports()[0]).no_color
+    app = explorer(reports()[0], color=False)
     assert app.no_color
     assert app.native_ansi_color  # then Textual takes all colours out, instead of making them grey
-    monkeypatch.setenv("NO_COLOR", "")
-    assert not explored()[0].no_color
+    assert os.environ.get("NO_COLOR") == variable
 
 
 # The command.
