@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bertscope.commands.model_options import Architecture, complete_model
-from bertscope.commands.output import Output, show, write_file
+from bertscope.commands.output import output_option, show, write_file
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError, one_line
@@ -71,7 +71,9 @@ def check(
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
         typer.Option("--format", "-f", help="The format: text and github list failures only, the others list all."),
     ] = "text",
-    output: Output = None,
+    output: Annotated[
+        Path | None, output_option("--format text, table, json, csv, markdown, github and junit (.xml)")
+    ] = None,
 ) -> int:
     """Verify the expectations in files: counts, ties, FLOPs of a run, estimated peak memory.
 

@@ -1,11 +1,12 @@
 """`bertscope diagram`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from bertscope.commands.model_options import Architecture, Download, Model, ModelOptions, Pooler
-from bertscope.commands.output import Output, note, show
+from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
@@ -92,7 +93,7 @@ def diagram(
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
     ] = None,
-    output: Output = None,
+    output: Annotated[Path | None, output_option("mermaid (.mmd), dot, svg, html and json", ".svg", ".html")] = None,
 ) -> None:
     """Draw a model: its classes, the dataflow of a forward pass with the actual shapes, or its modules.
 

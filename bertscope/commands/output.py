@@ -23,11 +23,28 @@ from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, completely or not at all, instead of stdout."),
-]
-_NOT_WRITTEN = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|svg|html?)", re.IGNORECASE)
+_OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
+
+
+def output_option(written: str, *suffixes: str) -> Any:
+    """Return the option --output of a command that writes the `written` formats, among them files with these suffixes.
+
+    A name with the suffix of another known format is an error.
+    """
+
+    def checked(path: Path | None) -> Path | None:
+        """Return the path; raise SelectionError for a name that claims a format that is not written."""
+        if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
+            raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
+        return path
+
+    return typer.Option(
+        "--output", "-o", metavar="FILE", callback=checked,
+        help="Write to FILE, completely or not at all, instead of stdout.",
+    )  # fmt: skip
+
+
+Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
 
 
@@ -37,14 +54,6 @@ class OutputOptions:
 
     fmt: Format = "table"
     output: Output = None
-
-    def __post_init__(self) -> None:
-        """Raise SelectionError for a file whose name claims a format that is not written."""
-        if self.output is not None and _NOT_WRITTEN.fullmatch(self.output.suffix):
-            raise SelectionError(
-                f"{self.output.name}: this command writes no {self.output.suffix}; it writes --format table (.txt), "
-                "json, csv and markdown (.md)"
-            )
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report in this format."""

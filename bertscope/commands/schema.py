@@ -1,10 +1,11 @@
 """`bertscope schema`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.output import Output, show, write
+from bertscope.commands.output import output_option, show, write
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.render.tool import schemas as renderer
@@ -32,7 +33,7 @@ def schema(
         Literal["table", "json", "csv", "markdown"] | None,
         typer.Option("--format", "-f", help="The format of the list; a schema is always JSON."),
     ] = None,
-    output: Output = None,
+    output: Annotated[Path | None, output_option("JSON (.json) or a table (.txt)")] = None,
 ) -> None:
     """Print the JSON Schema (draft 2020-12) of the output of --format json, or list the kinds of report.
 

@@ -126,10 +126,16 @@ def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
     assert words in result.err
 
 
-@pytest.mark.parametrize("suffix", [".pdf", ".XLSX", ".svg"])
-def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, suffix):
+@pytest.mark.parametrize(
+    ("command", "suffix"),
+    [
+        ("count", ".pdf"), ("tree", ".XLSX"), ("flops", ".svg"), ("diagram", ".png"), ("check", ".html"),
+        ("print", ".docx"), ("schema", ".pdf"),
+    ],
+)  # fmt: skip
+def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, command, suffix):
     path = tmp_path / f"a{suffix}"
-    result = cli("count", "bert-tiny", "-o", path)
+    result = cli(command, "count" if command == "schema" else "bert-tiny", "-o", path)
     assert (result.code, path.exists()) == (2, False)
     assert f"this command writes no {suffix}" in result.err
 
