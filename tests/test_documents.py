@@ -51,6 +51,13 @@ def test_tree_at_depth_3_is_the_documents_torchinfo_table(cli):
     assert "130,609,732" in text
 
 
+@pytest.mark.parametrize("command", ["tree", "count"])
+def test_the_style_torchinfo_is_the_documents_table_to_the_letter(cli, command):
+    result = cli(command, "bert-base-cased", "--style", "torchinfo")
+    assert result.out == (GOLDEN / "torchinfo-bert-base-cased.txt").read_text()
+    assert "108,340,804 unique parameters" in result.err
+
+
 def test_base_uncased_has_the_documents_total_and_shares(cli):
     result = cli("count", "bert-base-uncased", "--by", "group", "--format", "json")
     totals = result.json["totals"]
@@ -114,6 +121,12 @@ def test_the_printed_model_is_the_documents(cli, arguments, golden):
     printed = normal(cli("print", *arguments).out)
     expected = (GOLDEN / golden).read_text()
     assert printed == expected if golden == "print-bert-base-cased.txt" else printed.startswith(expected)
+
+
+def test_a_print_that_differs_from_older_torch_says_so_on_stderr(cli):
+    result = cli("print", "bert-tiny")
+    assert ("bias=True'" in result.err) == ("elementwise_affine=True, bias=True)" in result.out)
+    assert cli("print", "bert-tiny", "--format", "json").err == result.err
 
 
 def test_every_field_of_the_documents_config_has_its_name_and_default():

@@ -11,6 +11,7 @@ from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import SizeOptions
+from bertscope.commands.tree import Style, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import Stored
@@ -27,6 +28,7 @@ EXAMPLES = """
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
   bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
+  bertscope count bert-base-cased --style torchinfo
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./config.json --format json --output count.json
   bertscope count ./my-bert/model.safetensors --by parameter
@@ -49,6 +51,7 @@ def count(
         ),
     ] = None,
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
+    style: Style = "bertscope",
     expect: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +74,13 @@ def count(
     that uses them). Several models are one row each, with --by group one column each.
     """
     model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
+    if style == "torchinfo":
+        model.only_one({"--style torchinfo": True})
+        check_style(
+            out, {"--shapes": shapes, "--stored": stored, f"--by {by}": by != "layer", "--expect": bool(expect)}
+        )
+        model.each(lambda one: show_as_torchinfo(*one.built(freeze), None, out))
+        return 0
     expected = None if expect is None else _expected(expect)
     weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
     if weights is not None and not model.others:
