@@ -147,6 +147,10 @@ def test_every_field_of_the_documents_config_has_its_name_and_default():
     assert {**read.to_dict(), **document} == read.to_dict()
 
 
+def test_convert_writes_the_documents_config_json_to_the_byte(cli):
+    assert cli("convert", "bert-base-cased").out == (GOLDEN / "config-bert-base-cased.json").read_text()
+
+
 def test_the_api_documents_defaults_are_ours():
     config = bertscope.BertConfig()
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (30522, 768, 12)
