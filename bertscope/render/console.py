@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
+_PRODUCT = re.compile(r"\(\w+ x [\w x+]{1,50}\)")  # `(1024 x 4096 + 4096)`
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def stdout_target() -> Target:
 
 
 def wrapped(text: str, target: Target, indent: int = 0) -> str:
-    """Return the text in lines of the target's width, further lines indented; no word and no size is broken."""
+    """Return the text in lines of the target's width, further lines indented; no word, size or product is broken."""
     if target.width is None:
         return f"{text}\n"
-    joined = _NUMBER_AND_UNIT.sub("\u00a0", text)
+    whole = _PRODUCT.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
+    joined = _NUMBER_AND_UNIT.sub("\u00a0", whole)
     lines = textwrap.wrap(
         joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

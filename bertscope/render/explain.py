@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
@@ -29,7 +29,8 @@ def _formula(formula: Formula | None) -> str:
     if not formula.numbers:
         return f"{value} ({formula.symbols})"
     numbers = "" if formula.numbers == str(formula.value) else f"{formula.numbers} = "
-    return f"{formula.symbols} = {numbers}{value}"
+    terms = f"{' + '.join(map(count_text, formula.terms))} = " if formula.terms else ""
+    return f"{formula.symbols} = {numbers}{terms}{value}"
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
@@ -42,21 +43,15 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    sums = "".join(_line(_sum(item, report), target, indent="  ") for item in report.sums)
+    sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-    return f"{title(report)}\n{_line(_conditions(report), target)}\n{blocks}\n{sums}{questions}"
+    return f"{title(report)}\n{wrapped(_conditions(report), target, 4)}\n{blocks}\n{sums}{questions}"
 
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
         return report.note
     return f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2"
-
-
-def _line(text: str, target: Target, indent: str = "    ") -> str:
-    """Return the text as a line, or wrapped at the width of a terminal."""
-    width = target.width or max(len(text), 1)
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
@@ -70,7 +65,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     lines.append(f"  parameters: {_formula(step.params)}")
     if step.flops is not None:
         lines.append(f"  FLOPs: {_formula(step.flops)}")
-    return "".join(_line(line, target) for line in lines) + _wrapped(step.sentence, target)
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(step.sentence, target)
 
 
 def _marks(step: Step) -> str:

@@ -12,12 +12,14 @@ Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 class Formula:
     """A formula with names of configuration fields or of a module's attributes, the same with numbers, and its value.
 
-    A number that was counted and has no formula is `counted` without numbers.
+    A number that was counted and has no formula is `counted` without numbers. `terms` are the values of the terms in
+    parentheses, if the formula is a sum of such.
     """
 
     symbols: str
     numbers: str
     value: int
+    terms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

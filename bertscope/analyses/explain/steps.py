@@ -262,7 +262,11 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
             flops=sum_flops,
             counted_flops=got_flops,
         )
-    symbols = " + ".join(f"{got[0] * (layers if group == 'layer' else 1):,}" for group, got in levels if any(got))
+    symbols = " + ".join(
+        f"{layers} x {got[0]:,}" if group == "layer" and layers > 1 else f"{got[0]:,}"
+        for group, got in levels
+        if any(got)
+    )
     yield Sum(group="total", symbols=symbols, params=total_params, counted_params=whole[0], flops=total_flops,
               counted_flops=whole[1])  # fmt: skip
 
