@@ -107,7 +107,7 @@ class _Walk:
             params=self.formula(params),
             flops=self.formula(flops),
             copies=self.layers if group == "layer" else 1,
-            sentence=SENTENCES[key][LANGUAGES.index(self.language)],
+            sentence=SENTENCES[key][LANGUAGES.index(self.language)].format(dropout=self.config.hidden_dropout_prob),
         )
 
     def steps(self) -> Iterator[Step]:
@@ -200,7 +200,10 @@ class _Walk:
 
 def _names(keras: str, path: str) -> tuple[str, str, str]:
     """Return the names of a step of the body; that of TensorFlow follows from the path of Hugging Face."""
-    tf_name = path.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
+    tf_name = path + ".{gamma,beta}" * path.endswith(".LayerNorm")
+    tf_name = (
+        tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
+    )
     return keras, path, f"bert/{tf_name}"
 
 
