@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.analyses.explain.formulas import formula
 from bertscope.analyses.explain.modules import explain_modules
+from bertscope.analyses.explain.sections import SECTIONS, sections
 from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
@@ -58,6 +59,13 @@ def explain(
     worked = FlopsRun(source=source).at(batch, seq)
     walk = _Walk(source, language, batch, seq)
     steps = tuple(walk.steps())
+    layer_flops = sum(step.flops.value for step in steps if step.group == "layer" and step.flops)
+    written = sections(source, language=language, batch=batch, seq=seq, layer_flops=layer_flops)
+    if path in SECTIONS:
+        return ExplainReport(
+            subject=subject(model, source.name), language=language, batch=batch, seq=seq, steps=(), sums=(),
+            questions=(), sections=tuple(section for section in written if section.key == path),
+        )  # fmt: skip
     return ExplainReport(
         subject=subject(model, source.name),
         language=language,
@@ -66,6 +74,7 @@ def explain(
         steps=steps if path is None else _under(steps, path, source.config.num_hidden_layers),
         sums=tuple(_sums(steps, counted, worked, source.config.num_hidden_layers)),
         questions=tuple(_questions(counted, source, language)),
+        sections=written if path is None else (),
     )
 
 
@@ -218,9 +227,10 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
         if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
             found.append(step if wanted == path.removeprefix("bert.") else _single(step, path, layers))
     if not found:
-        hint = suggestion(path, [name for step in steps for name in (step.path, step.name) if name])
+        sections_named = ", ".join(SECTIONS)
+        hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
         raise SelectionError(
-            f"no step is called {path[:100]!r}; {hint if 'did' in hint else 'try embeddings, layer, pooler'}"
+            f"no step is called {path[:100]!r}; {hint if 'did' in hint else f'try embeddings, layer, {sections_named}'}"
         )
     return tuple(found)
 
