@@ -7,7 +7,7 @@ import re
 import pytest
 
 import bertscope
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, ROOT
 
 
 def rows(result) -> dict[str, dict]:
@@ -161,3 +161,26 @@ def test_the_api_documents_defaults_are_ours():
     assert (config.is_decoder, config.use_cache, config.classifier_dropout) == (False, True, None)
     assert (config.num_labels, config.tie_word_embeddings) == (2, True)
     assert (config.add_cross_attention, config.chunk_size_feed_forward) == (False, 0)
+
+
+ROWS = [  # a bar inside a cell is written `\|`
+    [cell.replace("\\|", "|") for cell in line.strip("| ").split(" | ")]
+    for line in (ROOT / "docs" / "documents.md").read_text().splitlines()
+    if "| `bertscope " in line
+]
+COMMANDS = list(dict.fromkeys(row[-2].strip("`") for row in ROWS))
+
+
+def test_the_table_of_statements_is_complete():
+    assert len(ROWS) > 100
+    assert all(len(row) in (3, 4) and all(row) for row in ROWS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_statement_of_the_documents_is_in_the_output_of_its_command(printed, command):
+    result = printed(command)
+    assert result.code == 0
+    out = " ".join(normal(result.out).split())
+    for statement, *_, shown in (row for row in ROWS if row[-2].strip("`") == command):
+        for text in re.findall("`([^`]+)`", shown):
+            assert text in out, statement
