@@ -10,6 +10,7 @@ from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8
+SHOWN_PARTS = 4
 _OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend on the implementation of the model
 
 
@@ -54,13 +55,14 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
-    """Yield the sum of one of the repeated layers, and below it those of its parts."""
+    """Yield the sum of one of the repeated layers, and below it those of its parts if they are few."""
     several = len([item for item in sums if item.name == "layer"]) > 1
+    has_few = len([item for item in sums if item.name not in ("layer", "total")]) <= SHOWN_PARTS
     for item in sums:
         if item.name == "layer":
             place = f"{item.path}: " if several else ""
             yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
-        elif item.name != "total":
+        elif item.name != "total" and has_few:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
 

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import prod
+from operator import itemgetter
 
 from bertscope.reports.params import CountRow, WrittenSum
 
@@ -30,8 +32,9 @@ def written_sums(groups: Sequence[CountRow], layers: Sequence[CountRow]) -> Iter
 
 def _written(name: str, path: str, terms: Sequence[tuple[int, int]]) -> Iterator[WrittenSum]:
     """Yield `22,163,456 + 24 x 12,596,224`, unless it has too many terms, or only one."""
-    if 1 < len(terms) <= _MOST_TERMS:
-        text = " + ".join(f"{times} x {params:,}" if times > 1 else f"{params:,}" for times, params in terms)
+    merged = [(sum(times for times, _ in equal), params) for params, equal in groupby(terms, itemgetter(1))]
+    if 1 < len(merged) <= _MOST_TERMS:
+        text = " + ".join(f"{times} x {params:,}" if times > 1 else f"{params:,}" for times, params in merged)
         yield WrittenSum(name=name, path=path, terms=text, params=sum(times * params for times, params in terms))
 
 
@@ -53,6 +56,8 @@ def _of_shapes(part: CountRow) -> Iterator[WrittenSum]:
         text = " + ".join(terms)
         if len(values) > 1:
             text += " = " + " + ".join(f"{value:,}" for value in values)
+        elif text.startswith("("):
+            text = text.strip("()")
         yield WrittenSum(name=part.name, path=part.path, terms=text, params=part.each_params)
 
 

@@ -41,16 +41,24 @@ def test_every_sum_has_the_value_that_a_reader_computes(by, fields):
 
 
 class Stacked(nn.Module):
-    """Two equal layers without bias, after a table."""
+    """Two layers of two dense layers without bias and one with, after a table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Embedding(5, 4)
-        self.layers = nn.ModuleList(nn.ModuleDict({"dense": nn.Linear(4, 3, bias=False)}) for _ in range(2))
+        self.layers = nn.ModuleList(nn.ModuleDict() for _ in range(2))
+        for layer in self.layers:
+            layer.update({"a": nn.Linear(4, 3, bias=False), "b": nn.Linear(4, 3, bias=False), "c": nn.Linear(4, 2)})
 
 
-def test_a_weight_without_bias_is_written_as_stored():
-    assert written(Stacked()) == {"total": "20 + 2 x 12 = 44", "dense": "3 x 4 = 12"}
+def test_equal_neighbours_are_one_term_and_a_weight_without_bias_is_written_as_stored():
+    assert written(Stacked()) == {
+        "total": "20 + 2 x 34 = 88",
+        "layer": "2 x 12 + 10 = 34",
+        "a": "3 x 4 = 12",
+        "b": "3 x 4 = 12",
+        "c": "4 x 2 + 2 = 10",
+    }
 
 
 @pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
