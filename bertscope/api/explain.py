@@ -56,13 +56,14 @@ def diagram(
     given: Given | None = None,
     around: str | None = None,
     implementation: str = "bertscope",
+    nn_module: bool = False,
 ) -> ClassReport | GraphReport:
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
-    `path`. `forward`, of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws
-    the modules at and below `path`. Raises SelectionError for another kind, and for a path or class that the model does
-    not have.
+    `path`; with `nn_module` also their common base torch.nn.Module. `forward`, of a BERT only, draws the dataflow of
+    the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
+    another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
     ---
@@ -77,5 +78,5 @@ def diagram(
     module, shown = built(model, name)
     return diagrams.diagram(
         module, kind, path, name=shown, depth=depth, direction=direction, given=given, around=around,
-        implementation=implementation,
+        implementation=implementation, nn_module=nn_module,
     )  # fmt: skip

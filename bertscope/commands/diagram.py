@@ -48,6 +48,9 @@ def diagram(
         Literal["bertscope", "transformers"],
         typer.Option(help="class: the package of the classes (transformers needs the extra of that name)."),
     ] = "bertscope",
+    nn_module: Annotated[
+        bool, typer.Option("--nn-module", help="class: draw torch.nn.Module and its arrow to every class too.")
+    ] = False,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: number of levels to open.")
     ] = None,
@@ -66,7 +69,11 @@ def diagram(
     ] = False,
     cache: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="forward: cached positions; default --seq for a self-attention, else 0."),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="forward: cached positions; default: --seq for a decoder's self-attention, else 0.",
+        ),
     ] = None,
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True,
     head_mask: Annotated[
@@ -77,7 +84,8 @@ def diagram(
     ] = None,
     sizes: SizeOptions,
     direction: Annotated[
-        Literal["LR", "TB"] | None, typer.Option(help="forward, tree: from left to right or from top to bottom.")
+        Literal["LR", "TB"] | None,
+        typer.Option(help="The direction; default: LR for tree, TB for forward."),
     ] = None,
     download: Download = False,
     fmt: Annotated[
@@ -89,7 +97,7 @@ def diagram(
     """Draw a model: its classes, the dataflow of a forward pass with the actual shapes, or its modules.
 
     The diagram comes from the imported classes and a run on the meta device. Equal layers are drawn once. The diagram
-    of a self-attention (PATH encoder.layer.0.attention.self) has all inputs that it accepts.
+    of a self-attention (PATH encoder.layer.0.attention.self) has a mask, a head mask and, in a decoder, a cache.
     """
     if class_name and (kind not in (None, "class") or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
@@ -108,6 +116,7 @@ def diagram(
         kind = "class" if class_name or source.bert_config else "tree"
     given = (  # each with the kinds that it concerns, "" for none
         ("--implementation", "class" if source.bert_config else "", implementation != "bertscope"),
+        ("--nn-module", "class", nn_module),
         ("--depth", "forward, tree", depth is not None),
         ("--cache", "forward", cache is not None),
         ("--no-mask", "forward", not mask),
@@ -129,7 +138,7 @@ def diagram(
     inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
         source.build(), kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
-        implementation=implementation,
+        implementation=implementation, nn_module=nn_module,
     )  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, renderer, fmt or _SUFFIXES.get(suffix, "mermaid"), output)

@@ -3,8 +3,9 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -13,16 +14,18 @@ import typer
 from bertscope.commands.model_options import Freeze, Inputs, ModelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strategy, by_strategy
-from bertscope.errors import BertscopeError, MissingExtraError
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
+from bertscope.reports.layer_ranges import expand
 from bertscope.run_config import STORED, RunConfig
+from bertscope.sources.model_source import ModelSource
 
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
   bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
   bertscope explore --checkpointing every-2 --autocast
 
-keys: arrows and enter move, / searches, n and N find next and previous, p f m sort by parameters, FLOPs and memory,
-o restores the model's order, x opens or closes all, tab goes to the details, q quits.
+keys: arrows move, / filters, p f m sort by parameters, FLOPs and memory, b l d change batch size, length and precision,
+e explains the module under the cursor, c copies its path, ? lists all keys, q quits.
 """
 
 
@@ -56,8 +59,36 @@ def explore(
     from bertscope.analyses.page.explore import explore as analyse
     from bertscope.render.explore.app import run as show
 
-    reports = analyse(source, run_config, folded=not unfold)
-    show(next(reports), settled(reports))
+    def again(**changes: Any) -> Iterator[Any]:
+        """Return the reports of the same run with other sizes or another precision."""
+        return settled(analyse(source, replace(run_config, **changes), folded=not unfold))
+
+    reports = again()
+    show(next(reports), reports, again, partial(explained, source, run_config))
+
+
+def explained(source: ModelSource, run_config: RunConfig, path: str, run: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the steps of a module, or of the nearest module around it that has steps, and the path that has them.
+
+    A row of equal layers, such as `encoder.layer.0-11`, has the steps of these; of layers that differ, those of the
+    first.
+    """
+    from bertscope.analyses.explain.steps import explain
+
+    sizes = {name: run[name] for name in ("batch", "seq")}
+    for tried in around(path):
+        try:
+            return tried, explain(source, tried, inputs=run_config.inputs, **sizes)
+        except SelectionError:
+            continue
+    return "", explain(source, inputs=run_config.inputs, **sizes)
+
+
+def around(path: str) -> Iterator[str]:
+    """Yield a path, the single path of its first layer, and the same of every module around it."""
+    while path:
+        yield from dict.fromkeys((path, next(expand(path))))
+        path = path.rpartition(".")[0]
 
 
 def settled(reports: Iterator[Any]) -> Iterator[Any]:

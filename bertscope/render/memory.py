@@ -61,6 +61,8 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(f"step, median of {steps}", "timing", _seconds)
+        if steps > 1:
+            yield line("  fastest to slowest", "timing", _spread)
     if has("timing.tokens_per_second"):
         yield line("tokens per second", "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
         yield line("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
@@ -92,6 +94,10 @@ def _step_text(process: ProcessMemory) -> str:
 
 def _seconds(timing: Timing) -> str:
     return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
+
+
+def _spread(timing: Timing) -> str:
+    return f"{min(timing.step_seconds):.3f}-{max(timing.step_seconds):.3f} s" if timing.step_seconds else ""
 
 
 def _cell(number: int, line: _Line) -> str:

@@ -1,10 +1,12 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Report, Subject, TensorShape
 from bertscope.units import visible_lines
+
+NN_MODULE = "torch.nn.Module"  # the address of the base class of every module
 
 
 class DiagramReport(Report):
@@ -126,7 +128,10 @@ class ClassLink:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClassReport(DiagramReport):
-    """The classes of a model, the attributes of their instances, and their bases."""
+    """The classes of a model, the attributes of their instances, and their bases.
+
+    `nn_module` tells the drawing to show torch.nn.Module and the arrow from it to each class; `classes` always has it.
+    """
 
     kind: ClassVar[str] = "diagram"
     diagram: str = "class"
@@ -136,3 +141,17 @@ class ClassReport(DiagramReport):
     around: str | None  # the class to draw with its bases and parts; None for all
     classes: tuple[ClassBox, ...]
     links: tuple[ClassLink, ...]
+    nn_module: bool = False
+
+    @property
+    def drawn_classes(self) -> tuple[ClassBox, ...]:
+        """Return the classes to draw, without torch.nn.Module and the arrows to it unless `nn_module` is set.
+
+        An instance of torch.nn.Module that is itself a part of the model is drawn.
+        """
+        used = {end for link in self.links for end in (link.owner, link.part)}
+        root = next((box.name for box in self.classes if box.address == NN_MODULE and box.name not in used), None)
+        if self.nn_module or root is None or len(self.classes) == 1:
+            return self.classes
+        bare = (replace(box, bases=tuple(base for base in box.bases if base != root)) for box in self.classes)
+        return tuple(box for box in bare if box.name != root)

@@ -50,5 +50,7 @@ def test_the_config_is_the_documents(boxes):
 
 
 def test_the_documents_first_diagram_is_the_golden_one(cli):
-    text = cli("diagram", "bert-base-uncased", "--implementation", "transformers", "--class", "BertModel").out
+    text = cli(
+        "diagram", "bert-base-uncased", "--implementation", "transformers", "--class", "BertModel", "--nn-module"
+    ).out
     assert text == (GOLDEN / "diagram-class-transformers.mmd").read_text()

@@ -39,9 +39,11 @@ def class_diagram(
     name: str | None = None,
     around: str | None = None,
     package: str = "bertscope",
+    nn_module: bool = False,
 ) -> ClassReport:
     """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
 
+    With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class.
     With `package="transformers"` a BERT of the same architecture and configuration is built from the classes of
     transformers. Of any other model the classes of its own package are drawn. Raises SelectionError for a class that
     the model does not have, MissingExtraError without transformers.
@@ -65,6 +67,7 @@ def class_diagram(
         around=around,
         classes=classes,
         links=links,
+        nn_module=nn_module,
     )
 
 

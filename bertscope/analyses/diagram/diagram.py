@@ -24,13 +24,14 @@ def diagram(
     given: Given | None = None,
     around: str | None = None,
     implementation: str = "bertscope",
+    nn_module: bool = False,
 ) -> ClassReport | GraphReport:
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
-    `path`. `forward`, of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws
-    the modules at and below `path`. Raises SelectionError for another kind, and for a path or class that the model does
-    not have.
+    `path`; with `nn_module` also their common base torch.nn.Module. `forward`, of a BERT only, draws the dataflow of
+    the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
+    another kind, and for a path or class that the model does not have.
     """
     bert = model if isinstance(model, BertPreTrainedModel | PeftModel) else None
     kind = kind or ("class" if bert or around else "tree")
@@ -47,7 +48,7 @@ def diagram(
         if path not in modules:
             raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
         around = type(modules[path]).__name__
-    return class_diagram(model, name=name, around=around, package=implementation)
+    return class_diagram(model, name=name, around=around, package=implementation, nn_module=nn_module)
 
 
 def tree_diagram(

@@ -55,9 +55,9 @@ def forward_diagram(
     """Return the dataflow of the module at `path`, or of the whole model; `model` is not changed.
 
     `depth` is the number of levels to open; without it embeddings, layers, self-attentions and the pooler are boxes.
-    For a self-attention as the scope, the default is as many cached positions as new ones, and a head mask if the
-    kernel takes one; for any other module neither. Raises SelectionError for a path that the run does not enter, and
-    for sizes that the model cannot run.
+    For a self-attention as the scope, the default is a head mask if the kernel takes one and, in a decoder, as many
+    cached positions as new ones; for any other module neither. Raises SelectionError for a path that
+    the run does not enter, and for sizes that the model cannot run.
     """
     short, runs = _with_each_layer_once(base_model_of(model))
     at = _path_in(short, runs, path.removeprefix(WRAPPED))
@@ -77,7 +77,7 @@ def forward_diagram(
             _name_attention(flow, module, group)
     return _Report(flow, runs, at).report(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
-        direction=direction or ("LR" if isinstance(scope, BertSelfAttention) else "TB"),
+        direction=direction or "TB",
     )  # fmt: skip
 
 
@@ -113,14 +113,15 @@ def _shown(path: str, runs: list[LayerRange]) -> str:
 
 
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
-    """Return the inputs with defaults for the cache and head mask."""
+    """Return the inputs with defaults for the cache and head mask; an encoder has no cache unless one is given."""
     config = model.config
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
     takes = inspect.signature(model.forward).parameters
     room = max(0, config.max_position_embeddings - given.seq)
     cache, head_mask = given.cache, given.head_mask
     if cache is None:
-        cache = min(given.seq, room) if is_attention and "past_key_values" in takes else 0
+        is_cached = is_attention and config.is_decoder and "past_key_values" in takes
+        cache = min(given.seq, room) if is_cached else 0
     if head_mask is None:
         head_mask = is_attention and config.attn_implementation == "eager"
     if cache and "past_key_values" not in takes:

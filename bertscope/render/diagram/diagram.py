@@ -16,10 +16,11 @@ __all__ = ["dot", "html", "inline_svg", "mermaid", "svg"]
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
+# Boxes have the size of a text in Verdana, the widest common sans-serif, so that the text of any other fits in them.
 _HEAD = (
-    'bgcolor="transparent"; fontname="Helvetica"; fontsize=12; nodesep=0.3; ranksep=0.45;',
-    'node [fontname="Helvetica", fontsize=12, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
-    'edge [fontname="Helvetica", fontsize=10, color="#57606a", arrowsize=0.7];',
+    'bgcolor="transparent"; fontname="Verdana"; fontsize=11; nodesep=0.3; ranksep=0.4;',
+    'node [fontname="Verdana", fontsize=11, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
+    'edge [fontname="Verdana", fontsize=9, color="#57606a", arrowsize=0.7];',
 )
 
 
@@ -35,14 +36,15 @@ def dot(report: ClassReport | GraphReport) -> str:
 
 def _classes(report: ClassReport) -> Iterator[str]:
     yield "rankdir=BT;"
-    for box in report.classes:
+    for box in report.drawn_classes:
         label = _record(box, report.package)
         yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label={label}];'
-    for box in report.classes:
+    for box in report.drawn_classes:
         for base in box.bases:
             yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
     for link in report.links:
-        label = f"{link.attribute} ({link.count} x)" if link.count != 1 else link.attribute
+        copies = f" ({link.count} x)" if link.count != 1 else ""
+        label = f" {link.attribute}{copies} "  # clear of the line
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
         ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
         tail, head = map(_quoted, ends)

@@ -42,16 +42,16 @@ def source(report: ClassReport | GraphReport) -> str:
 
 def _classes(report: ClassReport) -> Iterator[str]:
     yield "classDiagram"
-    for box in report.classes:
+    for box in report.drawn_classes:
         yield from _class(box, report.package)
-    for box in report.classes:
+    for box in report.drawn_classes:
         for base in box.bases:
             yield f"  {base} <|-- {box.name}"
     for link in report.links:
         arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
         middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
         yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
-    for box in report.classes:
+    for box in report.drawn_classes:
         if lines := _joined(conditions(box)):
             yield f'  note for {box.name} "{lines}"'
 

@@ -1,14 +1,30 @@
-"""The text and order of `explore`: labels, columns, details of a module, search. It uses no terminal."""
+"""The text and order of `explore`: labels, columns, details of a module, filter. It uses no terminal."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
+from bertscope.render.console import Target, wrapped
+from bertscope.reports.layer_ranges import expand
 from bertscope.reports.page import ExploreReport, ExploreRow
-from bertscope.units import bytes_text, count_text, shape_text, share_text, short_count_text, tensors_text
+from bertscope.units import (
+    FP32,
+    PRECISIONS,
+    bytes_text,
+    count_text,
+    shape_text,
+    share_text,
+    short_count_text,
+    tensors_text,
+)
 
 INDENT = 2  # columns for each level of the tree, and for the mark before a name
 MORE = 12  # tensors listed for a module that holds many
+GAP = 2  # columns before each number
+BAR_LEAST, BAR_MOST = 5, 20  # cells of a bar
+PERCENT = len(" 100.0 %")
 
 
 @dataclass(frozen=True)
@@ -17,7 +33,7 @@ class Measure:
 
     key: str
     title: str
-    width: int
+    width: int  # at least
     value: Callable[[ExploreRow], int | None]
     text: Callable[[int], str]
 
@@ -26,22 +42,72 @@ class Measure:
         value = self.value(row)
         return "..." if value is None else self.text(value) if value else "--"
 
+    def fitted(self, rows: Iterable[ExploreRow]) -> "Measure":
+        """Return the column as wide as its widest cell."""
+        widest = max(len(self.cell(row)) for row in rows)
+        return replace(self, width=max(self.width, widest + GAP))
+
 
 MEASURES = (
-    Measure("params", "params", 13, lambda row: row.module.params, count_text),
+    Measure("params", "params", 12, lambda row: row.module.params, count_text),
     Measure("flops", "FLOPs", 9, lambda row: row.work.total.matmul_flops if row.work else None, short_count_text),
-    Measure("memory", "kept", 11, lambda row: row.kept_bytes, bytes_text),
+    Measure("memory", "saved", 12, lambda row: row.kept_bytes, bytes_text),
 )
 
 
-def shown(width: int, names: int, by: str) -> tuple[Measure, ...]:
-    """Return the columns that fit next to the names; the sorted column is dropped last."""
-    left, found = width - names, []
-    for measure in sorted(MEASURES, key=lambda measure: measure.key != by):
-        left -= measure.width
-        if left >= 0:
-            found.append(measure)
-    return tuple(measure for measure in MEASURES if measure in found)
+@dataclass(frozen=True)
+class Columns:
+    """The columns that fit next to the names: some of the measures, and the share as a bar and a percentage."""
+
+    measures: tuple[Measure, ...]
+    shared: Measure  # the measure of the share
+    bar: int = 0  # cells, 0 for no bar
+    has_percent: bool = False
+
+    @classmethod
+    def fitting(cls, width: int, rows: Sequence[ExploreRow], by: str) -> "Columns":
+        """Return those for a width; the column that the tree is sorted by is the last to be dropped."""
+        every, found = [measure.fitted(rows) for measure in MEASURES], []
+        for measure in sorted(every, key=lambda measure: measure.key != by):
+            width -= measure.width
+            if width >= 0:
+                found.append(measure)
+        chosen = tuple(measure for measure in every if measure in found)
+        shared = next((measure for measure in every if measure.key == by), every[0])
+        left = width - GAP if chosen == tuple(every) else 0
+        if left >= BAR_LEAST + PERCENT:
+            return cls(chosen, shared, min(left - PERCENT, BAR_MOST), has_percent=True)
+        return cls(chosen, shared, left if left >= BAR_LEAST else 0)
+
+    @property
+    def width(self) -> int:
+        """Return the width of all columns."""
+        share = GAP + self.bar + PERCENT * self.has_percent if self.bar else 0
+        return sum(measure.width for measure in self.measures) + share
+
+    def titles(self, by: str) -> str:
+        """Return the titles, with an arrow at the sorted one."""
+        texts = (f"{'v ' if item.key == by else ''}{item.title}".rjust(item.width) for item in self.measures)
+        return "".join(texts) + (f"{' ' * GAP}share" if self.bar else "")
+
+    def numbers(self, row: ExploreRow) -> str:
+        """Return the cells of the measures of a row."""
+        return "".join(item.cell(row).rjust(item.width) for item in self.measures)
+
+    def share(self, row: ExploreRow, root: ExploreRow) -> tuple[str, str]:
+        """Return the bar and the percentage of a row."""
+        value, whole = self.shared.value(row), self.shared.value(root)
+        if not (self.bar and value and whole):
+            return "", ""
+        share = min(value / whole, 1.0)
+        percent = f"{100 * share:.1f} %".rjust(PERCENT) if self.has_percent else ""
+        return " " * GAP + bar(share, self.bar).ljust(self.bar), percent
+
+
+def bar(share: float, cells: int) -> str:
+    """Return a bar of eighths of a cell; a share above 0 has at least one."""
+    full, part = divmod(max(round(share * cells * 8), share > 0), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[part].strip()
 
 
 def children(rows: Sequence[ExploreRow]) -> list[list[int]]:
@@ -63,21 +129,40 @@ def sorted_by(rows: Sequence[ExploreRow], places: Sequence[int], by: str) -> lis
 
 
 def matches(row: ExploreRow, words: str) -> bool:
-    """Check if every word is in the path, the type or the name of a tensor of the module itself."""
-    text = " ".join((row.module.path, row.module.type, *(tensor.path for tensor in row.tensors))).lower()
-    return all(word in text for word in words.lower().split())
+    """Check if every word is in the path, type or a tensor's name of the module, and one not only in the path above."""
+    module = row.module
+    above = module.path.removesuffix(module.name).lower()
+    tensors = " ".join(_inside(tensor.path, module.path) for tensor in row.tensors)
+    own = f"{module.name} {module.type} {tensors}".lower()
+    asked = words.lower().split()
+    return all(word in f"{above}{own}" for word in asked) and any(word in own or word not in above for word in asked)
+
+
+def copied_path(row: ExploreRow) -> str:
+    """Return the path of the module, or of the first one that the row represents, as `get_submodule` takes it."""
+    return next(expand(row.module.path))
+
+
+def next_precision(run: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run with the precision after that of `run`; `first` is the run at the start."""
+    kept = first["dtype"] if first["dtype"] not in PRECISIONS else FP32.name  # that of the parameters with autocast
+    every = [(kept, None), *((kept, row.name) for row in PRECISIONS.values() if row.autocast)]
+    every += [(name, None) for name in PRECISIONS if name != kept]
+    dtype, autocast = every[(every.index((run["dtype"], run["autocast"])) + 1) % len(every)]
+    return {"dtype": dtype, "autocast": autocast}
 
 
 def title(report: ExploreReport) -> str:
     """Return the model and its run."""
     run, about = report.run, report.subject
-    precision = f"{run['autocast']} autocast" if run["autocast"] else run["dtype"]
+    dtype = run["dtype"] if run["dtype"] in PRECISIONS else "the model's own dtypes"
+    precision = f"{run['autocast']} autocast" if run["autocast"] else dtype
     recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
     attention = f", {about.attention}" if about.attention else ""
     adapters = f", LoRA {about.lora}" if about.lora else ""
     return (
         f"{about.name}: {about.architecture}{attention}{adapters}; "
-        f"step at {run['batch']} x {run['seq']}, {precision}{recomputed}"
+        f"training step at batch {run['batch']}, length {run['seq']}, {precision}{recomputed}"
     )
 
 
@@ -93,12 +178,22 @@ def status(report: ExploreReport) -> str:
     )
 
 
-def details(report: ExploreReport, place: int) -> str:
-    """Return all details of one module."""
+def details(report: ExploreReport, place: int, width: int) -> str:
+    """Return all details of one module, in lines of that width."""
     row = report.rows[place]
     below = takewhile(lambda other: other.module.depth > row.module.depth, report.rows[place + 1 :])
     rows = [row, *below]
-    return "\n".join((*_about(row), *_tensors(row, rows), *_run(row), *_kept(row, rows)))
+    return "".join(fitted(line, width) for line in (*_about(row), *_tensors(row, rows), *_run(row), *_kept(row, rows)))
+
+
+def fitted(line: str, width: int) -> str:
+    """Return a line in lines of that width: no shape is broken, and only a path longer than a line is, at its dots."""
+    start = len(line) - len(line.lstrip())
+    most = max(width - start - INDENT, 1)
+    parts = re.compile(rf"\S{{1,{most}}}(?:(?<=\.)|$)|\S+?(?:\.|$)")
+    whole = re.sub(rf"\S{{{most + 1},}}", lambda path: "  ".join(parts.findall(path[0])), line)
+    joined = re.sub(r"\[[^\[\]]*\]", lambda shape: shape[0].replace(" ", "\u00a0"), whole)
+    return wrapped(joined, Target(max(width, 1)), start + INDENT)
 
 
 def _about(row: ExploreRow) -> Iterator[str]:
@@ -146,9 +241,9 @@ def _run(row: ExploreRow) -> Iterator[str]:
 
 def _kept(row: ExploreRow, rows: Sequence[ExploreRow]) -> Iterator[str]:
     if row.kept_bytes is None:
-        yield "kept        being computed"
+        yield "saved       being computed"
         return
-    yield f"kept        {bytes_text(row.kept_bytes)} made here, for backward"
+    yield f"saved       {bytes_text(row.kept_bytes)} made here, for backward"
     kept = sorted((found for each in rows for found in each.kept), key=lambda found: -found.kept_bytes)
     for found in kept[:MORE]:
         place = "" if found.path == row.module.path else f" of {_inside(found.path, row.module.path)}"

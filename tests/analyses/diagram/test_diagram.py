@@ -20,6 +20,7 @@ from bertscope.model import CLASSES, build
 from tests.conftest import GOLDEN
 
 SELF = "encoder.layer.0.attention.self"
+AS_IN_DOCUMENT = ("--kind", "forward", "--direction", "LR", "--cache", "128")  # of its dataflow
 
 # bert-class-diagrams.md, each class with its base and its attributes. Of the four types that are not a value's
 # own: a GELU is a torch.nn.Module.
@@ -68,7 +69,8 @@ def base(**changes):
 
 @pytest.fixture(scope="module")
 def attention():
-    return bertscope.diagram(base(), "forward", SELF)
+    """The self-attention of the document, which has as many cached positions as new ones."""
+    return bertscope.diagram(base(), "forward", SELF, given=Given(cache=128))
 
 
 def labels(report) -> dict[str, str]:
@@ -108,6 +110,22 @@ def test_the_attention_holds_its_two_parts_as_in_the_document():
         ("BertAttention", "BertSelfAttention"), ("BertAttention", "BertSelfOutput"),
     }  # fmt: skip
     assert [box.name for box in report.classes] == ["Module", "BertAttention", "BertSelfAttention", "BertSelfOutput"]
+
+
+def test_arrows_to_the_base_of_every_module_are_drawn_on_request_only():
+    plain, full = (bertscope.diagram(base(), nn_module=is_drawn) for is_drawn in (False, True))
+    assert plain.classes == full.classes
+    arrows = [set(re.findall(r"(\w+) <\|-- (\w+)", report.to_mermaid())) for report in (plain, full)]
+    assert arrows[0] == {("BertPreTrainedModel", "BertModel")}
+    modules = {box.name for box in full.classes if box.bases == ("Module",)}
+    assert arrows[1] - arrows[0] == {("Module", name) for name in modules}
+    assert 'class Module["torch.nn.Module"]' in full.to_mermaid()
+    assert "Module[" not in plain.to_mermaid()
+
+
+def test_an_nn_module_that_is_a_part_is_drawn():
+    for model in (torch.nn.Sequential(torch.nn.Module(), torch.nn.Linear(2, 3)), torch.nn.Module()):
+        assert 'class Module["' in bertscope.diagram(model, "class").to_mermaid()
 
 
 def test_the_config_has_the_documents_fields_and_defaults():
@@ -174,6 +192,15 @@ def test_every_arrow_of_the_documents_attention_is_one_of_ours(attention):
             assert pair in drawn, pair
     types = {node.name: node.detail for node in attention.nodes if node.role == "module"}
     assert types == {**dict.fromkeys(("query", "key", "value"), "torch.nn.Linear"), "dropout": "torch.nn.Dropout"}
+
+
+def test_the_self_attention_of_an_encoder_has_no_cache_and_that_of_a_decoder_has_one():
+    encoder, decoder = (bertscope.diagram(base(is_decoder=is_decoder), "forward", SELF) for is_decoder in (False, True))
+    assert (encoder.cache, decoder.cache) == (0, 128)
+    cached = {"past_key_value[0]", "past_key_value[1]", "torch.cat"}
+    assert cached.isdisjoint(labels(encoder).values())
+    assert cached <= set(labels(decoder).values())
+    assert {node.shape.shape for node in encoder.nodes if node.name == "key_layer"} == {(1, 12, 128, 64)}
 
 
 def test_the_names_stand_at_the_tensors_that_have_their_shapes(attention):
@@ -345,8 +372,8 @@ def test_the_tree_has_the_rows_and_sums_of_the_tree_command():
     ("arguments", "golden"),
     [
         (("bert-base-uncased",), "diagram-class.mmd"),
-        (("bert-base-uncased", SELF, "--kind", "forward"), "diagram-forward-attention.mmd"),
-        (("bert-base-uncased", SELF, "--kind", "forward", "--position-embedding", "relative_key_query"),
+        (("bert-base-uncased", SELF, *AS_IN_DOCUMENT), "diagram-forward-attention.mmd"),
+        (("bert-base-uncased", SELF, *AS_IN_DOCUMENT, "--position-embedding", "relative_key_query"),
          "diagram-forward-relative.mmd"),
         (("bert-base-uncased", "encoder.layer.0", "--kind", "forward"), "diagram-forward-layer.mmd"),
     ],

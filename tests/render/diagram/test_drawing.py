@@ -51,6 +51,17 @@ def test_graphviz_takes_names_that_look_like_its_own_markup(tiny):
     assert all(f"+{item.type} {item.name} = {item.default}" in drawn for item in classes.classes[0].attributes)
 
 
+def test_a_self_attention_fits_on_a_page_of_900_pixels_at_its_own_size():
+    needs_graphviz()
+    model = build(replace(bertscope.load("bert-base-uncased").config, attn_implementation="eager"), "BertModel")
+    picture = renderer.svg(bertscope.diagram(model, "forward", "encoder.layer.0.attention.self"))
+    width, height = (
+        float(ElementTree.fromstring(picture).get(side).removesuffix("pt")) for side in ("width", "height")
+    )
+    assert width < 900 * 3 / 4  # a CSS pixel is 3/4 pt
+    assert width < height
+
+
 class Links(HTMLParser):
     """Return all that a page would fetch or run."""
 
