@@ -12,6 +12,11 @@ from typing import Any, Literal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
+_WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
+_WIDE = re.compile(r"[\u2e80-\u9fff\uff00-\uff60]")  # characters of two columns: Chinese and its punctuation
+_PIECES = re.compile(
+    rf" +|(?:{_WIDE.pattern}|[^ \u2e80-\u9fff\uff00-\uff60]+)[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]*"
+)
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,32 @@ def stdout_target() -> Target:
 
 
 def wrapped(text: str, target: Target, indent: int = 0) -> str:
-    """Return the text in lines of the target's width, further lines indented; no word and no size is broken."""
+    """Return the text in lines of the target's width, further lines indented; no word, size or shape is broken."""
     if target.width is None:
         return f"{text}\n"
-    joined = _NUMBER_AND_UNIT.sub("\u00a0", text)
-    lines = textwrap.wrap(
-        joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
+    joined = _NUMBER_AND_UNIT.sub("\u00a0", whole)
+    if _WIDE.search(joined):
+        lines = _wide_lines(joined, target.width, indent)
+    else:
+        lines = textwrap.wrap(
+            joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
+
+
+def _wide_lines(text: str, width: int, indent: int) -> list[str]:
+    """Return Chinese text in lines: a character takes two columns, and no line begins with a closing punctuation."""
+    lines, columns = [""], 0
+    for piece in _PIECES.findall(text):
+        size = len(piece) + len(_WIDE.findall(piece))
+        if columns + size > width and lines[-1].strip():
+            lines.append(" " * indent)
+            columns, piece = indent, piece.lstrip(" ")
+            size = len(piece) + len(_WIDE.findall(piece))
+        lines[-1] += piece
+        columns += size
+    return [line.rstrip(" ") for line in lines]
 
 
 def progress_bar() -> Any:

@@ -1,13 +1,13 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
-from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
+from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -29,7 +29,8 @@ def _formula(formula: Formula | None) -> str:
     if not formula.numbers:
         return f"{value} ({formula.symbols})"
     numbers = "" if formula.numbers == str(formula.value) else f"{formula.numbers} = "
-    return f"{formula.symbols} = {numbers}{value}"
+    terms = f"{' + '.join(map(count_text, formula.terms))} = " if formula.terms else ""
+    return f"{formula.symbols} = {numbers}{terms}{value}"
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
@@ -41,25 +42,64 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
-    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    sums = "".join(_line(_sum(item, report), target, indent="  ") for item in report.sums)
+    words = _WORDS[report.language]
+    blocks = "\n".join(_step(step, target, naming, words) for step in report.steps)
+    sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-    return f"{title(report)}\n{_line(_conditions(report), target)}\n{blocks}\n{sums}{questions}"
+    if report.steps:
+        blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
+    sections = "".join(f"\n{_section(section, words['colon'], target)}" for section in report.sections)
+    return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
+
+
+def _section(section: Section, colon: str, target: Target) -> str:
+    """Return the title, the notes, and the points with their numbers."""
+    notes = "".join(_wrapped(text, target) for text in section.notes)
+    points = "".join(
+        wrapped(f"{f'{number}.':>4} {_point(point, colon)}", target, 5)
+        for number, point in enumerate(section.points, 1)
+    )
+    return f"{section.title}\n{notes}{points}"
+
+
+def _point(point: Point, colon: str) -> str:
+    shape = f" {point.shape}" if point.shape else ""
+    sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
+    return f"{point.name}{shape}{sizes}{colon}{point.sentence}"
+
+
+# The words between names and numbers, in the language of the report.
+_WORDS = {
+    "en": {
+        "conditions": "FLOPs at batch {batch}, seq {seq}: forward, matrix products only, a multiply-add is 2",
+        "parameters": "parameters: ",
+        "FLOPs": "FLOPs: ",
+        "sum": "{group}: {terms}{params} parameters (counted {counted_params}){flops}: {verdict}",
+        "flops": ", {flops} FLOPs (counted {counted_flops})",
+        "agrees": "equal to the built model",
+        "differs": "NOT equal to the built model",
+        "colon": ": ",
+    },
+    "zh": {
+        "conditions": "FLOPs 取 batch {batch}、seq {seq}：前向，只计矩阵乘法，一次乘加计 2",
+        "parameters": "参数：",
+        "FLOPs": "FLOPs：",
+        "sum": "{group}：{terms}{params} 个参数（统计得 {counted_params}）{flops}：{verdict}",
+        "flops": "，{flops} FLOPs（统计得 {counted_flops}）",
+        "agrees": "与构建的模型一致",
+        "differs": "与构建的模型不一致",
+        "colon": "：",
+    },
+}
 
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
         return report.note
-    return f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2"
+    return _WORDS[report.language]["conditions"].format(batch=report.batch, seq=report.seq)
 
 
-def _line(text: str, target: Target, indent: str = "    ") -> str:
-    """Return the text as a line, or wrapped at the width of a terminal."""
-    width = target.width or max(len(text), 1)
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def _step(step: Step, target: Target, naming: str | None) -> str:
+def _step(step: Step, target: Target, naming: str | None, words: Mapping[str, str]) -> str:
     first = NAMINGS[naming or "keras"]
     others = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
     name = getattr(step, first) or step.name
@@ -67,10 +107,10 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
     lines = [f"{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
-    lines.append(f"  parameters: {_formula(step.params)}")
+    lines.append(f"  {words['parameters']}{_formula(step.params)}")
     if step.flops is not None:
-        lines.append(f"  FLOPs: {_formula(step.flops)}")
-    return "".join(_line(line, target) for line in lines) + _wrapped(step.sentence, target)
+        lines.append(f"  {words['FLOPs']}{_formula(step.flops)}")
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(step.sentence, target)
 
 
 def _marks(step: Step) -> str:
@@ -79,21 +119,20 @@ def _marks(step: Step) -> str:
 
 
 def _wrapped(sentence: str, target: Target) -> str:
-    width = min(target.width or 110, 110)
-    lines = textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+    return wrapped(f"  {sentence}", replace(target, width=min(target.width or 110, 110)), 2)
 
 
 def _sum(item: Sum, report: ExplainReport) -> str:
-    verdict = "equal to the built model" if item.agrees else "NOT equal to the built model"
-    params = f"{item.symbols} = " if "+" in item.symbols else ""
-    flops = f"{count_text(item.flops)} FLOPs (counted {count_text(item.counted_flops)})"
-    return (
-        f"{item.group}: {params}{count_text(item.params)} parameters (counted {count_text(item.counted_params)})"
-        f"{'' if report.batch is None else f', {flops}'}: {verdict}"
+    words, numbers = _WORDS[report.language], {name: count_text(getattr(item, name)) for name in _SUMMED}
+    return words["sum"].format(
+        group=item.group,
+        terms=f"{item.symbols} = " if "+" in item.symbols else "",
+        verdict=words["agrees" if item.agrees else "differs"],
+        **numbers | {"flops": "" if report.batch is None else words["flops"].format(**numbers)},
     )
 
 
+_SUMMED = ("params", "counted_params", "flops", "counted_flops")
 _COLUMNS = (
     Column("step", lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
     Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
@@ -110,7 +149,16 @@ def markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
     note = f"{report.note}\n\n" if report.note else ""
-    return f"**{title(report)}**\n\n{note}{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
+    steps = f"{markdown_text(_COLUMNS, report.steps)}\n" if report.steps else ""
+    colon = _WORDS[report.language]["colon"]
+    sections = "".join(_section_markdown(section, colon) for section in report.sections)
+    return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
+
+
+def _section_markdown(section: Section, colon: str) -> str:
+    notes = "".join(f"{text}\n\n" for text in section.notes)
+    points = "".join(f"{number}. {_point(point, colon)}\n" for number, point in enumerate(section.points, 1))
+    return f"\n**{section.title}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
 def csv(report: ExplainReport) -> str:
