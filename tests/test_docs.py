@@ -77,12 +77,6 @@ def test_the_index_links_every_page():
     assert sorted([*linked, "index.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def test_every_link_between_the_pages_leads_to_a_file():
-    for page in [*DOCS.glob("*.md"), *ROOT.glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
-
-
 def measured_rows(heading: str) -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
     """Attention, precision and strategy of a table of the accuracy page: phases with measured and estimated bytes."""
     part = (DOCS / "accuracy.md").read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
