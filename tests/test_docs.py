@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 
 import pytest
 
@@ -102,21 +103,42 @@ def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention
         assert all(abs(estimated / measured - 1) < 1e-3 for measured, estimated in told.values())
 
 
-def _make_cli():
-    run_config = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
-    module = importlib.util.module_from_spec(run_config)
-    run_config.loader.exec_module(module)
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
+GALLERY = script("make_gallery")
+
+
+@pytest.mark.parametrize("command", [word for word in GALLERY.COMMANDS if word.split()[0] not in GALLERY.NOT_COMPARED])
+def test_the_gallery_has_the_output_of_today(cli, user_folder, tmp_path, monkeypatch, command):
+    for path in user_folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    result = cli(*shlex.split(command))
+    notes = "".join(line for line in result.err.splitlines(keepends=True) if line.startswith("note:"))
+    told = GALLERY.read((DOCS / "gallery.md").read_text())[command]
+    assert GALLERY.cut(result.out or notes) == told, f"run: python docs/make_gallery.py {command.split()[0]}"
+
+
+def test_the_gallery_has_every_command():
+    told = GALLERY.read((DOCS / "gallery.md").read_text())
+    assert [command.split()[0] for command in told] == list(dict.fromkeys(command.split()[0] for command in told))
+    assert {command.split()[0] for command in told} == set(all_commands())
+
+
 def test_the_reference_of_the_command_line_is_fresh():
-    assert (DOCS / "cli.md").read_text() == _make_cli().page(), "run: python docs/make_cli.py"
+    assert (DOCS / "cli.md").read_text() == script("make_cli").page(), "run: python docs/make_cli.py"
 
 
 def test_the_reference_knows_no_width_of_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERMINAL_WIDTH", "50")
-    text = _make_cli().page()
+    text = script("make_cli").page()
     assert text == (DOCS / "cli.md").read_text()
     assert max(map(len, re.findall(r"^  .*$", text, flags=re.MULTILINE))) > 80
 
