@@ -147,3 +147,25 @@ def test_the_reference_has_every_command_with_its_options_and_examples():
     sections = re.split(r"^## bertscope (?=\w)", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)[1:]
     assert len(sections) == len(all_commands())
     assert all("Options:" in section and "examples:" in section for section in sections)
+
+
+def headings_of_tables() -> set[str]:
+    """Return the headings of the tables in the gallery, of the columns left out too, and the names of their rows."""
+    text = (DOCS / "gallery.md").read_text()
+    above = re.findall(r"^ (.+)\n ─+$", text, re.MULTILINE)
+    left_out = re.findall(r"\(columns left out: (.*?);", text, re.DOTALL)
+    found = {word for line in above for word in re.split(r" {2,}", line)}
+    found |= {word for line in left_out for word in re.split(r",\s+", line.replace("\n", " "))}
+    parts = re.findall(r"^ at the peak of .*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
+    return found | {re.split(r" {2,}", line.strip())[0] for part in parts for line in part.splitlines()}
+
+
+def test_the_glossary_has_the_headings_of_the_tables():
+    plain = {"path", "type", "shapes", "bytes", "module", "a", "b", "parameter", "change", "difference", "total",
+             "shape in a", "shape in b", "class", "description", "package", "version", "to install", "purpose",
+             "device", "threads", "memory", "at the peak of the step"}  # fmt: skip
+    told = (DOCS / "glossary.md").read_text().lower()
+    names = {re.sub(r" \((?:estimated|measured)\)|^type: |^in |^step, | of \d+$|:.*", "", name)
+             for name in headings_of_tables()}  # fmt: skip
+    assert len(names) > 40
+    assert sorted(name for name in names - plain if name.lower() not in told) == []
