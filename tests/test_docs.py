@@ -17,6 +17,16 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
 
 
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ACCURACY, GALLERY = script("make_accuracy"), script("make_gallery")
+
+
 def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
     """Page, command and the lines expected, from every `$ bertscope ...` of every page."""
     found = []
@@ -78,20 +88,19 @@ def test_the_index_links_every_page():
     assert sorted([*linked, "index.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def measured_rows(heading: str) -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
-    """Attention, precision and strategy of a table of the accuracy page: phases with measured and estimated bytes."""
-    part = (DOCS / "accuracy.md").read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+def measured_rows() -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
+    """Attention, precision and strategy in the file of accuracy: phases with measured and estimated bytes."""
     found: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
-    for line in re.findall(r"^\| (?:eager|sdpa) .*$", part, re.MULTILINE):
-        attention, precision, strategy, phase, *figures = (word.strip() for word in line.strip("|").split("|"))
-        measured, estimated = (int(figure.replace(",", "")) for figure in figures[:2])
-        found.setdefault((attention, precision, strategy), {})[phase] = measured, estimated
+    for row in ACCURACY.read():
+        if (row["loop"], row["model"], row["batch"], row["peaks"]) == ("profiler", "bert-base-uncased", "8", "1"):
+            key = row["attention"], row["precision"], row["checkpointing"]
+            found.setdefault(key, {})[row["phase"]] = int(row["measured_bytes"]), int(row["estimated_bytes"])
     return found
 
 
 @pytest.mark.parametrize(("attention", "precision"), [("eager", "bf16 autocast"), ("sdpa", "fp32")])
-def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention, precision):
-    rows = measured_rows("A base model, phase by phase")
+def test_the_estimates_in_the_file_of_accuracy_are_those_of_today(cli, attention, precision):
+    rows = measured_rows()
     autocast = ("--autocast",) if precision != "fp32" else ()
     data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
                "--implementation", "bertscope",
@@ -103,14 +112,17 @@ def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention
         assert all(abs(estimated / measured - 1) < 1e-3 for measured, estimated in told.values())
 
 
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GALLERY = script("make_gallery")
+def test_the_summary_and_the_picture_of_accuracy_are_those_of_the_file():
+    page, rows = (DOCS / "accuracy.md").read_text(), ACCURACY.read()
+    assert [line for line in ACCURACY.summary(rows) if line not in page] == []
+    assert (DOCS / "accuracy.svg").read_text() == ACCURACY.picture(rows), "run: python docs/make_accuracy.py"
+    exact = [row for row in rows if row["loop"] == "plain" and row["error"] == "0"]
+    assert f"{len(exact)} of 34 peaks of whole steps are exact" in page
+    for row in rows:
+        if row["measured_bytes"]:
+            measured, estimated = int(row["measured_bytes"]), int(row["estimated_bytes"])
+            assert float(row["error"]) == pytest.approx((estimated - measured) / measured, rel=0.06)
+            assert row["loop"] != "plain" or estimated == measured or row["attention"] == "eager"
 
 
 @pytest.mark.parametrize("command", [word for word in GALLERY.COMMANDS if word.split()[0] not in GALLERY.NOT_COMPARED])
