@@ -28,6 +28,7 @@ Output = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, completely or not at all, instead of stdout."),
 ]
 _NOT_WRITTEN = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|svg|html?)", re.IGNORECASE)
+Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the answer, the table and the notes.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
 
 
@@ -66,6 +67,7 @@ class NotedOutputOptions(OutputOptions):
     """The output of a report with notes; JSON and Markdown contain all of them."""
 
     verbose: Verbose = False
+    lang: Lang = "en"
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report with its notes in this format."""
