@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -81,6 +82,7 @@ def serve() -> None:
     fake_tensor_mode()  # imports torch._dynamo; nothing runs here, so that there are no threads to fork
     with suppress(ImportError):
         import_module("transformers.modeling_utils")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
     sock = socket.socket(fileno=int(sys.argv[1]))
     while True:
         try:
@@ -90,15 +92,24 @@ def serve() -> None:
         if not size:
             return
         settings = json.loads(_received(sock, struct.unpack("i", size)[0]))
-        pid = os.fork()
-        if not pid:
-            _run(settings, files)
-        sock.sendall(struct.pack("i", pid))
-        for descriptor in files[:3]:
+        if not os.fork():
+            _watch(sock, settings, files)
+        for descriptor in files:
             os.close(descriptor)
-        _, status = os.waitpid(pid, 0)
-        os.write(files[3], struct.pack("i", status))
-        os.close(files[3])
+
+
+def _watch(sock: socket.socket, settings: dict, files: list[int]) -> None:
+    """Fork the child, send its process id, wait for its end, and write its exit status: several children may live."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if not pid:
+        _run(settings, files)
+    sock.sendall(struct.pack("i", pid))
+    for descriptor in files[:3]:
+        os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    os.write(files[3], struct.pack("i", status))
+    os._exit(0)
 
 
 def _run(settings: dict, files: list[int]) -> None:

@@ -145,11 +145,29 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
     """
     from bertscope.analyses.memory import profile
 
-    ask = profile._ask
+    real = profile._Child
 
     @once
     def measured(job: Any, seconds: float) -> Any:
-        return ask(job, seconds, lambda text: None)
+        child = real(job, seconds, lambda text: None)
+        try:
+            child.measure()
+            child.run_timed_steps()
+        finally:
+            child.stop()
+        return child.sent, child.problem
+
+    class Child(real):  # type: ignore[misc, valid-type]
+        """A child whose process ran once for all tests."""
+
+        def __init__(self, job: Any, seconds: float, progress: object) -> None:
+            self.job, self.is_in_turn, self.is_stopped = job, True, True
+            self.sent, self.problem = measured(job, seconds)
+
+        def measure(self) -> None:
+            """Do nothing."""
+
+        run_timed_steps = measure
 
     def run(command: str) -> Result:
         folder = tmp_path_factory.mktemp("printed")
@@ -162,7 +180,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
             patch.chdir(folder)
             for variable in TERMINAL:
                 patch.delenv(variable, raising=False)
-            patch.setattr(profile, "_ask", lambda job, seconds, progress: measured(job, seconds))
+            patch.setattr(profile, "_Child", Child)
             return run_cli(*shlex.split(command)[1:])
 
     return once(run)

@@ -26,7 +26,6 @@ EXAMPLES = """
   bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
   bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
 """
-_RUN = RunOptions(batch=8)
 
 
 @command(
@@ -37,7 +36,7 @@ _RUN = RunOptions(batch=8)
 )
 def estimate(
     *,
-    run: RunOptions = _RUN,
+    run: RunOptions,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
     inputs: Inputs = None,

@@ -60,7 +60,7 @@ def profile(
             wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with Progress(len(jobs)) as progress:
+    with Progress(len(jobs) + (steps if len(jobs) > 1 else 0)) as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     report = run.with_training_file(report, run_configs)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)

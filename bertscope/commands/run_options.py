@@ -235,6 +235,7 @@ class StepOptions:
 class RunOptions(StepOptions, PrecisionOptions, SizeOptions):
     """The options of a step at one size, by one or several strategies of checkpointing."""
 
+    batch: Batch = 8  # checkpointing lowers the peak of a base model from 4 sequences on
     checkpointing: Annotated[
         str,
         typer.Option(

@@ -63,6 +63,8 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(say("step_median", count=steps), "timing", _seconds)
+        if steps > 1:
+            yield line(say("spread"), "timing", _spread)
     if has("timing.tokens_per_second"):
         yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
         yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
@@ -95,6 +97,10 @@ def _step_text(process: ProcessMemory) -> str:
 
 def _seconds(timing: Timing) -> str:
     return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
+
+
+def _spread(timing: Timing) -> str:
+    return f"{min(timing.step_seconds):.3f}-{max(timing.step_seconds):.3f} s" if timing.step_seconds else ""
 
 
 def _cell(number: int, line: _Line) -> str:

@@ -117,7 +117,14 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
         text += say("takes", ratio=f"{ratio:.2f}")
         if first.timing.flops and other.timing.flops:
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
+        if _overlap(first.timing.step_seconds, other.timing.step_seconds):
+            text += say("times_overlap")
     return text
+
+
+def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:
+    """Return True if both have several times, and neither has only times below those of the other."""
+    return min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some)
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:

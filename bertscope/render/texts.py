@@ -94,6 +94,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "process_step": ("process: one step", "进程：一步"),
     "process_run": ("process: whole run", "进程：全程"),
     "step_median": ("step, median of {count}", "一步的用时，{count} 步的中位数"),
+    "spread": ("  fastest to slowest", "  最快至最慢"),
     "tokens_per_second": ("tokens per second", "每秒 token 数"),
     "flops_per_second": ("FLOP/s", "FLOP/s"),
     "obtained_estimated": ("estimated", "估计"),
@@ -135,6 +136,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "peak_rises": ("the peak rises by {size}", "峰值升高 {size}"),
     "takes": ("; a step takes {ratio} x as long", "；一步的用时为 {ratio} 倍"),
     "takes_flops": (" ({ratio} x the FLOPs)", "（FLOPs 为 {ratio} 倍）"),
+    "times_overlap": (
+        "; the times overlap: more --steps tell more",
+        "；两者用时有重叠：增大 --steps 可看得更清楚",
+    ),
     "lower_from": (
         "the peak is lower from batch {batch} on{points} (estimated)",
         "从批大小 {batch} 起峰值才会降低{points}（估计）",

@@ -1,6 +1,10 @@
 """The reports on memory: the peak of a step, its moment and its parts. Plain data in bytes and seconds."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
@@ -94,11 +98,28 @@ class Timing:
     """The time of steps that ran without tracing."""
 
     warmup_seconds: float
-    step_seconds: tuple[float, ...]
-    median_seconds: float
+    step_seconds: tuple[float, ...] = ()
+    median_seconds: float = 0.0
     tokens_per_second: float | None = None
     flops: int | None = None  # matrix products of the step, a multiply-add as 2
     flops_per_second: float | None = None
+    is_in_turn: bool = False  # a step of each variant, then the next step of each
+
+    def of_steps(self, seconds: Sequence[float], tokens: int | None = None, *, is_in_turn: bool = False) -> Timing:
+        """Return the timing with these steps, their median and the rates; without `tokens` there are no rates."""
+        middle = median(seconds or [0.0])
+
+        def rate(amount: int | None) -> float | None:
+            return None if tokens is None or amount is None else amount / middle if middle else 0.0
+
+        return replace(
+            self,
+            step_seconds=tuple(seconds),
+            median_seconds=middle,
+            tokens_per_second=rate(tokens),
+            flops_per_second=rate(self.flops),
+            is_in_turn=is_in_turn,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--dtype", "bfloat16"), "did you mean 'bf16'?"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
-        (("count", "roberta-base"), "add --download"),
+        (("count", "roberta-base"), "--download fetches it"),
         (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
     ],
 )

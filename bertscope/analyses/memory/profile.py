@@ -1,5 +1,7 @@
 """`profile`: the measurement of each run in a new child process, whose failure does not end the parent."""
 
+from __future__ import annotations
+
 import json
 import os
 import queue
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
@@ -37,23 +40,68 @@ def profile_report(
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
     """Run one model's step for each job in a separate child; return the measurements, and snapshots as files.
 
-    If a child cannot finish, its variant has a `failure`; an interruption skips the jobs that follow. Raises
-    SelectionError for a job that the child refuses.
+    Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
+    change of the machine's speed affects all of them; a child whose state does not leave room for the others is
+    timed before the next one starts. If a child cannot finish, its variant has a `failure`; an interruption skips
+    the jobs that follow. Raises SelectionError for a job that the child refuses.
     """
-    children: list[_Sent] = []
-    for job in jobs:
-        children.append(_ask(job, timeout_seconds, progress))
-        if children[-1].problem == INTERRUPTED:
-            break
+    children: list[_Child] = []
+    try:
+        for job in jobs:
+            children.append(_Child(job, timeout_seconds, progress))
+            children[-1].measure()
+            if children[-1].problem == INTERRUPTED:
+                break
+            if not _has_room(children):
+                children[-1].run_timed_steps()
+        _take_turns([child for child in children if not child.is_stopped])
+    finally:
+        for child in children:
+            child.stop()
     first = jobs[0]
-    about = next((sent.subject for sent in children if sent.subject), None) or _subject(first)
+    about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
     report = MemoryReport(
         subject=replace(about, obtained="measured"),
         run={name: value for name, value in first.run_config.to_dict().items() if name in COMMON_FIELDS},
-        machine=next((sent.machine for sent in children if sent.machine), ""),
-        variants=tuple(_variant(job, sent) for job, sent in zip(jobs, children, strict=False)),
+        machine=next((child.sent.machine for child in children if child.sent.machine), ""),
+        variants=tuple(child.variant() for child in children),
     )
-    return report, tuple(b64decode(sent.snapshot) if sent.snapshot else None for sent in children)
+    return report, tuple(b64decode(child.sent.snapshot) if child.sent.snapshot else None for child in children)
+
+
+def _take_turns(children: Sequence[_Child]) -> None:
+    """Run a timed step of each child, then the next step of each; an interruption ends them all."""
+    for number in range(max((child.job.steps for child in children), default=0)):
+        for child in children:
+            if child.problem == INTERRUPTED:
+                for other in children:
+                    other.problem = INTERRUPTED
+                return
+            child.run_timed_step(number, in_turn=len(children) > 1)
+
+
+def _has_room(children: Sequence[_Child]) -> bool:
+    """Return True if the memory that is free is twice that of the largest child, so that a child can wait beside it.
+
+    The children of a GPU share its memory, which this process does not see: they do not wait.
+    """
+    largest = max((child.sent.process.peak_bytes for child in children if child.sent.process), default=None)
+    available = available_bytes()
+    return largest is not None and available is not None and 2 * largest <= available
+
+
+def available_bytes() -> int | None:
+    """Return the memory that a process can still get, by /proc/meminfo and the control group; None if unknown."""
+    available = None
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")  # version 2; "max" stands for no limit
+    with suppress(OSError, ValueError):
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        available = min(available, limit - used) if available is not None else None
+    return available
 
 
 def _subject(job: Job) -> Subject:
@@ -84,11 +132,10 @@ class _Sent:
     machine: str = ""
     process: ProcessMemory | None = None
     measured: Memory | None = None
-    timing: Timing | None = None
+    timing: Timing | None = None  # without steps; sent when the child is ready to run them
     snapshot: str | None = None  # base64
     outlook: BreakEven | None = None
-    problem: tuple[str, str] | None = None
-    stderr: deque[bytes] = field(default_factory=lambda: deque(maxlen=21))  # its last lines
+    seconds: list[float] = field(default_factory=list)  # of each timed step
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -103,47 +150,129 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _ask(job: Job, timeout_seconds: float, progress: _Progress) -> _Sent:
-    question = job.to_json().encode()
-    child = _start()
-    sent = _Sent()
-    try:
-        with suppress(BrokenPipeError):
-            child.stdin.write(question)  # type: ignore[union-attr]
-            child.stdin.close()  # type: ignore[union-attr]
-        _listen(child, sent, timeout_seconds, lambda: progress(f"{job.run_config.checkpointing}: {sent.stage}"))
-    except KeyboardInterrupt:
-        sent.problem = INTERRUPTED
-    finally:
-        _stop(child)
-    if sent.timing is None and sent.problem is None:
-        sent.problem = ("died", _death(child, sent))
-    if sent.problem is not None and sent.problem[0] == "refused":
-        raise SelectionError(sent.problem[1])
-    return sent
+class _Child:
+    """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
+    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress) -> None:
+        self.job, self.progress = job, progress
+        self.timeout_seconds = self.left_seconds = timeout_seconds
+        self.sent = _Sent()
+        self.problem: tuple[str, str] | None = None
+        self.is_stopped = False
+        self.is_in_turn = False
+        self.name = job.run_config.checkpointing
+        self.process = _start()
+        self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
+        self.stderr: deque[bytes] = deque(maxlen=21)  # its last lines
+        threading.Thread(target=_receive, args=(self.process.stdout, self.messages), daemon=True).start()
+        threading.Thread(target=_collect, args=(self.process.stderr, self.stderr), daemon=True).start()
 
-def _listen(child: subprocess.Popen[bytes], sent: _Sent, timeout: float, progress: Callable[[], None]) -> None:
-    deadline = time.monotonic() + timeout
-    messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_receive, args=(child.stdout, messages), daemon=True).start()
-    threading.Thread(target=_collect, args=(child.stderr, sent.stderr), daemon=True).start()
-    while sent.problem is None:
+    def measure(self) -> None:
+        """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
+        self._ask(self.job.to_json(), "timing", lambda: f"{self.name}: {self.sent.stage}")
+        if self.problem is not None and self.problem[0] == "refused":
+            raise SelectionError(self.problem[1])
+        if self.problem is None:
+            self.sent.stage = "waiting for its timed steps"
+
+    def run_timed_steps(self) -> None:
+        """Run all timed steps of the child, and end it."""
+        for number in range(self.job.steps):
+            self.run_timed_step(number, in_turn=False)
+        self.stop()
+
+    def run_timed_step(self, number: int, *, in_turn: bool) -> None:
+        """Have the child run one more step and send its time."""
+        if self.problem is not None:
+            return
+        self.is_in_turn = in_turn
+        self.sent.stage = f"timing step {number + 1} of {self.job.steps}"
+        shown = f"{self.sent.stage}: {self.name}" if in_turn else f"{self.name}: {self.sent.stage}"
+        self._ask("step", "seconds", lambda: shown)
+
+    def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
+        """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
         try:
-            message = messages.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            if time.monotonic() > deadline:
-                sent.problem = ("timeout", f"ran for longer than {timeout:g} s")
-        else:
-            if message is None:
-                return
-            kind, content = message
-            if kind in vars(sent):
-                setattr(sent, kind, content)
+            with suppress(OSError):  # the child has ended: its messages tell why
+                self.process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
+                self.process.stdin.flush()  # type: ignore[union-attr]
+            self._listen(answer, shown)
+        except KeyboardInterrupt:
+            self.problem = INTERRUPTED
+        if self.problem is not None:
+            self.stop()
+
+    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
+        deadline = time.monotonic() + self.left_seconds
+        is_answered = False
+        while self.problem is None and not is_answered:
+            try:
+                message = self.messages.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
             else:
-                sent.problem = message
-        if sent.problem is None:
-            progress()
+                if message is None:
+                    self.stop()
+                    self.problem = ("died", self._death())
+                    return
+                kind, content = message
+                if kind == "seconds":
+                    self.sent.seconds.append(content)
+                elif kind in vars(self.sent):
+                    setattr(self.sent, kind, content)
+                else:
+                    self.problem = message
+                is_answered = kind == answer
+            if self.problem is None:
+                self.progress(shown())
+        self.left_seconds = deadline - time.monotonic()
+
+    def stop(self) -> None:
+        """Close the child's input, wait briefly for its end, kill its process group, and close its streams."""
+        if self.is_stopped:
+            return
+        self.is_stopped = True
+        with suppress(OSError):
+            self.process.stdin.close()  # type: ignore[union-attr]
+        with suppress(ProcessLookupError, PermissionError):
+            if self.process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(0.5)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def _death(self) -> str:
+        """Return how the child ended, with its last line on standard error."""
+        code = self.process.returncode
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            return f"was killed by {name}{hint}"
+        last = b"".join(self.stderr).decode(errors="replace").strip().splitlines()
+        return f"ended with exit code {code}" + (f": {one_line(last[-1], limit=200)}" if last else "")
+
+    def variant(self) -> Variant:
+        """Return what the child sent as a row of the report."""
+        run_config, sent = self.job.run_config, self.sent
+        tokens = run_config.accumulate * run_config.batch * run_config.seq
+        timing = None
+        if self.problem is None and sent.timing is not None:
+            timing = sent.timing.of_steps(sent.seconds, tokens, is_in_turn=self.is_in_turn)
+        return Variant(
+            checkpointing=run_config.checkpointing,
+            reentrant=run_config.reentrant,
+            estimated=sent.estimated,
+            measured=sent.measured,
+            timing=timing,
+            process=sent.process,
+            outlook=sent.outlook,
+            failure=_failure(self.job, sent, *self.problem) if self.problem else "",
+        )
 
 
 def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
@@ -171,46 +300,8 @@ def _collect(stream: Any, lines: deque[bytes]) -> None:
             lines.append(line)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Wait briefly for the child to end, kill its process group, and close its streams."""
-    with suppress(ProcessLookupError, PermissionError):
-        if child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(0.5)
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    for stream in (child.stdout, child.stderr):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
-
-
-def _death(child: subprocess.Popen[bytes], sent: _Sent) -> str:
-    code = child.returncode
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
-    last = b"".join(sent.stderr).decode(errors="replace").strip().splitlines()
-    return f"ended with exit code {code}" + (f": {one_line(last[-1], limit=200)}" if last else "")
-
-
-def _variant(job: Job, sent: _Sent) -> Variant:
-    return Variant(
-        checkpointing=job.run_config.checkpointing,
-        reentrant=job.run_config.reentrant,
-        estimated=sent.estimated,
-        measured=sent.measured,
-        timing=sent.timing,
-        process=sent.process,
-        outlook=sent.outlook,
-        failure="" if sent.timing else _failure(job, sent),
-    )
-
-
-def _failure(job: Job, sent: _Sent) -> str:
+def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     """Return a text on the failure, the stage that it happened in, and a remedy."""
-    kind, text = sent.problem or ("died", "ended")
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
     words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}

@@ -1,7 +1,8 @@
 """The child process of `profile`, which builds one real model, runs its step, and reports on standard output.
 
 A separate process starts with clean memory, confines the memory limit, and may die without harm to the parent. A
-message is a line of JSON, [kind, content]: a stage, the estimate, a result, or the reason for a failure.
+message is a line of JSON, [kind, content]: a stage, the estimate, a result, or the reason for a failure. After the
+memory is measured, the parent asks for each timed step with a line on standard input.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import gc
 import json
 import os
 import signal
-import statistics
 import sys
 import time
 from base64 import b64encode
@@ -72,6 +72,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "measured": Memory,
     "snapshot": str,  # base64
     "timing": Timing,
+    "seconds": float,
     **dict.fromkeys(("refused", "out of memory", "failed"), str),
 }
 
@@ -80,7 +81,7 @@ def main() -> None:
     """Read a job from standard input and run it."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print without mixing text into the messages
-    job = Job.from_json(sys.stdin.buffer.read())
+    job = Job.from_json(sys.stdin.buffer.readline())
 
     def say(kind: str, content: Any) -> None:
         """Send one message to the parent."""
@@ -130,7 +131,7 @@ def _explained(error: Exception, job: Job) -> tuple[str, str]:
 
 
 def run(job: Job, say: Say) -> None:
-    """Run every stage: the estimate, then the memory of the real step, then its time without the profiler."""
+    """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
     say("stage", "loading torch")
     from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
     from bertscope.analyses.memory.growth import break_even
@@ -158,7 +159,7 @@ def run(job: Job, say: Say) -> None:
     say("stage", "building the model")
     step = _built(job)
     with job.source.implemented_by(job.run_config.model_implementation).confined():
-        _time(step, job, say, _measure(step, job, say), flops)
+        _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
 
 
 def _built(job: Job) -> Any:
@@ -207,28 +208,19 @@ def _measure(step: Any, job: Job, say: Say) -> float:
     return warmup
 
 
-def _time(step: Any, job: Job, say: Say, warmup: float, flops: int) -> None:
-    """Time steps without the profiler; unless memory is limited, malloc keeps freed memory as it does by default."""
+def _time(step: Any, job: Job, say: Say, timing: Timing) -> None:
+    """Time a step without the profiler for each line of input.
+
+    Unless memory is limited, malloc keeps freed memory as it does by default.
+    """
     from bertscope.analyses.memory.profiler_run import step_seconds
 
     if job.memory_limit_bytes is None:
         _set_malloc(_M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
         _set_malloc(_M_TRIM_THRESHOLD, 2**26)
-    seconds = []
-    for number in range(job.steps):
-        say("stage", f"timing step {number + 1} of {job.steps}")
-        seconds.append(step_seconds(step))
-    median = statistics.median(seconds or [0.0])
-    tokens = job.run_config.accumulate * job.run_config.batch * job.run_config.seq
-    timing = Timing(
-        warmup_seconds=warmup,
-        step_seconds=tuple(seconds),
-        median_seconds=median,
-        tokens_per_second=tokens / median if median else 0.0,
-        flops=flops,
-        flops_per_second=flops / median if median else 0.0,
-    )
     say("timing", timing)
+    for _ in sys.stdin.buffer:
+        say("seconds", step_seconds(step))
 
 
 def _machine(device: str) -> str:

@@ -3,7 +3,6 @@
 Sizes, order and addresses are the allocator's; modules, phases and gradients come from hooks on the model.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -106,13 +105,13 @@ def profile(
         started = time.perf_counter()
         trace = measured(step)
         warmup = time.perf_counter() - started
-        seconds = tuple(step_seconds(step) for _ in range(steps))
+        seconds = [step_seconds(step) for _ in range(steps)]
     variant = Variant(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,
         estimated=estimated,
         measured=memory(trace, "measured", row_paths(module)),
-        timing=Timing(warmup_seconds=warmup, step_seconds=seconds, median_seconds=statistics.median(seconds or [0.0])),
+        timing=Timing(warmup_seconds=warmup).of_steps(seconds),
     )
     machine = f"this process, {torch.get_num_threads()} threads"
     return memory_report(module, run_config, (variant,), fields=MODULE_FIELDS, name=name, machine=machine)

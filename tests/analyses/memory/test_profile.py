@@ -182,6 +182,13 @@ def test_time_work_and_the_process_are_reported(measured):
     assert full > plain
 
 
+def test_the_strategies_run_their_timed_steps_in_turn(measured):
+    _, data, err = measured
+    shown = [line.partition(" (")[0] for line in err.splitlines() if line.startswith("timing step")]
+    assert shown == [f"timing step {step} of 2: {name}" for step in (1, 2) for name in ("none", "full")]
+    assert [variant["timing"]["is_in_turn"] for variant in data["variants"]] == [True, True]
+
+
 def test_the_timeline_and_the_snapshot_are_written(measured):
     folder, data, _ = measured
     records = list(csv.DictReader(io.StringIO((folder / "step.csv").read_text())))
@@ -227,14 +234,17 @@ def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
 
 def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monkeypatch):
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8))
-    timing = Timing(warmup_seconds=1.0, step_seconds=(1.0,), median_seconds=1.0)
+    timing = Timing(warmup_seconds=1.0)
     answers = {
         "none": (("estimated", memory_), ("out of memory", "")),
-        "full": (("estimated", memory_), ("machine", "a machine"), ("measured", memory_), ("timing", timing)),
-    }
+        "full": (("estimated", memory_), ("machine", "a machine"), ("measured", memory_), ("timing", timing),
+                 ("seconds", 1.0)),
+    }  # fmt: skip
     for name, messages in answers.items():
         (folder / name).write_text("".join(json.dumps(message, default=vars) + "\n" for message in messages))
-    code = "import json, sys; print(open(json.load(sys.stdin)['run_config']['checkpointing']).read(), end='')"
+    code = (
+        "import json, sys; print(open(json.loads(sys.stdin.readline())['run_config']['checkpointing']).read(), end='')"
+    )
     monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     result = cli("profile", "small.yaml", "--batch", "512", "--memory-limit", "800MiB", "--steps", "1",
                  "--checkpointing", "--optimizer", "sgd", "--format", "json")  # fmt: skip
@@ -244,6 +254,25 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
     assert none["estimated"] is not None
     assert "ran out of memory" in none["failure"]
     assert (full["failure"], full["measured"] is None) == ("", False)
+
+
+@pytest.mark.parametrize(("available", "asked"), [(10 * 100, "mmtt"), (2 * 100 - 1, "mtmt"), (None, "mtmt")])
+def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatch, available, asked):
+    process = {"resident_before_bytes": 1, "high_water_bytes": 2, "peak_bytes": 100}
+    code = (
+        "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
+        "sys.stdin.readline()\nopen('log', 'a').write('m')\n"
+        f"say('process', {process})\nsay('timing', {{'warmup_seconds': 1.0}})\n"
+        "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 2.0)\n"
+    )
+    monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "available_bytes", lambda: available)
+    jobs = [Job(source=small(), run_config=RunConfig(checkpointing=name), steps=1) for name in ("none", "full")]
+    report, _ = profile_report(jobs)
+    assert (folder / "log").read_text() == asked
+    timings = [variant.timing for variant in report.variants]
+    assert [timing.step_seconds for timing in timings] == [(2.0,), (2.0,)]
+    assert [timing.is_in_turn for timing in timings] == [asked == "mmtt"] * 2
 
 
 def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
