@@ -1,12 +1,12 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
+from bertscope.render.texts import in_language, say
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.units import count_text
 
@@ -18,7 +18,7 @@ def _dims(dims: Dims) -> str:
 
 
 def _flow(step: Step) -> str:
-    given = " and ".join(map(_dims, step.inputs)) or ("" if step.type else "ids")
+    given = say("both").join(map(_dims, step.inputs)) or ("" if step.type else say("explain_ids"))
     return f"{given} -> {_dims(step.output)}" if step.output or not step.type else given
 
 
@@ -41,22 +41,17 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
-    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    sums = "".join(_line(_sum(item, report), target, indent="  ") for item in report.sums)
-    questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-    return f"{title(report)}\n{_line(_conditions(report), target)}\n{blocks}\n{sums}{questions}"
+    with in_language(report.language):
+        blocks = "\n".join(_step(step, target, naming) for step in report.steps)
+        sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
+        questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
+        return f"{title(report)}\n{wrapped(_conditions(report), target, 4)}\n{blocks}\n{sums}{questions}"
 
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
         return report.note
-    return f"FLOPs at batch {report.batch}, seq {report.seq}: forward, matrix products only, a multiply-add is 2"
-
-
-def _line(text: str, target: Target, indent: str = "    ") -> str:
-    """Return the text as a line, or wrapped at the width of a terminal."""
-    width = target.width or max(len(text), 1)
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
+    return say("explain_sizes", batch=report.batch, seq=report.seq)
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
@@ -67,10 +62,10 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
     lines = [f"{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
-    lines.append(f"  parameters: {_formula(step.params)}")
+    lines.append("  " + say("explain_params", formula=_formula(step.params)))
     if step.flops is not None:
-        lines.append(f"  FLOPs: {_formula(step.flops)}")
-    return "".join(_line(line, target) for line in lines) + _wrapped(step.sentence, target)
+        lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(step.sentence, target)
 
 
 def _marks(step: Step) -> str:
@@ -79,19 +74,17 @@ def _marks(step: Step) -> str:
 
 
 def _wrapped(sentence: str, target: Target) -> str:
-    width = min(target.width or 110, 110)
-    lines = textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+    return wrapped(f"  {sentence}", Target(width=min(target.width or 110, 110)), 2)
 
 
 def _sum(item: Sum, report: ExplainReport) -> str:
-    verdict = "equal to the built model" if item.agrees else "NOT equal to the built model"
+    verdict = say("explain_equal" if item.agrees else "explain_unequal")
     params = f"{item.symbols} = " if "+" in item.symbols else ""
-    flops = f"{count_text(item.flops)} FLOPs (counted {count_text(item.counted_flops)})"
-    return (
-        f"{item.group}: {params}{count_text(item.params)} parameters (counted {count_text(item.counted_params)})"
-        f"{'' if report.batch is None else f', {flops}'}: {verdict}"
-    )
+    flops = ""
+    if report.batch is not None:
+        flops = say("explain_sum_flops", flops=count_text(item.flops), counted=count_text(item.counted_flops))
+    return say("explain_sum", group=item.group, params=params + count_text(item.params),
+               counted=count_text(item.counted_params), flops=flops, verdict=verdict)  # fmt: skip
 
 
 _COLUMNS = (
@@ -107,12 +100,14 @@ _COLUMNS = (
 
 def markdown(report: ExplainReport) -> str:
     """Return the report for a page."""
-    sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
-    questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
-    note = f"{report.note}\n\n" if report.note else ""
-    return f"**{title(report)}**\n\n{note}{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
+    with in_language(report.language):
+        sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
+        questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
+        note = f"{report.note}\n\n" if report.note else ""
+        return f"**{title(report)}**\n\n{note}{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
 
 
 def csv(report: ExplainReport) -> str:
     """Return the steps for a spreadsheet."""
-    return csv_text(_COLUMNS, report.steps)
+    with in_language("en"):
+        return csv_text(_COLUMNS, report.steps)

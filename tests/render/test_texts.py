@@ -8,15 +8,20 @@ from string import Formatter
 
 import pytest
 
+import bertscope
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import PHRASES, TEXTS, in_language, say
+from bertscope.render.texts import TEXTS, explain, fit, in_language, memory, say, shared
 from tests.conftest import ROOT
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 RENDER = ROOT / "bertscope" / "render"
 # Texts that are names or patterns in both languages.
 SAME = {"named", "autocast", "amsgrad", "grad_scaler", "flops_per_second", "nvidia_smi", "gpu", "operator", "of"}
+
+
+def test_no_key_is_used_twice():
+    assert sum(len(module.TEXTS) for module in (explain, fit, memory, shared)) == len(TEXTS)
 
 
 def test_every_text_has_a_chinese_one_with_the_same_values():
@@ -28,8 +33,8 @@ def test_every_text_has_a_chinese_one_with_the_same_values():
 
 
 def test_every_saved_tensor_has_its_words_in_chinese():
-    assert sorted({words for *_, words in summary._WHAT}) == sorted(PHRASES)
-    assert all(CHINESE.search(words) or words == "Q、K、V" for words in PHRASES.values())
+    assert sorted({words for *_, words in summary._WHAT}) == sorted(memory.PHRASES)
+    assert all(CHINESE.search(words) or words == "Q、K、V" for words in memory.PHRASES.values())
 
 
 def asked() -> tuple[set[str], set[str]]:
@@ -67,6 +72,8 @@ def words_of(text: str) -> list[str]:
     "estimate bert-tiny --checkpointing none,full --batch 8 -v",
     "estimate bert-tiny --device cuda --lora r=8 --accumulate 2 --clip-grad-norm --ema -v",
     "estimate bert-tiny bert-mini",
+    "explain bert-tiny encoder.layer.0.attention",
+    "explain bert-tiny embeddings",
     "fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing none,full -v",
     "fit bert-tiny --gpu t4 --seq 64,128 --batch 4 --precision autocast-bf16 --checkpointing none -v",
     "fit bert-tiny --gpu t4,a10 --seq 64 --batch 4 --precision fp32 --checkpointing none -v",
@@ -91,6 +98,14 @@ def test_notes_in_json_and_rows_in_markdown_are_in_the_language(cli):
     assert data["variants"][0]["checkpointing"] == "none"
     assert "| 为反向保存 |" in cli(*words, "markdown").out
     assert cli(*words, "csv").out == cli("estimate", "bert-tiny", "--format", "csv").out
+    flow = "[batch, seq, hidden_size] and [batch, seq, hidden_size] -> [batch, seq, hidden_size]"
+    assert flow in cli("explain", "bert-tiny", "--lang", "zh", "--format", "csv").out
+
+
+def test_a_report_of_explain_prints_in_its_language_in_python():
+    text = str(bertscope.explain("bert-tiny", "pooler", language="zh"))
+    assert "参数：hidden_size x hidden_size" in text
+    assert str(bertscope.explain("bert-tiny", "pooler")).count("parameters: ") == 1
 
 
 @pytest.mark.parametrize("width", [30, 41, 80])
