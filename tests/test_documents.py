@@ -7,7 +7,7 @@ import re
 import pytest
 
 import bertscope
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, ROOT
 
 
 def rows(result) -> dict[str, dict]:
@@ -49,6 +49,13 @@ def test_tree_at_depth_3_is_the_documents_torchinfo_table(cli):
     text = cli("tree", "--depth", "3").out
     assert "ModuleList: 3-6" in text
     assert "130,609,732" in text
+
+
+@pytest.mark.parametrize("command", ["tree", "count"])
+def test_the_style_torchinfo_is_the_documents_table_to_the_letter(cli, command):
+    result = cli(command, "bert-base-cased", "--style", "torchinfo")
+    assert result.out == (GOLDEN / "torchinfo-bert-base-cased.txt").read_text()
+    assert "108,340,804 unique parameters" in result.err
 
 
 def test_base_uncased_has_the_documents_total_and_shares(cli):
@@ -116,6 +123,12 @@ def test_the_printed_model_is_the_documents(cli, arguments, golden):
     assert printed == expected if golden == "print-bert-base-cased.txt" else printed.startswith(expected)
 
 
+def test_a_print_that_differs_from_older_torch_says_so_on_stderr(cli):
+    result = cli("print", "bert-tiny")
+    assert ("bias=True'" in result.err) == ("elementwise_affine=True, bias=True)" in result.out)
+    assert cli("print", "bert-tiny", "--format", "json").err == result.err
+
+
 def test_every_field_of_the_documents_config_has_its_name_and_default():
     config = bertscope.load("bert-base-cased").config
     document = {
@@ -134,6 +147,10 @@ def test_every_field_of_the_documents_config_has_its_name_and_default():
     assert {**read.to_dict(), **document} == read.to_dict()
 
 
+def test_convert_writes_the_documents_config_json_to_the_byte(cli):
+    assert cli("convert", "bert-base-cased").out == (GOLDEN / "config-bert-base-cased.json").read_text()
+
+
 def test_the_api_documents_defaults_are_ours():
     config = bertscope.BertConfig()
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (30522, 768, 12)
@@ -144,3 +161,26 @@ def test_the_api_documents_defaults_are_ours():
     assert (config.is_decoder, config.use_cache, config.classifier_dropout) == (False, True, None)
     assert (config.num_labels, config.tie_word_embeddings) == (2, True)
     assert (config.add_cross_attention, config.chunk_size_feed_forward) == (False, 0)
+
+
+ROWS = [  # a bar inside a cell is written `\|`
+    [cell.replace("\\|", "|") for cell in line.strip("| ").split(" | ")]
+    for line in (ROOT / "docs" / "documents.md").read_text().splitlines()
+    if "| `bertscope " in line
+]
+COMMANDS = list(dict.fromkeys(row[-2].strip("`") for row in ROWS))
+
+
+def test_the_table_of_statements_is_complete():
+    assert len(ROWS) > 100
+    assert all(len(row) in (3, 4) and all(row) for row in ROWS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_statement_of_the_documents_is_in_the_output_of_its_command(printed, command):
+    result = printed(command)
+    assert result.code == 0
+    out = " ".join(normal(result.out).split())
+    for statement, *_, shown in (row for row in ROWS if row[-2].strip("`") == command):
+        for text in re.findall("`([^`]+)`", shown):
+            assert text in out, statement

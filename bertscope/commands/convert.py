@@ -14,7 +14,7 @@ from bertscope.sources.find import load
 
 EXAMPLES = """
   bertscope convert bert-base-cased
-  bertscope convert my-bert.yaml --output config.json
+  bertscope convert my-bert.yaml --lossless --output config.json
   bertscope convert config.json
   bertscope convert config.json --output my-bert.yaml
 """
@@ -44,14 +44,18 @@ def convert(
             help="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
         ),
     ] = None,
+    lossless: Annotated[
+        bool,
+        typer.Option("--lossless", help='Add to a config.json, under "bertscope", the keys that only a preset has.'),
+    ] = False,
     download: Download = False,
 ) -> None:
-    """Convert a preset to a config.json, or a config.json to a preset, without loss either way.
+    """Convert a preset to a config.json, or a config.json to a preset.
 
-    The keys that only a preset has are in the config.json under "bertscope"; members of a config.json that do
-    not affect a BERT are in the preset under 'extra'.
-    """  # fmt: skip
-    from bertscope.sources.convert import converted, direction, updated
+    Members of a config.json that do not affect a BERT are in the preset under 'extra'. A config.json that is written
+    with --lossless has the keys that only a preset has too (description, hub_names, add_pooling_layer, expected).
+    """
+    from bertscope.sources.convert import converted, direction, left_out, updated
 
     source = load(model, download=download)
     wanted = direction(source, to)
@@ -61,4 +65,9 @@ def convert(
         write(updated(source, output), output)
         note(f"{output} was there: its values are those of {source.path} now; comments and 'expected' stay")
     else:
-        write(converted(source, wanted), output)
+        write(converted(source, wanted, lossless=lossless), output)
+        if wanted == "json" and not lossless and not source.add_pooling_layer:
+            note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler; "
+                 "--lossless adds it")  # fmt: skip
+        elif wanted == "json" and not lossless and (keys := left_out(source)):
+            note(f"the config.json leaves out {', '.join(keys)} of the preset; --lossless adds them")

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions, Shapes, traced_shapes
-from bertscope.commands.output import OutputOptions
+from bertscope.commands.output import OutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import SizeOptions
+from bertscope.commands.tree import Style, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.reports.checkpoint import Stored
@@ -27,6 +28,8 @@ EXAMPLES = """
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
   bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
+  bertscope count bert-base-cased --style torchinfo
+  bertscope count bert-base-uncased -a BertForPreTraining --untie
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./config.json --format json --output count.json
   bertscope count ./my-bert/model.safetensors --by parameter
@@ -49,6 +52,10 @@ def count(
         ),
     ] = None,
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Count a shared tensor at each of its names, as a tensor of its own.")
+    ] = False,
+    style: Style = "bertscope",
     expect: Annotated[
         str | None,
         typer.Option(
@@ -68,12 +75,21 @@ def count(
 
     Equal layers are one row with the number of copies; "per layer" is one of them. Tied tensors are
     counted in two ways: unique parameters (every tensor once) and the sum over layers (at every layer
-    that uses them). Several models are one row each, with --by group one column each.
+    that uses them). --untie counts them at every name, as if nothing were shared. Several models are one
+    row each, with --by group one column each.
     """
     model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
+    if style == "torchinfo":
+        model.only_one({"--style torchinfo": True})
+        given = {"--shapes": shapes, "--stored": stored, "--untie": untie, "--expect": expect is not None}
+        check_style(out, given | {f"--by {by}": by != "layer"})
+        model.each(lambda one: show_as_torchinfo(*one.built(freeze), None, out))
+        return 0
     expected = None if expect is None else _expected(expect)
     weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
     if weights is not None and not model.others:
+        if untie:
+            raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
         contents = _show_stored(weights, by, out)
         return _judge(expected, contents.distinct_params, contents.stored_params, "under all names")
     folded = None if unfold is None else not unfold
@@ -81,9 +97,12 @@ def count(
     def report_of(one: ModelOptions) -> CountReport:
         """Return the report of one model."""
         source, built = one.built(freeze)
+        from bertscope.analyses.modules.untie import untie as separate
         from bertscope.analyses.params.count import count as analyse
 
         found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
+        if untie:
+            note(f"{source.name}: counted without ties, which adds {count_text(separate(built))} parameters")
         return analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
 
     reports = model.each(report_of)

@@ -14,6 +14,7 @@ EXAMPLES = """
   bertscope explain bert-large-zh
   bertscope explain bert-large-zh Transformer-0-FeedForward
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
+  bertscope explain bert-base-uncased outputs --seq 512
   bertscope explain bert-large-zh --lang zh
   bertscope explain bert-tiny encoder --lora r=8,target=query+value
 """
@@ -31,7 +32,9 @@ def explain(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PATH]", help="A step or a part: embeddings, encoder.layer.3, Transformer-0-FeedForward ..."
+            metavar="[PATH]",
+            help="A step or a part: embeddings, encoder.layer.3, Transformer-0-FeedForward ...; or a section of a "
+            "BERT: inputs, outputs, caches, positions, checkpointing.",
         ),
     ] = None,
     sizes: SizeOptions,
@@ -41,7 +44,8 @@ def explain(
     """Explain a model step by step: inputs, outputs, parameters and FLOPs as formulas.
 
     The steps of a model that is no BERT, or that has adapters, are the modules that own parameters or compute matrix
-    products. The sums at the end compare the formulas with the counts of the built model.
+    products. The sums compare the formulas with the counts of the built model. Sections on the inputs and outputs of a
+    BERT, on caches, relative positions and checkpointing follow, with their shapes at --batch and --seq.
     """
     source = model.found()
     if naming:

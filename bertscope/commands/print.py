@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Output, show
+from bertscope.commands.output import Output, note, show
 from bertscope.commands.registry import command
 from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
@@ -17,6 +17,7 @@ EXAMPLES = """
   bertscope print bert-base-uncased --architecture BertForSequenceClassification
   bertscope print bert-base-cased --attention eager --format markdown
 """
+_NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 
 
 @command(place=120, examples=EXAMPLES)
@@ -37,4 +38,8 @@ def print_model(
     source, built = replace(model, attention=model.attention or printed).built()
     from bertscope.analyses.modules.totals import subject
 
-    show(PrintReport(subject=subject(built, source.name), text=f"{built}\n"), renderer, fmt, output)
+    report = PrintReport(subject=subject(built, source.name), text=f"{built}\n")
+    show(report, renderer, fmt, output)
+    if _NEWER in report.text:
+        torch = report.subject.torch_version
+        note(f"torch {torch} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not")

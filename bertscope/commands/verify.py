@@ -52,8 +52,8 @@ def verify(
 ) -> int:
     """Compare a model with a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes.
 
-    No weight is loaded, no pickle is run. Names of old checkpoints (gamma and beta, bert. in front or not) are
-    understood. The report accounts for every byte of the file.
+    No weight is loaded, no pickle is run. Names of old checkpoints (TensorFlow's gamma and beta for a LayerNorm's
+    weight and bias, bert. in front or not) are understood. The report accounts for every byte of the file.
     """
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
     source = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download).found()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
-
+_WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
 _WIDE_RANGES = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # two columns each: CJK and fullwidth punctuation
 _WIDE = re.compile(f"[{_WIDE_RANGES}]")
 _OPENING = "\uff08\u300a"  # ends no line
@@ -56,10 +56,11 @@ def stdout_target() -> Target:
 
 
 def wrapped(text: str, target: Target, indent: int = 0) -> str:
-    """Return the text in lines of the target's width, further lines indented; no word and no size is broken."""
+    """Return the text in lines of the target's width, further lines indented; no word, size or shape is broken."""
     if target.width is None:
         return f"{text}\n"
-    joined = _NUMBER_AND_UNIT.sub("\u00a0", text)
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
+    joined = _NUMBER_AND_UNIT.sub("\u00a0", whole)
     if _WIDE.search(joined):
         lines = _wide_lines(joined, target.width, " " * indent)
     else:

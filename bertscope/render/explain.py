@@ -1,13 +1,14 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
 from bertscope.render.texts import in_language, say
-from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
+from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -29,7 +30,8 @@ def _formula(formula: Formula | None) -> str:
     if not formula.numbers:
         return f"{value} ({formula.symbols})"
     numbers = "" if formula.numbers == str(formula.value) else f"{formula.numbers} = "
-    return f"{formula.symbols} = {numbers}{value}"
+    terms = f"{' + '.join(map(count_text, formula.terms))} = " if formula.terms else ""
+    return f"{formula.symbols} = {numbers}{terms}{value}"
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
@@ -42,10 +44,32 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     with in_language(report.language):
-        blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-        sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
-        questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
-        return f"{title(report)}\n{wrapped(_conditions(report), target, 4)}\n{blocks}\n{sums}{questions}"
+        return _table(report, target, naming)
+
+
+def _table(report: ExplainReport, target: Target, naming: str | None) -> str:
+    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
+    sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
+    questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
+    if report.steps:
+        blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
+    sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
+    return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
+
+
+def _section(section: Section, target: Target) -> str:
+    """Return the title, the notes, and the points with their numbers."""
+    notes = "".join(_wrapped(text, target) for text in section.notes)
+    points = "".join(
+        wrapped(f"{f'{number}.':>4} {_point(point)}", target, 5) for number, point in enumerate(section.points, 1)
+    )
+    return f"{section.title}\n{notes}{points}"
+
+
+def _point(point: Point) -> str:
+    shape = f" {point.shape}" if point.shape else ""
+    sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
+    return say("named", name=f"{point.name}{shape}{sizes}", text=point.sentence)
 
 
 def _conditions(report: ExplainReport) -> str:
@@ -74,16 +98,16 @@ def _marks(step: Step) -> str:
 
 
 def _wrapped(sentence: str, target: Target) -> str:
-    return wrapped(f"  {sentence}", Target(width=min(target.width or 110, 110)), 2)
+    return wrapped(f"  {sentence}", replace(target, width=min(target.width or 110, 110)), 2)
 
 
 def _sum(item: Sum, report: ExplainReport) -> str:
-    verdict = say("explain_equal" if item.agrees else "explain_unequal")
-    params = f"{item.symbols} = " if "+" in item.symbols else ""
     flops = ""
     if report.batch is not None:
         flops = say("explain_sum_flops", flops=count_text(item.flops), counted=count_text(item.counted_flops))
-    return say("explain_sum", group=item.group, params=params + count_text(item.params),
+    terms = f"{item.symbols} = " if "+" in item.symbols else ""
+    verdict = say("explain_equal" if item.agrees else "explain_unequal")
+    return say("explain_sum", group=item.group, params=terms + count_text(item.params),
                counted=count_text(item.counted_params), flops=flops, verdict=verdict)  # fmt: skip
 
 
@@ -101,10 +125,22 @@ _COLUMNS = (
 def markdown(report: ExplainReport) -> str:
     """Return the report for a page."""
     with in_language(report.language):
-        sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
-        questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
-        note = f"{report.note}\n\n" if report.note else ""
-        return f"**{title(report)}**\n\n{note}{markdown_text(_COLUMNS, report.steps)}\n{sums}{questions}"
+        return _markdown(report)
+
+
+def _markdown(report: ExplainReport) -> str:
+    sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
+    questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
+    note = f"{report.note}\n\n" if report.note else ""
+    steps = f"{markdown_text(_COLUMNS, report.steps)}\n" if report.steps else ""
+    sections = "".join(_section_markdown(section) for section in report.sections)
+    return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
+
+
+def _section_markdown(section: Section) -> str:
+    notes = "".join(f"{text}\n\n" for text in section.notes)
+    points = "".join(f"{number}. {_point(point)}\n" for number, point in enumerate(section.points, 1))
+    return f"\n**{section.title}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
 def csv(report: ExplainReport) -> str:

@@ -1,13 +1,13 @@
 """The lines under a table: every total under the name of its convention."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.texts import TEXTS, say
 from bertscope.reports.base import Subject
-from bertscope.reports.params import CountReport, TreeReport
+from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 from bertscope.units import bytes_text, count_text
 
 SHOWN_TIES = 8
@@ -44,13 +44,16 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
         trainable += f" (sum over layers {over})"
     size = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16"
+    sums = report.sums if isinstance(report, CountReport) else ()
     lines = [
         ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
         ("sum over layers", f"{count_text(totals.layer_params)} ({tied})"),
+        *(("", f"{item.terms} = {count_text(item.params)}") for item in sums if item.name == "total"),
         *(("", f"{tie.path} is {tie.is_path} ({count_text(tie.params)})") for tie in ties[:SHOWN_TIES]),
     ]
     if len(ties) > SHOWN_TIES:
         lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; --format json lists them all"))
+    lines += _layer_sums(sums)
     lines += [
         ("trainable", trainable),
         ("buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"),
@@ -59,6 +62,17 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     if report.unknown:
         lines.append(("not counted", f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"))
     return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}")]
+
+
+def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
+    """Yield the sum of one of the repeated layers, and below it those of its parts."""
+    several = len([item for item in sums if item.name == "layer"]) > 1
+    for item in sums:
+        if item.name == "layer":
+            place = f"{item.path}: " if several else ""
+            yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
+        elif item.name != "total":
+            yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
 
 def notes_text(notes: Sequence[str], target: Target, *, verbose: bool) -> str:

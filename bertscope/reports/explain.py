@@ -12,12 +12,14 @@ Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 class Formula:
     """A formula with names of configuration fields or of a module's attributes, the same with numbers, and its value.
 
-    A number that was counted and has no formula is `counted` without numbers.
+    A number that was counted and has no formula is `counted` without numbers. `terms` are the values of the terms in
+    parentheses, if the formula is a sum of such.
     """
 
     symbols: str
     numbers: str
     value: int
+    terms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,26 @@ class Question:
     answer: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One input, output or step of a section: its shape with names of dimensions, and with numbers."""
+
+    name: str
+    shape: str = ""  # "(layers + 1) x [batch, seq, hidden_size]": a tuple of so many tensors
+    sizes: str = ""  # "13 x [1, 128, 768]"
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section on the whole model: inputs, outputs, caches, positions or checkpointing."""
+
+    key: str
+    title: str
+    notes: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ExplainReport(TableReport):
     """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
@@ -79,3 +101,4 @@ class ExplainReport(TableReport):
     sums: tuple[Sum, ...]
     questions: tuple[Question, ...]
     note: str = ""
+    sections: tuple[Section, ...] = ()  # of a BERT

@@ -33,6 +33,19 @@ class CountRow:
     parts: tuple[CountRow, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenSum:
+    """A number of parameters as a sum: `22,163,456 + 24 x 12,596,224`.
+
+    `name` is "total" (the sum over layers), "layer" (one of the repeated layers at `path`) or a part of such a layer.
+    """
+
+    name: str
+    path: str
+    terms: str
+    params: int
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CountReport(TableReport):
     """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
@@ -44,6 +57,7 @@ class CountReport(TableReport):
     rows: tuple[CountRow, ...]
     ties: tuple[Tie, ...]
     unknown: tuple[str, ...] = ()
+    sums: tuple[WrittenSum, ...] = ()  # of a model with repeated layers
 
 
 @dataclass(frozen=True, kw_only=True)

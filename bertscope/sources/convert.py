@@ -1,9 +1,9 @@
-"""Conversion between preset YAML and config.json, without loss either way.
+"""Conversion between preset YAML and config.json.
 
 The keys that only a preset has (description, hub_names, add_pooling_layer, expected) are written to a config.json
-under "bertscope". The members of a config.json that are no fields of a BertConfig are written to a preset under
-`extra`. So are members that determine a field (id2label, torchscript), while the field is written to `config`.
-In `extra`, model_type null means that the config.json has no model_type.
+only on request, under "bertscope"; then nothing is lost either way. The members of a config.json that are no fields
+of a BertConfig are written to a preset under `extra`. So are members that determine a field (id2label, torchscript),
+while the field is written to `config`. In `extra`, model_type null means that the config.json has no model_type.
 """
 
 import json
@@ -109,8 +109,11 @@ def yaml_text(data: Mapping[str, Any]) -> str:
 # ---- preset -> config.json ----------------------------------------------------------------------
 
 
-def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a preset as the members of a config.json, sorted as transformers writes them."""
+def config_members(preset: Mapping[str, Any], *, lossless: bool = True) -> dict[str, Any]:
+    """Return the keys of a preset as the members of a config.json, sorted as transformers writes them.
+
+    With `lossless` the member "bertscope" has the keys that only a preset has.
+    """
     config, extra = dict(preset["config"] or {}), dict(preset.get("extra") or {})
     names = config.pop("architectures", [preset["architecture"]])
     if names and names[0] != preset["architecture"]:
@@ -123,7 +126,7 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
     members |= extra
     if members["model_type"] is None:
         del members["model_type"]
-    own = {key: preset[key] for key in PRESET_ONLY if key in preset}
+    own = {key: preset[key] for key in PRESET_ONLY if key in preset and lossless}
     members |= {MEMBER: own} if own else {}
     return dict(sorted(members.items()))
 
@@ -131,8 +134,10 @@ def config_members(preset: Mapping[str, Any]) -> dict[str, Any]:
 # ---- files --------------------------------------------------------------------------------------
 
 
-def convert(model: str, to: str | None = None) -> str:
+def convert(model: str, to: str | None = None, *, lossless: bool = False) -> str:
     """Return a preset as a config.json, or the reverse; raises ConfigError for a file that contradicts itself.
+
+    With `lossless` the config.json has the keys that only a preset has, under "bertscope".
 
     >>> print(bertscope.convert("bert-tiny"))
     {
@@ -140,7 +145,7 @@ def convert(model: str, to: str | None = None) -> str:
       "hidden_size": 128,...
     """
     source = load(model)
-    return converted(source, direction(source, to))
+    return converted(source, direction(source, to), lossless=lossless)
 
 
 def direction(source: BertSource, to: str | None = None) -> str:
@@ -152,17 +157,23 @@ def direction(source: BertSource, to: str | None = None) -> str:
     return wanted
 
 
-def converted(source: BertSource, to: str) -> str:
+def converted(source: BertSource, to: str, *, lossless: bool = False) -> str:
     """Return the text of a source as `json` or as `yaml`."""
     path = source_path(source)
     data = read_mapping(path).plain()
     if to == "json":
-        members = config_members(data)
+        members = config_members(data, lossless=lossless)
         compare(source.config, BertConfig.from_dict(members), path)
         return json_text(members)
     text = yaml_text(preset_data(data))
     compare(source.config, preset_of(read_yaml(text, path), path).config, path)
     return text
+
+
+def left_out(source: BertSource) -> tuple[str, ...]:
+    """Return the keys of a preset that a config.json has only if it is written with `lossless`."""
+    data = read_mapping(source_path(source)).plain()
+    return tuple(key for key in PRESET_ONLY if key in data)
 
 
 def source_path(source: BertSource) -> Path:

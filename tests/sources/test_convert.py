@@ -35,7 +35,7 @@ def there_and_back(members: dict, tmp_path) -> dict:
 @pytest.mark.parametrize("name", preset_paths())
 def test_every_preset_survives_the_way_there_and_back(cli, tmp_path, name):
     path = tmp_path / "config.json"
-    assert cli("convert", name, "-o", path).code == 0
+    assert cli("convert", name, "--lossless", "-o", path).code == 0
     assert load(str(path)).config.to_dict() | {"architectures": None} == load(name).config.to_dict()
     assert load(str(path)).architecture == load(name).architecture
     back = cli("convert", path).out
@@ -85,7 +85,7 @@ def test_what_only_a_preset_says_is_read_from_its_config_json_too(cli, tmp_path)
         "config: {vocab_size: 7, hidden_size: 8, num_attention_heads: 2, num_hidden_layers: 1,"
         " intermediate_size: 16, max_position_embeddings: 4}\nexpected: {distinct_params: 720}\n"
     )
-    assert cli("convert", preset, "-o", path).code == 0
+    assert cli("convert", preset, "--lossless", "-o", path).code == 0
     counted = cli("count", path, "--format", "json", "--expect", "720")
     assert (counted.code, counted.json["totals"]["distinct_params"]) == (0, 720)
     assert "ignored" not in counted.err
@@ -112,6 +112,14 @@ def test_what_only_a_preset_says_is_held_to_its_form_in_a_config_json(cli, tmp_p
     assert done.code == 2
     assert f"{path}:3: " in done.err
     assert message in done.err
+
+
+def test_a_config_json_has_no_block_of_ours_unless_asked_and_a_note_names_what_is_left_out(cli):
+    plain, whole = cli("convert", "bert-base-cased"), cli("convert", "bert-base-cased", "--lossless")
+    assert set(whole.json) - set(plain.json) == {"bertscope"}
+    assert "leaves out description, hub_names, expected of the preset; --lossless adds them" in plain.err
+    assert whole.err == ""
+    assert "describes the model with its pooler; --lossless adds it" in cli("convert", "bert-large-zh").err
 
 
 _values = st.recursive(

@@ -151,7 +151,7 @@ def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
 def _how(stored: str, name: str, prefix: str) -> str:
     parts = []
     if modern_name(stored) != stored:
-        parts.append("gamma and beta for weight and bias")
+        parts.append("TensorFlow's gamma and beta for weight and bias")
     if stored.startswith(f"{prefix}.") != name.startswith(f"{prefix}."):
         parts.append(f"prefix {prefix}. only in {'the file' if stored.startswith(f'{prefix}.') else 'the model'}")
     return ", ".join(parts)

@@ -20,7 +20,8 @@ def formula(symbols: str, values: Mapping[str, object]) -> Formula:
         symbols = symbols.replace(" / groups", "")
     numbers = _NAME.sub(lambda name: str(values[name[0]]), symbols)
     shown, shown_numbers = (text.replace(" * ", " x ") for text in (symbols, numbers))
-    return Formula(symbols=shown, numbers=shown_numbers, value=value_of(numbers))
+    terms = tuple(value_of(term) for term in re.split(r"(?<=\)) \+ (?=\()", numbers)) if ") + (" in numbers else ()
+    return Formula(symbols=shown, numbers=shown_numbers, value=value_of(numbers), terms=terms)
 
 
 def value_of(numbers: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.analyses.explain.formulas import formula
 from bertscope.analyses.explain.modules import explain_modules
+from bertscope.analyses.explain.sections import SECTIONS, sections
 from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
@@ -58,6 +59,13 @@ def explain(
     worked = FlopsRun(source=source).at(batch, seq)
     walk = _Walk(source, language, batch, seq)
     steps = tuple(walk.steps())
+    layer_flops = sum(step.flops.value for step in steps if step.group == "layer" and step.flops)
+    written = sections(source, language=language, batch=batch, seq=seq, layer_flops=layer_flops)
+    if path in SECTIONS:
+        return ExplainReport(
+            subject=subject(model, source.name), language=language, batch=batch, seq=seq, steps=(), sums=(),
+            questions=(), sections=tuple(section for section in written if section.key == path),
+        )  # fmt: skip
     return ExplainReport(
         subject=subject(model, source.name),
         language=language,
@@ -66,6 +74,7 @@ def explain(
         steps=steps if path is None else _under(steps, path, source.config.num_hidden_layers),
         sums=tuple(_sums(steps, counted, worked, source.config.num_hidden_layers)),
         questions=tuple(_questions(counted, source, language)),
+        sections=written if path is None else (),
     )
 
 
@@ -107,7 +116,7 @@ class _Walk:
             params=self.formula(params),
             flops=self.formula(flops),
             copies=self.layers if group == "layer" else 1,
-            sentence=SENTENCES[key][LANGUAGES.index(self.language)],
+            sentence=SENTENCES[key][LANGUAGES.index(self.language)].format(dropout=self.config.hidden_dropout_prob),
         )
 
     def steps(self) -> Iterator[Step]:
@@ -200,7 +209,10 @@ class _Walk:
 
 def _names(keras: str, path: str) -> tuple[str, str, str]:
     """Return the names of a step of the body; that of TensorFlow follows from the path of Hugging Face."""
-    tf_name = path.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
+    tf_name = path + ".{gamma,beta}" * path.endswith(".LayerNorm")
+    tf_name = (
+        tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
+    )
     return keras, path, f"bert/{tf_name}"
 
 
@@ -215,9 +227,10 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
         if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
             found.append(step if wanted == path.removeprefix("bert.") else _single(step, path, layers))
     if not found:
-        hint = suggestion(path, [name for step in steps for name in (step.path, step.name) if name])
+        sections_named = ", ".join(SECTIONS)
+        hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
         raise SelectionError(
-            f"no step is called {path[:100]!r}; {hint if 'did' in hint else 'try embeddings, layer, pooler'}"
+            f"no step is called {path[:100]!r}; {hint if 'did' in hint else f'try embeddings, layer, {sections_named}'}"
         )
     return tuple(found)
 
@@ -262,7 +275,11 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
             flops=sum_flops,
             counted_flops=got_flops,
         )
-    symbols = " + ".join(f"{got[0] * (layers if group == 'layer' else 1):,}" for group, got in levels if any(got))
+    symbols = " + ".join(
+        f"{layers} x {got[0]:,}" if group == "layer" and layers > 1 else f"{got[0]:,}"
+        for group, got in levels
+        if any(got)
+    )
     yield Sum(group="total", symbols=symbols, params=total_params, counted_params=whole[0], flops=total_flops,
               counted_flops=whole[1])  # fmt: skip
 

@@ -32,12 +32,14 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "该表仍属于模型，但使用相对位置编码时不参与相加，由注意力层使用相对距离。",
     ),
     "norm": (
-        "Each token's vector is normalised to mean 0 and variance 1, then multiplied by gamma and shifted by beta.",
-        "对每个 token 的向量单独归一化为均值 0、方差 1，再逐元素乘 gamma、加 beta。",
+        "Each token's vector is normalised to mean 0 and variance 1, then multiplied by gamma and shifted by beta: the "
+        "names in TensorFlow of weight and bias.",
+        "对每个 token 的向量单独归一化为均值 0、方差 1，再逐元素乘 gamma、加 beta（TensorFlow 的名称，即 PyTorch 的 weight 和 bias）。",
     ),
     "dropout": (
-        "In training some elements are set to zero at random and the others scaled up; nothing to learn.",
-        "训练时随机将部分元素置零并放大其余元素，没有可学习的参数。",
+        "In training each element is set to zero with probability {dropout} (hidden_dropout_prob) and the others are "
+        "divided by 1 - {dropout}; in evaluation, and at probability 0, nothing changes. Nothing to learn.",
+        "训练时每个元素以概率 {dropout}（hidden_dropout_prob）置零，其余除以 1 - {dropout}；评估时或概率为 0 时不起作用。没有可学习的参数。",
     ),
     "attention": (
         "Query, key and value by a dense layer each; softmax of query times key weighs the values; a fourth dense "

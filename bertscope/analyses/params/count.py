@@ -6,6 +6,7 @@ from typing import Any
 
 from bertscope.analyses.modules.module_tree import Held, Node, fold
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
+from bertscope.analyses.params.sums import written_sums
 from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
@@ -68,7 +69,8 @@ def count(
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read_with(model, shapes)
-    shown = fold(root) if (by != "parameter" if folded is None else folded) else root
+    equal = fold(root)
+    shown = equal if (by != "parameter" if folded is None else folded) else root
     sums = totals(root, dtype)
     rows = _Rows(sums.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
@@ -79,6 +81,7 @@ def count(
         rows=tuple(sorted(made[by](shown), key=SORTS[sort])),
         ties=ties(root),
         unknown=unknown(root),
+        sums=tuple(written_sums(list(rows.by_group(equal)), list(rows.by_layer(equal)))),
     )
 
 

@@ -12,11 +12,6 @@ TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
 
-def choose_language(language: str) -> None:
-    """Set the language of the texts, one of LANGUAGES, for the rest of this run."""
-    _chosen.set(LANGUAGES.index(language))
-
-
 @contextmanager
 def in_language(language: str) -> Iterator[None]:
     """Set the language of the texts within a `with` statement."""

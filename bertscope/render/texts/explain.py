@@ -12,10 +12,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "explain_unequal": ("NOT equal to the built model", "与构建的模型不一致"),
     "explain_sum": (
         "{group}: {params} parameters (counted {counted}){flops}: {verdict}",
-        "{group}：{params} 个参数（模型中为 {counted}）{flops}：{verdict}",
+        "{group}：{params} 个参数（统计得 {counted}）{flops}：{verdict}",
     ),
     "explain_sum_flops": (
         ", {flops} FLOPs (counted {counted})",
-        "，{flops} FLOPs（模型中为 {counted}）",
+        "，{flops} FLOPs（统计得 {counted}）",
     ),
 }

@@ -78,7 +78,8 @@ def test_the_command_prints_formula_sum_and_answers(cli):
     for text in (
         "vocab_size x hidden_size = 21128 x 1024 = 21,635,072",
         "4 x (1024 x 1024 + 1024) = 4,198,400",
-        "22,163,456 + 302,309,376 = 324,472,832 parameters (counted 324,472,832)",
+        "(1024 x 4096 + 4096) + (4096 x 1024 + 1024) = 4,198,400 + 4,195,328 = 8,393,728",
+        "22,163,456 + 24 x 12,596,224 = 324,472,832 parameters (counted 324,472,832)",
         "equal to the built model",
         "What do the 2,048 parameters of a LayerNorm do?",
         "Why is token_type_ids all zeros",
