@@ -1,5 +1,6 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -107,19 +108,29 @@ def _sum(item: Sum, report: ExplainReport) -> str:
         flops = say("explain_sum_flops", flops=count_text(item.flops), counted=count_text(item.counted_flops))
     terms = f"{item.symbols} = " if "+" in item.symbols else ""
     verdict = say("explain_equal" if item.agrees else "explain_unequal")
-    return say("explain_sum", group=item.group, params=terms + count_text(item.params),
+    return say("explain_sum", group=_group(item.group), params=terms + count_text(item.params),
                counted=count_text(item.counted_params), flops=flops, verdict=verdict)  # fmt: skip
 
 
-_COLUMNS = (
-    Column("step", lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
-    Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
-    Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
-    Column("in -> out", _flow, {"flow": _flow}),
-    Column("parameters", lambda step: _formula(step.params), _formula_values("params")),
-    Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
-    Column("what it does", lambda step: step.sentence, values("sentence")),
-)
+def _group(name: str) -> str:
+    """Return the name of a sum, `layer (each of 12)` or `total`, in words."""
+    each = re.fullmatch(r"(.*) \(each of (\d+)\)", name)
+    if each:
+        return say("explain_each", name=each[1], count=each[2])
+    return say("explain_total") if name == "total" else name
+
+
+def _columns() -> list[Column]:
+    """Return the columns of Markdown and CSV."""
+    return [
+        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
+        Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
+        Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
+        Column(say("explain_flow"), _flow, {"flow": _flow}),
+        Column(say("explain_column_params"), lambda step: _formula(step.params), _formula_values("params")),
+        Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
+        Column(say("explain_sentence"), lambda step: step.sentence, values("sentence")),
+    ]
 
 
 def markdown(report: ExplainReport) -> str:
@@ -132,7 +143,7 @@ def _markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
     note = f"{report.note}\n\n" if report.note else ""
-    steps = f"{markdown_text(_COLUMNS, report.steps)}\n" if report.steps else ""
+    steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
     sections = "".join(_section_markdown(section) for section in report.sections)
     return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
 
@@ -146,4 +157,4 @@ def _section_markdown(section: Section) -> str:
 def csv(report: ExplainReport) -> str:
     """Return the steps for a spreadsheet."""
     with in_language("en"):
-        return csv_text(_COLUMNS, report.steps)
+        return csv_text(_columns(), report.steps)
