@@ -13,7 +13,7 @@ from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
-from bertscope.render.texts import say
+from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
@@ -132,7 +132,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
         Column(say("checkpointing"), lambda line: variant_name(line.row),
                values("checkpointing", "reentrant", of="row")),
         number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
-        Column(say("phase"), lambda line: say(f"phase_{line.row.memory.peak.phase}"),
+        Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),
                values("phase", "path", "operator", of="row.memory.peak")),
         *(_part(name, shown=name in parts) for name in PARTS),
         number(say("saved"), "kept_bytes", bytes_text, of="row.memory", give_up=4),

@@ -11,7 +11,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
 from bertscope.render.memory_words import bars, notes, verdict
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
-from bertscope.render.texts import phrase, say
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
@@ -45,7 +45,7 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
             yield line(part_name(part), f"memory.peak.parts.{part}")
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        yield line(say(f"row_{phase.phase}"), "memory.phases", partial(_phase_peak, number))
+        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number))
     if report.run.get("mode") != "inference":
         yield line(say("saved"), "memory.kept_bytes")
     if has("memory.device"):
@@ -115,7 +115,7 @@ def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     columns = [Column(say("at_peak"), lambda line: line.name)]
     for number, variant in enumerate(report.variants):
-        obtained = say(f"obtained_{variant.memory.obtained if variant.memory else 'nothing'}")
+        obtained = word("obtained", variant.memory.obtained if variant.memory else "nothing")
         heading = say("variant", name=variant_name(variant), obtained=obtained)
         columns.append(Column(heading, partial(_cell, number), right=True))
     return columns

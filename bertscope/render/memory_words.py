@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.texts import say
+from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
@@ -98,7 +98,7 @@ def _place(peak: PhasePeak) -> str:
 
 
 def _phase(peak: PhasePeak) -> str:
-    return say(f"in_{peak.phase}")
+    return word("in", peak.phase)
 
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:

@@ -27,6 +27,12 @@ def say(key: str, **values: Any) -> str:
     return TEXTS[key][_chosen.get()].format(**values)
 
 
+def word(kind: str, name: str) -> str:
+    """Return the word for a value of a report, such as the mode `training`; the value if there is none."""
+    key = f"{kind}_{name}"
+    return say(key) if key in TEXTS else name
+
+
 def phrase(english: str) -> str:
     """Return a phrase of a report in the chosen language, as it is if memory.PHRASES does not have it."""
     return memory.PHRASES.get(english, english) if _chosen.get() else english

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from bertscope.render.texts import say
+from bertscope.render.texts import say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
@@ -147,7 +147,7 @@ def run_text(run: dict[str, Any]) -> str:
 
 def mode_word(run: dict[str, Any]) -> str:
     """Return the mode of a run in words, nothing without one."""
-    return say(f"mode_{run['mode']}") if run.get("mode") else ""
+    return word("mode", run["mode"]) if run.get("mode") else ""
 
 
 def loop_words(run: dict[str, Any]) -> list[str]:
