@@ -1,23 +1,26 @@
 """The error of `estimate` against the peak of the CPU allocator; each step runs under the profiler in a new process.
 
-    python benchmarks/memory.py --models bert-tiny,bert-base-uncased --sizes 8x128,4x512 > rows.md
-    python benchmarks/memory.py --summary rows.md
+    python benchmarks/memory.py --models bert-tiny,bert-base-uncased --sizes 8x128,4x512 > rows.csv
+    python benchmarks/memory.py --summary rows.csv
     python benchmarks/memory.py --plain bertscope,transformers --models bert-tiny,bert-base-uncased
 
-Prints a Markdown table: the measured peak, the estimated peak and the error for every configuration and phase. A
-summary has a line for each model, size, attention and precision, with the largest error among its peaks.
-With --plain the step is the third of a plain training loop (tests/analyses/memory/plain_loop.py), which uses none of
-the analyses, of the built-in model and of transformers' class; the table has one peak for each configuration.
-BERT-large at 4 x 512 takes 14 GiB and about a minute for each row on two cores.
+Prints rows of docs/accuracy.csv: the measured peak, the estimated peak and the error for every configuration and
+phase of the built-in model. A summary has a row for each model, size, attention and precision, with the largest error
+among its peaks. With --plain the step is the third of a plain training loop (tests/analyses/memory/plain_loop.py),
+which uses none of the analyses, of the built-in model and of transformers' class, with one peak for each
+configuration. BERT-large at 4 x 512 takes 14 GiB and about a minute for each row on two cores.
+`python docs/make_accuracy.py` writes the table and the picture of docs/accuracy.md from docs/accuracy.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +34,12 @@ STRATEGIES = {
 }
 
 
-TITLES = ("model", "batch x seq", "attention", "precision", "checkpointing", "mode", "phase", "measured bytes",
-          "estimated bytes", "error")  # fmt: skip
+TITLES = ("loop", "implementation", "model", "batch", "seq", "attention", "precision", "checkpointing", "mode", "phase",
+          "peaks", "measured_bytes", "estimated_bytes", "error", "date")  # fmt: skip
 
 
 def main() -> None:
-    """Print one line for every configuration of the grid."""
+    """Print a row for every configuration of the grid and phase."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert-tiny,bert-base-uncased,bert-large-zh")
     parser.add_argument("--sizes", default="8x128,4x512")
@@ -45,62 +48,49 @@ def main() -> None:
     parser.add_argument("--plain", metavar="IMPLEMENTATION[,...]", help="measure a plain loop of these implementations")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.summary:
-        print("\n".join(summary("".join(Path(name).read_text() for name in arguments.summary))))
-        return
     if arguments.one:
         print(json.dumps(one(json.loads(arguments.one))))
         return
-    if arguments.plain:
-        plain_table(arguments)
+    writer = csv.DictWriter(sys.stdout, TITLES, lineterminator="\n", restval="")
+    writer.writeheader()
+    if arguments.summary:
+        rows = [row for name in arguments.summary for row in csv.DictReader(Path(name).read_text().splitlines())]
+        writer.writerows(summary(rows))
         return
-    print(f"| {' | '.join(TITLES)} |\n|---|---|---|---|---|---|---|---:|---:|---:|")
+    for row in measured_rows(arguments):
+        writer.writerow(row)
+        sys.stdout.flush()
+
+
+def measured_rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the grid; a configuration that cannot be measured has no bytes."""
+    plain_loop = arguments.plain is not None
     grid = itertools.product(
         arguments.models.split(","),
         arguments.sizes.split(","),
-        ("eager", "sdpa"),
+        ("sdpa", "eager"),
         (None, "bf16"),
-        STRATEGIES,
-        arguments.modes.split(","),
+        ("none", "full") if plain_loop else STRATEGIES,
+        ("training",) if plain_loop else arguments.modes.split(","),
+        arguments.plain.split(",") if plain_loop else ("bertscope",),
     )
-    worst = 0.0
-    for model, size, attention, autocast, strategy, mode in grid:
+    for model, size, attention, autocast, strategy, mode, implementation in grid:
         asked = {"model": model, "size": size, "attention": attention, "autocast": autocast, "strategy": strategy,
-                 "mode": mode}  # fmt: skip
+                 "mode": mode, "implementation": implementation,
+                 "loop": "plain" if plain_loop else "profiler"}  # fmt: skip
         done = subprocess.run([sys.executable, __file__, "--one", json.dumps(asked)], capture_output=True, text=True)  # noqa: S603  this file
-        if done.returncode:
-            print(f"| {model} | {size} | {attention} | {autocast} | {strategy} | {mode} | not measured |")
-            continue
-        for phase, measured, estimated in json.loads(done.stdout.splitlines()[-1]):
-            error = (estimated - measured) / measured
-            worst = max(worst, abs(error))
-            words = (model, size, attention, f"{autocast} autocast" if autocast else "fp32", strategy, mode, phase)
-            print(f"| {' | '.join(words)} | {measured:,} | {estimated:,} | {error:+.1e} |", flush=True)
-    print(f"\nworst error: {worst:.1e} of the phase's peak")
+        batch, _, seq = size.partition("x")
+        row = {"loop": asked["loop"], "implementation": implementation, "model": model, "batch": batch, "seq": seq,
+               "attention": attention, "precision": f"{autocast} autocast" if autocast else "fp32",
+               "checkpointing": strategy, "mode": mode, "peaks": 1, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+        peaks = [("not measured", "", "")] if done.returncode else json.loads(done.stdout.splitlines()[-1])
+        for phase, measured, estimated in peaks:
+            yield row | {"phase": phase, "measured_bytes": measured, "estimated_bytes": estimated,
+                         "error": _error_text(measured, estimated) if measured else ""}  # fmt: skip
 
 
-PLAIN_TITLES = ("model", "batch x seq", "attention", "precision", "checkpointing", "implementation",
-                "measured bytes", "estimated bytes", "error")  # fmt: skip
-
-
-def plain_table(arguments: argparse.Namespace) -> None:
-    """Print one line for each configuration of the plain loop."""
-    print(f"| {' | '.join(PLAIN_TITLES)} |\n|---|---|---|---|---|---|---:|---:|---:|")
-    grid = itertools.product(
-        arguments.models.split(","), arguments.sizes.split(","), ("sdpa", "eager"), (None, "bf16"), ("none", "full"),
-        arguments.plain.split(","),
-    )  # fmt: skip
-    for model, size, attention, autocast, strategy, implementation in grid:
-        asked = {"model": model, "size": size, "attention": attention, "autocast": autocast, "strategy": strategy,
-                 "implementation": implementation}  # fmt: skip
-        done = subprocess.run([sys.executable, __file__, "--one", json.dumps(asked)], capture_output=True, text=True)  # noqa: S603  this file
-        words = (model, size, attention, f"{autocast} autocast" if autocast else "fp32", strategy, implementation)
-        if done.returncode:
-            print(f"| {' | '.join(words)} | not measured | | |", flush=True)
-            continue
-        ((_, measured, estimated),) = json.loads(done.stdout.splitlines()[-1])
-        error = (estimated - measured) / measured
-        print(f"| {' | '.join(words)} | {measured:,} | {estimated:,} | {100 * error:+.5f} % |", flush=True)
+def _error_text(measured: int, estimated: int) -> str:
+    return f"{(estimated - measured) / measured:+.1e}" if estimated != measured else "0"
 
 
 def plain(asked: dict[str, Any]) -> tuple[int, int]:
@@ -140,40 +130,37 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
     return measured, MemoryTraces(source).trace(run_config).peak_bytes
 
 
-def summary(text: str) -> Iterator[str]:
-    """Return one Markdown line for each model, size, attention and precision."""
-    groups: dict[tuple[str, ...], list[tuple[float, str]]] = {}
-    for line in text.splitlines():
-        words = [word.strip() for word in line.strip("| ").split("|")]
-        if len(words) == len(TITLES) and words[0] != TITLES[0] and "-" not in words[0][:1]:
-            measured, estimated = (int(word.replace(",", "")) for word in words[7:9])
-            where = ", ".join(words[4:7])
-            groups.setdefault(tuple(words[:4]), []).append(((estimated - measured) / measured, where))
-    yield "| model | batch x seq | attention | precision | peaks compared | worst error of a peak |"
-    yield "|---|---|---|---|---:|---:|"
-    for names, errors in groups.items():
-        worst, where = max(errors, key=lambda pair: abs(pair[0]))
-        yield f"| {' | '.join(names)} | {len(errors)} | {worst:+.1e} ({where}) |"
+def summary(rows: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model, size, attention and precision, with the largest error among its peaks."""
+    same = ("loop", "implementation", "model", "batch", "seq", "attention", "precision")
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        if row["error"]:
+            groups.setdefault(tuple(row[name] for name in same), []).append(row)
+    for found in groups.values():
+        worst = max(found, key=lambda row: abs(float(row["error"])))
+        yield worst | {"peaks": len(found), "measured_bytes": "", "estimated_bytes": ""}
 
 
 def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Return the phases of one configuration: name, measured peak, estimated peak."""
-    if "implementation" in asked:
+    if asked["loop"] == "plain":
         return [("step", *plain(asked))]
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.analyses.memory.profiler_run import measured
-    from bertscope.analyses.memory.step import ModelStep, bert_inputs, run_model
+    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
     from bertscope.run_config import RunConfig
     from bertscope.sources.find import load
 
     batch, _, seq = asked["size"].partition("x")
     checkpointing, reentrant = STRATEGIES[asked["strategy"]]
     run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"], autocast=asked["autocast"],
-                   checkpointing=checkpointing, reentrant=reentrant)  # fmt: skip
+                           checkpointing=checkpointing, reentrant=reentrant,
+                           model_implementation=asked["implementation"])  # fmt: skip
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
     estimated = MemoryTraces(source).trace(run_config)
     model = run_model(source, run_config, "cpu")
-    step = ModelStep(model, bert_inputs(model, run_config, "cpu"), run_config)
+    step = ModelStep(model, real_inputs(model, run_config, "cpu"), run_config)
     step.run_first_steps()
     pairs = zip(measured(step).peaks(), estimated.peaks(), strict=True)
     return [(real.phase, real.live_bytes, guess.live_bytes) for real, guess in pairs]

@@ -47,6 +47,7 @@ of TOML, ignores the table.
 gpu = "t4"                              # of fit, unless --budget is given
 precision = "autocast-bf16"             # of fit; a single one is also --dtype and --autocast of estimate and profile
 head = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
+lang = "zh"                             # of fit, estimate, profile, explain and report: Chinese
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 ```
 

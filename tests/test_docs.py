@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 
 import pytest
 
@@ -14,6 +15,16 @@ DOCS = ROOT / "docs"
 QUESTIONS = ("parameters", "fit", "checkpointing", "flops")
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
+
+
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ACCURACY, GALLERY = script("make_accuracy"), script("make_gallery")
 
 
 def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
@@ -77,26 +88,19 @@ def test_the_index_links_every_page():
     assert sorted([*linked, "index.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def test_every_link_between_the_pages_leads_to_a_file():
-    for page in [*DOCS.glob("*.md"), *ROOT.glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
-
-
-def measured_rows(heading: str) -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
-    """Attention, precision and strategy of a table of the accuracy page: phases with measured and estimated bytes."""
-    part = (DOCS / "accuracy.md").read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+def measured_rows() -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
+    """Attention, precision and strategy in the file of accuracy: phases with measured and estimated bytes."""
     found: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
-    for line in re.findall(r"^\| (?:eager|sdpa) .*$", part, re.MULTILINE):
-        attention, precision, strategy, phase, *figures = (word.strip() for word in line.strip("|").split("|"))
-        measured, estimated = (int(figure.replace(",", "")) for figure in figures[:2])
-        found.setdefault((attention, precision, strategy), {})[phase] = measured, estimated
+    for row in ACCURACY.read():
+        if (row["loop"], row["model"], row["batch"], row["peaks"]) == ("profiler", "bert-base-uncased", "8", "1"):
+            key = row["attention"], row["precision"], row["checkpointing"]
+            found.setdefault(key, {})[row["phase"]] = int(row["measured_bytes"]), int(row["estimated_bytes"])
     return found
 
 
 @pytest.mark.parametrize(("attention", "precision"), [("eager", "bf16 autocast"), ("sdpa", "fp32")])
-def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention, precision):
-    rows = measured_rows("A base model, phase by phase")
+def test_the_estimates_in_the_file_of_accuracy_are_those_of_today(cli, attention, precision):
+    rows = measured_rows()
     autocast = ("--autocast",) if precision != "fp32" else ()
     data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
                "--implementation", "bertscope",
@@ -108,21 +112,45 @@ def test_the_estimates_on_the_page_of_accuracy_are_those_of_today(cli, attention
         assert all(abs(estimated / measured - 1) < 1e-3 for measured, estimated in told.values())
 
 
-def _make_cli():
-    run_config = importlib.util.spec_from_file_location("make_cli", DOCS / "make_cli.py")
-    module = importlib.util.module_from_spec(run_config)
-    run_config.loader.exec_module(module)
-    return module
+def test_the_summary_and_the_picture_of_accuracy_are_those_of_the_file():
+    page, rows = (DOCS / "accuracy.md").read_text(), ACCURACY.read()
+    assert [line for line in ACCURACY.summary(rows) if line not in page] == []
+    assert (DOCS / "accuracy.svg").read_text() == ACCURACY.picture(rows), "run: python docs/make_accuracy.py"
+    exact = [row for row in rows if row["loop"] == "plain" and row["error"] == "0"]
+    assert f"{len(exact)} of 34 peaks of whole steps are exact" in page
+    for row in rows:
+        if row["measured_bytes"]:
+            measured, estimated = int(row["measured_bytes"]), int(row["estimated_bytes"])
+            assert float(row["error"]) == pytest.approx((estimated - measured) / measured, rel=0.06)
+            assert row["loop"] != "plain" or estimated == measured or row["attention"] == "eager"
+
+
+@pytest.mark.parametrize("command", [word for word in GALLERY.COMMANDS if word.split()[0] not in GALLERY.NOT_COMPARED])
+def test_the_gallery_has_the_output_of_today(cli, user_folder, tmp_path, monkeypatch, command):
+    for path in user_folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    result = cli(*shlex.split(command))
+    notes = "".join(line for line in result.err.splitlines(keepends=True) if line.startswith("note:"))
+    told = GALLERY.read((DOCS / "gallery.md").read_text())[command]
+    assert GALLERY.cut(result.out or notes) == told, f"run: python docs/make_gallery.py {command.split()[0]}"
+
+
+def test_the_gallery_has_every_command():
+    told = GALLERY.read((DOCS / "gallery.md").read_text())
+    assert [command.split()[0] for command in told] == list(dict.fromkeys(command.split()[0] for command in told))
+    assert {command.split()[0] for command in told} == set(all_commands())
 
 
 def test_the_reference_of_the_command_line_is_fresh():
-    assert (DOCS / "cli.md").read_text() == _make_cli().page(), "run: python docs/make_cli.py"
+    assert (DOCS / "cli.md").read_text() == script("make_cli").page(), "run: python docs/make_cli.py"
 
 
 def test_the_reference_knows_no_width_of_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERMINAL_WIDTH", "50")
-    text = _make_cli().page()
+    text = script("make_cli").page()
     assert text == (DOCS / "cli.md").read_text()
     assert max(map(len, re.findall(r"^  .*$", text, flags=re.MULTILINE))) > 80
 
@@ -131,3 +159,25 @@ def test_the_reference_has_every_command_with_its_options_and_examples():
     sections = re.split(r"^## bertscope (?=\w)", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)[1:]
     assert len(sections) == len(all_commands())
     assert all("Options:" in section and "examples:" in section for section in sections)
+
+
+def headings_of_tables() -> set[str]:
+    """Return the headings of the tables in the gallery, of the columns left out too, and the names of their rows."""
+    text = (DOCS / "gallery.md").read_text()
+    above = re.findall(r"^ (.+)\n ─+$", text, re.MULTILINE)
+    left_out = re.findall(r"\(columns left out: (.*?);", text, re.DOTALL)
+    found = {word for line in above for word in re.split(r" {2,}", line)}
+    found |= {word for line in left_out for word in re.split(r",\s+", line.replace("\n", " "))}
+    parts = re.findall(r"^ at the peak of .*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
+    return found | {re.split(r" {2,}", line.strip())[0] for part in parts for line in part.splitlines()}
+
+
+def test_the_glossary_has_the_headings_of_the_tables():
+    plain = {"path", "type", "shapes", "bytes", "module", "a", "b", "parameter", "change", "difference", "total",
+             "shape in a", "shape in b", "class", "description", "package", "version", "to install", "purpose",
+             "device", "threads", "memory", "at the peak of the step"}  # fmt: skip
+    told = (DOCS / "glossary.md").read_text().lower()
+    names = {re.sub(r" \((?:estimated|measured)\)|^type: |^in |^step, | of \d+$|:.*", "", name)
+             for name in headings_of_tables()}  # fmt: skip
+    assert len(names) > 40
+    assert sorted(name for name in names - plain if name.lower() not in told) == []

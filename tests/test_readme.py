@@ -32,11 +32,19 @@ def test_there_are_commands_in_the_readme():
     assert len(commands()) >= 10
 
 
-def test_the_chinese_readme_sets_up_with_the_same_command_and_names_the_same_exit_codes():
-    blocks = re.findall(r"```sh\n(.*?)```", CHINESE, re.DOTALL)
-    assert len(blocks) >= 2
-    assert [block for block in blocks if block not in README] == []
+def test_the_chinese_readme_has_the_same_blocks_commands_and_links_in_the_same_order():
+    for pattern in (r"^```.*?^```", r"`(bertscope [^`]*)`", r"\]\(([^)]+)\)", r"^(#+) ", r"^(\|)", r"[\d.]+ GiB"):
+        english, chinese = (re.findall(pattern, page, re.MULTILINE | re.DOTALL) for page in (README, CHINESE))
+        names = {"README.zh.md": "README.md"}
+        assert chinese == [names.get(found, found) for found in english]
     assert [code for code in "0123" if f"{code} " in CHINESE.partition("退出码")[2].partition("\n")[0]] == list("0123")
+
+
+def test_the_cells_of_the_comparison_are_the_same_in_chinese():
+    words = {"yes": "是", "partly": "部分", "no": "否"}
+    english, chinese = (re.findall(r"\| (yes|partly|no|是|部分|否)(?= \|)", page) for page in (README, CHINESE))
+    assert chinese == [words[word] for word in english]
+    assert len(chinese) > 40
 
 
 @pytest.mark.parametrize("command", commands())

@@ -45,6 +45,7 @@ def output_option(written: str, *suffixes: str) -> Any:
 
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
+Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the answer, the table and the notes.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
 
 
@@ -75,6 +76,7 @@ class NotedOutputOptions(OutputOptions):
     """The output of a report with notes; JSON and Markdown contain all of them."""
 
     verbose: Verbose = False
+    lang: Lang = "en"
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report with its notes in this format."""

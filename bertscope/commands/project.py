@@ -3,6 +3,7 @@
 gpu = "t4"                              # of each command with --gpu, unless --budget is given
 precision = "autocast-bf16"             # as for fit; a single one is also that of estimate and profile
 head = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
+lang = "zh"                             # of each command with --lang
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 """
 
@@ -17,6 +18,7 @@ from typer.core import TyperCommand
 
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError, SourceError, one_line, suggestion
+from bertscope.render.texts import LANGUAGES
 from bertscope.units import PRECISIONS
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
@@ -33,6 +35,7 @@ class Project:
     gpu: str = ""
     precision: str = ""
     head: str = ""
+    lang: str = ""
     check: tuple[str, ...] = ()
 
 
@@ -80,7 +83,7 @@ def _checked(table: Any, path: Path) -> Project:
 
     if not isinstance(table, dict):
         raise wrong("must be a table")
-    known = ("gpu", "precision", "head", "check")
+    known = ("gpu", "precision", "head", "lang", "check")
     for key, value in table.items():
         if key not in known:
             raise wrong(f"unknown key {key[:60]!r}; {suggestion(key, known)}")
@@ -91,6 +94,8 @@ def _checked(table: Any, path: Path) -> Project:
     for word in table.get("precision", precisions[0]).split(","):
         if word.strip() not in precisions:
             raise wrong(f"unknown precision {word[:40]!r}; {suggestion(word, precisions)}")
+    if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
+        raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
     if table.get("head") not in (None, *ARCHITECTURES):
         raise unknown_architecture(table["head"]).at(str(path))
     if "gpu" in table:
@@ -118,7 +123,7 @@ class WithProjectDefaults(TyperCommand):
         if takes_files:
             ctx.params["files"] = files
         has_file = ctx.params.get("training_file") is not None  # which sets the precision
-        texts = {"architecture": found.head, "gpu": found.gpu}
+        texts = {"architecture": found.head, "gpu": found.gpu, "lang": found.lang}
         texts |= {} if has_file else dict.fromkeys(PRECISION_OPTIONS, found.precision)
         is_used = {name: _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name) for name in texts}
         used = list(dict.fromkeys(text for name, text in texts.items() if is_used[name]))
@@ -149,6 +154,8 @@ def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
         "precision": unless_given((), found.precision),
         "files": unless_given(("write_to", "architecture"), [str(found.path.parent / file) for file in found.check]),
     }
+    if found.lang:
+        defaults["lang"] = unless_given((), found.lang)
     if ctx.info_name in HEADED:
         defaults["architecture"] = unless_given(("add_pooling_layer",), found.head)
     if ctx.info_name in ("estimate", "profile") and "," not in found.precision:

@@ -18,6 +18,7 @@ from bertscope.commands.process import failure
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
+from bertscope.render.texts import LANGUAGES, in_language
 from bertscope.units import parse_bytes
 
 Color = Annotated[
@@ -91,10 +92,12 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         if color is not None:
             choose_color(color)
         check_outputs([value for value in given.values() if isinstance(value, Path)])
+        language = given.get("lang", LANGUAGES[0])
         for name, bundle in bundles.items():
             given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
         try:
-            code = function(**given)
+            with in_language(language):
+                code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             code = failure(error)
         if code:

@@ -13,6 +13,7 @@ from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
+from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
@@ -43,12 +44,19 @@ class _Table:
 
 
 _number = partial(number, of="row")
-_NAMES = (
-    Column("model", lambda line: one_line(line.report.subject.name, limit=120),
-           {"model": lambda line: line.report.subject.name}),
-    Column("class", lambda line: line.report.subject.architecture,
-           {"class": lambda line: line.report.subject.architecture}, give_up=3),
-)  # fmt: skip
+
+
+def _names(model: str = "model", of_class: str = "class") -> tuple[Column, Column]:
+    """Return the columns of the model and its class, with these titles."""
+    return (
+        Column(model, lambda line: one_line(line.report.subject.name, limit=120),
+               {"model": lambda line: line.report.subject.name}),
+        Column(of_class, lambda line: line.report.subject.architecture,
+               {"class": lambda line: line.report.subject.architecture}, give_up=3),
+    )  # fmt: skip
+
+
+_NAMES = _names()
 _TOTALS = (
     *_NAMES,
     _number("unique parameters", "distinct_params"),
@@ -118,16 +126,17 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
     precisions = {report.run.get("dtype") for report in reports}
     columns = [
-        *_NAMES,
-        Column("parameters in", lambda line: line.report.run["dtype"],
+        *_names(say("model"), say("class")),
+        Column(say("parameters_in"), lambda line: line.report.run["dtype"],
                {"dtype": lambda line: line.report.run["dtype"]}, give_up=2, shown=len(precisions) > 1),
-        Column("checkpointing", lambda line: variant_name(line.row), values("checkpointing", "reentrant", of="row")),
-        number("peak", "peak_bytes", bytes_text, of="row.memory.peak"),
-        Column("in", lambda line: line.row.memory.peak.phase,
+        Column(say("checkpointing"), lambda line: variant_name(line.row),
+               values("checkpointing", "reentrant", of="row")),
+        number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
+        Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),
                values("phase", "path", "operator", of="row.memory.peak")),
         *(_part(name, shown=name in parts) for name in PARTS),
-        number("saved for backward", "kept_bytes", bytes_text, of="row.memory", give_up=4),
-        Column("reserved by torch", lambda line: bytes_text(_reserved_bytes(line) or 0),
+        number(say("saved"), "kept_bytes", bytes_text, of="row.memory", give_up=4),
+        Column(say("reserved_by_torch"), lambda line: bytes_text(_reserved_bytes(line) or 0),
                {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
     ]  # fmt: skip
     notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
@@ -157,17 +166,20 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
         for report in reports
         for seq in dict.fromkeys(row.seq for row in report.rows)
     ]
-    of_gpu = [*_GPU, *(column for column in of_setting if column.title != "fits")]  # the answer says it
+    gpu = _gpu_columns()
+    of_gpu = [*gpu, *(column for column in of_setting if column.title != say("fits"))]  # the answer says it
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
-    csv_columns = [_GPU[0], *of_setting]
+    csv_columns = [gpu[0], *of_setting]
     return _Table(of_gpu, best, notes, f"{fit.settings_text(reports[0])}\n", csv=(csv_columns, records), shows_csv=True)
 
 
-_GPU = (
-    Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
-    Column("answer", lambda line: fit.answer_text(line.report, line.row)),
-    Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=7),
-)
+def _gpu_columns() -> list[Column]:
+    """Return the columns of the GPU, its answer and its memory."""
+    return [
+        Column(say("gpu"), lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
+        Column(say("answer"), lambda line: fit.answer_text(line.report, line.row)),
+        Column(say("memory"), lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=7),
+    ]
 
 
 def _fit_column(place: int, column: Column) -> Column:
@@ -187,7 +199,7 @@ def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Return the common notes, then those that only some reports have, each with the name of its model or GPU."""
     common = [note for note in notes[0][1] if all(note in others for _, others in notes)]
     own = [(name, note) for name, found in notes for note in found if note not in common]
-    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in own]
+    return common + [note if note.startswith(name) else say("named", name=name, text=note) for name, note in own]
 
 
 # The table of each kind of report.

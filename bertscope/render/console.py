@@ -13,10 +13,11 @@ from typing import Any, Literal
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
-_WIDE = re.compile(r"[\u2e80-\u9fff\uff00-\uff60]")  # characters of two columns: Chinese and its punctuation
-_PIECES = re.compile(
-    rf" +|(?:{_WIDE.pattern}|[^ \u2e80-\u9fff\uff00-\uff60]+)[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]*"
-)
+_WIDE_RANGES = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # two columns each: CJK and fullwidth punctuation
+_WIDE = re.compile(f"[{_WIDE_RANGES}]")
+_OPENING = "\uff08\u300a"  # ends no line
+_CLOSING = "\uff0c\u3002\uff1b\uff1a\u3001\uff09\u300b\uff01\uff1f"  # begins no line
+_UNIT = re.compile(f" *[{_OPENING}]*(?:[^{_WIDE_RANGES} ]+|[{_WIDE_RANGES}])[{_CLOSING}]* *")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
     joined = _NUMBER_AND_UNIT.sub("\u00a0", whole)
     if _WIDE.search(joined):
-        lines = _wide_lines(joined, target.width, indent)
+        lines = _wide_lines(joined, target.width, " " * indent)
     else:
         lines = textwrap.wrap(
             joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -69,17 +70,16 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
 
 
-def _wide_lines(text: str, width: int, indent: int) -> list[str]:
-    """Return Chinese text in lines: a character takes two columns, and no line begins with a closing punctuation."""
+def _wide_lines(text: str, width: int, indent: str) -> list[str]:
+    """Return the lines of a Chinese text: broken between characters, no punctuation mark on the wrong side."""
     lines, columns = [""], 0
-    for piece in _PIECES.findall(text):
-        size = len(piece) + len(_WIDE.findall(piece))
-        if columns + size > width and lines[-1].strip():
-            lines.append(" " * indent)
-            columns, piece = indent, piece.lstrip(" ")
-            size = len(piece) + len(_WIDE.findall(piece))
-        lines[-1] += piece
-        columns += size
+    for unit in _UNIT.findall(text):
+        needed = sum(2 if _WIDE.match(character) else 1 for character in unit.rstrip(" "))
+        if columns + needed > width and lines[-1].strip():
+            lines.append(indent)
+            columns = len(indent)
+        lines[-1] += unit
+        columns += needed + len(unit) - len(unit.rstrip(" "))
     return [line.rstrip(" ") for line in lines]
 
 

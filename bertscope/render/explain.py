@@ -1,12 +1,14 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
+from bertscope.render.texts import in_language, say
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
 
@@ -18,7 +20,7 @@ def _dims(dims: Dims) -> str:
 
 
 def _flow(step: Step) -> str:
-    given = " and ".join(map(_dims, step.inputs)) or ("" if step.type else "ids")
+    given = say("both").join(map(_dims, step.inputs)) or ("" if step.type else say("explain_ids"))
     return f"{given} -> {_dims(step.output)}" if step.output or not step.type else given
 
 
@@ -42,64 +44,42 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
-    words = _WORDS[report.language]
-    blocks = "\n".join(_step(step, target, naming, words) for step in report.steps)
+    with in_language(report.language):
+        return _table(report, target, naming)
+
+
+def _table(report: ExplainReport, target: Target, naming: str | None) -> str:
+    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
     sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
     questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
     if report.steps:
         blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
-    sections = "".join(f"\n{_section(section, words['colon'], target)}" for section in report.sections)
+    sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
     return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
 
 
-def _section(section: Section, colon: str, target: Target) -> str:
+def _section(section: Section, target: Target) -> str:
     """Return the title, the notes, and the points with their numbers."""
     notes = "".join(_wrapped(text, target) for text in section.notes)
     points = "".join(
-        wrapped(f"{f'{number}.':>4} {_point(point, colon)}", target, 5)
-        for number, point in enumerate(section.points, 1)
+        wrapped(f"{f'{number}.':>4} {_point(point)}", target, 5) for number, point in enumerate(section.points, 1)
     )
     return f"{section.title}\n{notes}{points}"
 
 
-def _point(point: Point, colon: str) -> str:
+def _point(point: Point) -> str:
     shape = f" {point.shape}" if point.shape else ""
     sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
-    return f"{point.name}{shape}{sizes}{colon}{point.sentence}"
-
-
-# The words between names and numbers, in the language of the report.
-_WORDS = {
-    "en": {
-        "conditions": "FLOPs at batch {batch}, seq {seq}: forward, matrix products only, a multiply-add is 2",
-        "parameters": "parameters: ",
-        "FLOPs": "FLOPs: ",
-        "sum": "{group}: {terms}{params} parameters (counted {counted_params}){flops}: {verdict}",
-        "flops": ", {flops} FLOPs (counted {counted_flops})",
-        "agrees": "equal to the built model",
-        "differs": "NOT equal to the built model",
-        "colon": ": ",
-    },
-    "zh": {
-        "conditions": "FLOPs 取 batch {batch}、seq {seq}：前向，只计矩阵乘法，一次乘加计 2",
-        "parameters": "参数：",
-        "FLOPs": "FLOPs：",
-        "sum": "{group}：{terms}{params} 个参数（统计得 {counted_params}）{flops}：{verdict}",
-        "flops": "，{flops} FLOPs（统计得 {counted_flops}）",
-        "agrees": "与构建的模型一致",
-        "differs": "与构建的模型不一致",
-        "colon": "：",
-    },
-}
+    return say("named", name=f"{point.name}{shape}{sizes}", text=point.sentence)
 
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
         return report.note
-    return _WORDS[report.language]["conditions"].format(batch=report.batch, seq=report.seq)
+    return say("explain_sizes", batch=report.batch, seq=report.seq)
 
 
-def _step(step: Step, target: Target, naming: str | None, words: Mapping[str, str]) -> str:
+def _step(step: Step, target: Target, naming: str | None) -> str:
     first = NAMINGS[naming or "keras"]
     others = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
     name = getattr(step, first) or step.name
@@ -107,9 +87,9 @@ def _step(step: Step, target: Target, naming: str | None, words: Mapping[str, st
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
     lines = [f"{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
-    lines.append(f"  {words['parameters']}{_formula(step.params)}")
+    lines.append("  " + say("explain_params", formula=_formula(step.params)))
     if step.flops is not None:
-        lines.append(f"  {words['FLOPs']}{_formula(step.flops)}")
+        lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
     return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(step.sentence, target)
 
 
@@ -123,44 +103,58 @@ def _wrapped(sentence: str, target: Target) -> str:
 
 
 def _sum(item: Sum, report: ExplainReport) -> str:
-    words, numbers = _WORDS[report.language], {name: count_text(getattr(item, name)) for name in _SUMMED}
-    return words["sum"].format(
-        group=item.group,
-        terms=f"{item.symbols} = " if "+" in item.symbols else "",
-        verdict=words["agrees" if item.agrees else "differs"],
-        **numbers | {"flops": "" if report.batch is None else words["flops"].format(**numbers)},
-    )
+    flops = ""
+    if report.batch is not None:
+        flops = say("explain_sum_flops", flops=count_text(item.flops), counted=count_text(item.counted_flops))
+    terms = f"{item.symbols} = " if "+" in item.symbols else ""
+    verdict = say("explain_equal" if item.agrees else "explain_unequal")
+    return say("explain_sum", group=_group(item.group), params=terms + count_text(item.params),
+               counted=count_text(item.counted_params), flops=flops, verdict=verdict)  # fmt: skip
 
 
-_SUMMED = ("params", "counted_params", "flops", "counted_flops")
-_COLUMNS = (
-    Column("step", lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
-    Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
-    Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
-    Column("in -> out", _flow, {"flow": _flow}),
-    Column("parameters", lambda step: _formula(step.params), _formula_values("params")),
-    Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
-    Column("what it does", lambda step: step.sentence, values("sentence")),
-)
+def _group(name: str) -> str:
+    """Return the name of a sum, `layer (each of 12)` or `total`, in words."""
+    each = re.fullmatch(r"(.*) \(each of (\d+)\)", name)
+    if each:
+        return say("explain_each", name=each[1], count=each[2])
+    return say("explain_total") if name == "total" else name
+
+
+def _columns() -> list[Column]:
+    """Return the columns of Markdown and CSV."""
+    return [
+        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
+        Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
+        Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
+        Column(say("explain_flow"), _flow, {"flow": _flow}),
+        Column(say("explain_column_params"), lambda step: _formula(step.params), _formula_values("params")),
+        Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
+        Column(say("explain_sentence"), lambda step: step.sentence, values("sentence")),
+    ]
 
 
 def markdown(report: ExplainReport) -> str:
     """Return the report for a page."""
+    with in_language(report.language):
+        return _markdown(report)
+
+
+def _markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
     note = f"{report.note}\n\n" if report.note else ""
-    steps = f"{markdown_text(_COLUMNS, report.steps)}\n" if report.steps else ""
-    colon = _WORDS[report.language]["colon"]
-    sections = "".join(_section_markdown(section, colon) for section in report.sections)
+    steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
+    sections = "".join(_section_markdown(section) for section in report.sections)
     return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
 
 
-def _section_markdown(section: Section, colon: str) -> str:
+def _section_markdown(section: Section) -> str:
     notes = "".join(f"{text}\n\n" for text in section.notes)
-    points = "".join(f"{number}. {_point(point, colon)}\n" for number, point in enumerate(section.points, 1))
+    points = "".join(f"{number}. {_point(point)}\n" for number, point in enumerate(section.points, 1))
     return f"\n**{section.title}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
 def csv(report: ExplainReport) -> str:
     """Return the steps for a spreadsheet."""
-    return csv_text(_COLUMNS, report.steps)
+    with in_language("en"):
+        return csv_text(_columns(), report.steps)

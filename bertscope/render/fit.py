@@ -6,36 +6,35 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
-from bertscope.render.memory_words import NOT_COUNTED
+from bertscope.render.memory_words import range_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.timeline.panels import loop_words
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow
+from bertscope.render.texts import say
+from bertscope.render.timeline.panels import loop_words, mode_word
+from bertscope.reports.memory import NO, FitReport, FitRow
 from bertscope.units import BF16, FP16, bytes_text, count_text
-
-ANSWERS = {YES: "yes", UNCERTAIN: "not certain", NO: "no"}
 
 
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
     searched, on_gpu = report.asked_batch is None, _is_on_gpu(report)
     return [
-        number("seq", "seq"),
-        Column("precision", lambda row: row.precision, values("precision")),
-        Column("checkpointing", lambda row: row.checkpointing, values("checkpointing")),
-        Column("batch" if searched else "fits", lambda row: _batch(report, row), values("batch", "fits", "answer"),
-               right=True),
-        Column("by bytes", lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
+        number(say("seq"), "seq"),
+        Column(say("precision"), lambda row: row.precision, values("precision")),
+        Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing")),
+        Column(say("largest_batch" if searched else "fits"), lambda row: _batch(report, row),
+               values("batch", "fits", "answer"), right=True),
+        Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
                give_up=1, shown=searched and on_gpu),
-        number("peak", "peak_bytes", bytes_text),
-        Column("reserved", lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
+        number(say("peak"), "peak_bytes", bytes_text),
+        Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
                give_up=1, shown=on_gpu),
-        Column("nvidia-smi", lambda row: _shown_text(report, row), right=True, give_up=6, shown=on_gpu),
-        Column("peak of batch + 1", lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
+        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, give_up=6, shown=on_gpu),
+        Column(say("next_peak"), lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
                right=True, give_up=3, shown=searched and not on_gpu),
-        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=2,
+        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=2,
                shown=searched),
-        number("FLOPs of the step", "step_flops", _work_text, give_up=4),
-        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=5),
+        number(say("step_flops"), "step_flops", _work_text, give_up=4),
+        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=5),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
@@ -48,7 +47,7 @@ def _is_on_gpu(report: FitReport) -> bool:
 def _shown_text(report: FitReport, row: FitRow) -> str:
     """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
     low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
-    return f"{bytes_text(low)} to {bytes_text(row.reserved_bytes)}"
+    return range_text(low, row.reserved_bytes)
 
 
 def _work_text(flops: int) -> str:
@@ -59,8 +58,8 @@ def _work_text(flops: int) -> str:
 
 def answer_text(report: FitReport, row: FitRow) -> str:
     """Return the answer in words, with the missing bytes."""
-    short = f", short by {bytes_text(_short_bytes(report, row))}" if row.answer == NO else ""
-    return ANSWERS[row.answer] + short
+    answer = say(f"answer_{row.answer}")
+    return say("short_by", answer=answer, size=bytes_text(_short_bytes(report, row))) if row.answer == NO else answer
 
 
 def _batch(report: FitReport, row: FitRow) -> str:
@@ -78,17 +77,18 @@ def settings_text(report: FitReport, *words: str) -> str:
     kernel = ""
     if report.subject.attention == "sdpa" and _is_on_gpu(report):
         chosen = run.get("sdpa_kernel", "auto")
-        kernel = "the kernel that torch chooses" if chosen == "auto" else f"{chosen} kernel"
-    asked = f"batch {report.asked_batch}" if report.asked_batch else ""
+        kernel = say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
+    asked = say("batch", count=report.asked_batch) if report.asked_batch else ""
     place = (asked, run.get("device"), run.get("alloc_conf"))
-    return ", ".join(filter(None, (title(report), kernel, *words, run.get("mode"), *loop_words(run), *place)))
+    return say("comma").join(filter(None, (title(report), kernel, *words, mode_word(run), *loop_words(run), *place)))
 
 
 def heading(report: FitReport) -> str:
     """Return the model with its head and attention, the precisions, the run, and the budget."""
-    precisions = " and ".join(dict.fromkeys(row.precision for row in report.rows))
-    place = f"{report.card.name}: " if report.card else ""
-    return f"{settings_text(report, precisions)}, budget {place}{bytes_text(report.budget_bytes)}\n"
+    precisions = say("both").join(dict.fromkeys(row.precision for row in report.rows))
+    place = say("named", name=report.card.name, text="") if report.card else ""
+    size = bytes_text(report.budget_bytes)
+    return say("budget", settings=settings_text(report, precisions), place=place, size=size) + "\n"
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:
@@ -108,62 +108,58 @@ def verdict(report: FitReport) -> str:
     """
     seq = max(row.seq for row in report.rows if row.answer == report.answer)
     row = best_row(report, seq)
-    what = f"batch {count_text(report.asked_batch or row.batch or 1)}"
-    if report.answer == NO:
-        what = f"not even {what}"
-    on = f" on {report.card.name}" if report.card else ""
-    memory = f"peak {bytes_text(row.peak_bytes)}"
+    batch = count_text(report.asked_batch or row.batch or 1)
+    on = say("on", name=report.card.name) if report.card else ""
+    memory = say("peak_size", size=bytes_text(row.peak_bytes))
     if _is_on_gpu(report):
-        memory += f", reserved {bytes_text(row.reserved_bytes)}"
-    memory += f" of {bytes_text(report.budget_bytes)}"
+        memory = say("with_reserved", text=memory, size=bytes_text(row.reserved_bytes))
+    memory = say("of_budget", text=memory, size=bytes_text(report.budget_bytes))
     if report.answer == NO:
-        memory += f", short by {bytes_text(_short_bytes(report, row))}"
-    fits = "may fit" if report.answer == UNCERTAIN else "fits"
-    answer = f"{ANSWERS[report.answer]}: {what} {fits}{on} at seq {seq} with {_way(row)}"
-    return f"{answer}: {memory}; assumed: {settings_text(report)}"
+        memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
+    answer = say(f"verdict_{report.answer}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
+    return say("assumed", answer=answer, settings=settings_text(report))
 
 
 def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
-        answers = ", ".join(f"{ANSWERS[row.other_head_answer]} for {_way(row)} at seq {row.seq}" for row in other)
-        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
+        answers = say("comma").join(
+            say("note_head_answer", answer=say(f"answer_{row.other_head_answer}"), way=_way(row), seq=row.seq)
+            for row in other
+        )
+        yield say("note_head", head=report.other_head, answers=answers)
     if _is_on_gpu(report):
-        if report.asked_batch:
-            yield "yes: the simulated allocator serves it; no: not even the tensors fit; else it is not certain"
-        else:
-            yield "batch: the simulated allocator serves it; by bytes: only the tensors fit, so it is not certain"
+        yield say("note_answers" if report.asked_batch else "note_batches")
     lengths = list(dict.fromkeys(row.seq for row in report.rows))
     if report.asked_batch and len(lengths) > 1:
         for seq in lengths:
             # the rows come in the order of their cost
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
-            cheapest = next(fitting, "nothing that was tried")
-            yield f"cheapest setting for batch {report.asked_batch} at seq {seq}: {cheapest}"
-    yield "estimated: every operator of the step dispatched, nothing allocated"
+            cheapest = next(fitting, say("nothing_tried"))
+            yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
+    yield say("note_fit_estimated")
     if report.card:
-        yield f"{report.card.name}: {report.card.source}"
+        yield say("named", name=report.card.name, text=report.card.source)
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
             and sdpa_kernel(report.card, BF16.name) == "math"
         ):
-            on = f"on {report.card.name}, attention saves its scores"
-            yield f"{BF16.name}: no fused kernel for it {on}; {FP16.name} has one"
+            yield say("note_no_fused_kernel", dtype=BF16.name, gpu=report.card.name, other=FP16.name)
     if _is_on_gpu(report):
         yield from _gpu_notes(report)
-    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+    yield say("note_fit_units")
 
 
 def _place_notes(report: FitReport) -> Iterator[str]:
     """Yield the memory that the simulated allocator has, and that of the tensors."""
     low, high = report.context_low_bytes, report.context_high_bytes
-    place = f"with the {'upper context' if low < high else 'context'}"
     if report.margin:
-        place = f"in {100 - 100 * report.margin:.0f} % of what the upper context leaves"
-    yield f"the simulated allocator serves a batch {place}"
+        yield say("note_margin", percent=f"{100 - 100 * report.margin:.0f}")
+    else:
+        yield say("note_upper_context" if low < high else "note_given_context")
     if low < high:
-        yield "a batch whose tensors do not even fit with the lower context does not fit"
+        yield say("note_lower_context")
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
@@ -172,18 +168,18 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     workspaces = bytes_text(report.overhead_bytes - high)
     if low < high:
         source = report.card.context_source if report.card else ""
-        where = f"published for it ({source})" if source else "published for other GPUs"
-        yield f"CUDA context: {bytes_text(low)} to {bytes_text(high)}, {where}; --context sets yours"
-    yield f"peak and reserved include {bytes_text(high)} for the context and {workspaces} for cuBLAS"
-    yield NOT_COUNTED
+        where = say("published_for_it", source=source) if source else say("published_for_others")
+        yield say("note_published_context", range=range_text(low, high), where=where)
+    yield say("note_included", context=bytes_text(high), workspaces=workspaces)
+    yield say("note_not_counted")
     yield from _place_notes(report)
     if report.margin:
-        yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
-    yield "nvidia-smi: from the tensors with the lower context to reserved; not compared with a GPU"
+        yield say("note_softmax")
+    yield say("note_fit_smi")
 
 
 def _way(row: FitRow) -> str:
-    return f"{row.precision}, checkpointing {row.checkpointing}"
+    return say("way", precision=row.precision, strategy=row.checkpointing)
 
 
 def table(report: FitReport, target: Target, *, verbose: bool = False) -> str:

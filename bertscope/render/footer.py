@@ -5,6 +5,7 @@ from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
+from bertscope.render.texts import TEXTS, say
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 from bertscope.units import bytes_text, count_text
@@ -17,11 +18,21 @@ _OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend 
 def title(report: Any) -> str:
     """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
     subject: Subject = report.subject
-    head = f"{one_line(subject.name, limit=120)}: " if subject.name != subject.architecture else ""
-    attention = f", {subject.attention} attention" if subject.attention else ""
-    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
-    whose = f", {subject.implementation}" if subject.implementation and report.kind in _OF_A_RUN else ""
-    return f"{head}{subject.architecture}{attention}{adapters}{whose}"
+    attention = say("attention", name=subject.attention) if subject.attention else ""
+    adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    whose = _whose(subject.implementation) if subject.implementation and report.kind in _OF_A_RUN else ""
+    text = say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
+    if subject.name == subject.architecture:
+        return text
+    return say("named", name=one_line(subject.name, limit=120), text=text)
+
+
+def _whose(implementation: str) -> str:
+    """Return `as in transformers 4.43.4`, `bertscope's own` or another name of an implementation."""
+    if implementation == TEXTS["own"][0]:
+        return say("own")
+    start = TEXTS["as_in"][0].format(name="")
+    return say("as_in", name=implementation.removeprefix(start)) if implementation.startswith(start) else implementation
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
@@ -69,7 +80,7 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
 def notes_text(notes: Sequence[str], target: Target, *, verbose: bool) -> str:
     """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others."""
     if not verbose and len(notes) > 2:
-        notes = [f"{notes[0]} (-v: {len(notes) - 1} more notes)"]
+        notes = [say("more_notes", note=notes[0], count=len(notes) - 1)]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

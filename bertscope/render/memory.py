@@ -11,6 +11,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
 from bertscope.render.memory_words import bars, notes, verdict
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
@@ -42,30 +43,31 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
     for part in PARTS:
         if has(f"memory.peak.parts.{part}"):
             yield line(part_name(part), f"memory.peak.parts.{part}")
-    yield line("peak", "memory.peak.peak_bytes", is_strong=True)
+    yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        name = "optimizer step" if phase.phase == "optimizer" else phase.phase
-        yield line(f"  in {name}", "memory.phases", partial(_phase_peak, number))
+        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number))
     if report.run.get("mode") != "inference":
-        yield line("saved for backward", "memory.kept_bytes")
+        yield line(say("saved"), "memory.kept_bytes")
     if has("memory.device"):
-        yield line("allocated on the device", "memory.device.allocated_bytes")
-        yield line("reserved by torch", "memory.device.reserved_bytes")
+        yield line(say("allocated"), "memory.device.allocated_bytes")
+        yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")
     if any(variant.error is not None for variant in variants):
         both = [variant.estimated if variant.measured else None for variant in variants]
-        yield _Line("estimated peak", tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both))
-        yield _Line("  worst error", tuple(map(_error_text, variants)))
+        yield _Line(
+            say("estimated_peak"), tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both)
+        )
+        yield _Line(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
-        yield line("process: one step", "process", _step_text)
-        yield line("process: whole run", "process.peak_bytes")
+        yield line(say("process_step"), "process", _step_text)
+        yield line(say("process_run"), "process.peak_bytes")
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
-        yield line(f"step, median of {steps}", "timing", _seconds)
+        yield line(say("step_median", count=steps), "timing", _seconds)
         if steps > 1:
-            yield line("  fastest to slowest", "timing", _spread)
+            yield line(say("spread"), "timing", _spread)
     if has("timing.tokens_per_second"):
-        yield line("tokens per second", "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
-        yield line("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
+        yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
+        yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
 
 
 def _at(item: Any, path: str) -> Any:
@@ -85,7 +87,8 @@ def _error_text(variant: Variant) -> str:
         return ""
     percent = f"{100 * variant.error:+.4f} %"
     is_small = percent.strip("+-0. %") == ""
-    return f"{signed_text(variant.error_bytes) if variant.error_bytes else 0} bytes" if is_small else percent
+    error = signed_text(variant.error_bytes) if variant.error_bytes else "0"
+    return say("bytes", count=error) if is_small else percent
 
 
 def _step_text(process: ProcessMemory) -> str:
@@ -110,10 +113,10 @@ def _kept_cell(number: int, row: tuple[KeptRow, tuple[int, ...]]) -> str:
 
 def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
-    columns = [Column("at the peak of the step", lambda line: line.name)]
+    columns = [Column(say("at_peak"), lambda line: line.name)]
     for number, variant in enumerate(report.variants):
-        obtained = variant.memory.obtained if variant.memory else "nothing measured"
-        heading = f"{variant_name(variant)} ({obtained})"
+        obtained = word("obtained", variant.memory.obtained if variant.memory else "nothing")
+        heading = say("variant", name=variant_name(variant), obtained=obtained)
         columns.append(Column(heading, partial(_cell, number), right=True))
     return columns
 
@@ -124,10 +127,11 @@ _KEPT_NAMES = 4  # the columns that identify a row
 def kept_columns(report: MemoryReport) -> list[Column]:
     """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
     return [
-        Column("saved for backward, by module", lambda row: row[0].path or "(model)"),
-        Column("what", lambda row: row[0].what, give_up=1),
-        Column("each", lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "", give_up=3),
-        Column("tensors", lambda row: count_text(row[0].tensors), right=True, give_up=2),
+        Column(say("saved_by_module"), lambda row: row[0].path or say("whole_model")),
+        Column(say("what"), lambda row: phrase(row[0].what), give_up=1),
+        Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
+               give_up=3),
+        Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, give_up=2),
         *(Column(variant_name(variant), partial(_kept_cell, number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
@@ -160,7 +164,8 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None
         text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target)
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
-            text += f"and {len(rows) - len(shown)} more, {', '.join(map(bytes_text, rest))}; --rows 0 lists them all\n"
+            sizes = say("comma").join(map(bytes_text, rest))
+            text += say("more_rows", count=len(rows) - len(shown), sizes=sizes) + "\n"
     if verbose:
         text += "\n" + bars(report, target)
     return text + notes_text([*notes(report)], target, verbose=verbose)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.timeline.panels import run_text, variant_name
+from bertscope.render.texts import say, word
+from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
 
@@ -21,9 +22,6 @@ _MARKS = {
     "activations": "A",
     "temporaries": "t",
 }
-
-# cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
-NOT_COUNTED = "not counted: cuBLASLt's workspace of 1 MiB for each thread, and that of cuDNN, if attention runs there"
 
 
 def bars(report: MemoryReport, target: Target) -> str:
@@ -40,7 +38,7 @@ def bars(report: MemoryReport, target: Target) -> str:
         for (name, memory), bar in zip(memories, drawn, strict=True)
     ]
     used = [part for part, mark in _MARKS.items() if any(mark in bar for bar in drawn)]
-    legend = " " * label + " ".join(f"{_MARKS[part]} {part.replace('_', ' ')}" for part in used)
+    legend = " " * label + " ".join(f"{_MARKS[part]} {part_name(part)}" for part in used)
     return "\n".join(line.rstrip() for line in lines) + "\n" + wrapped(legend, target, label)
 
 
@@ -59,10 +57,12 @@ def verdict(report: MemoryReport) -> str:
     peaks = []
     for variant, memory in known:
         place = _place(memory.peak) if is_only else _phase(memory.peak)
-        reserved = f", reserved {bytes_text(memory.device.reserved_bytes)}" if memory.device else ""
-        whose = "" if is_only else f"{variant_name(variant)}: "
-        peaks.append(f"{whose}peak {bytes_text(memory.peak.peak_bytes)} {place}{reserved}")
-    return f"{'; '.join(peaks) or 'nothing was measured'}; assumed: {title(report)}, {run_text(report.run)}"
+        text = say("peak_of", size=bytes_text(memory.peak.peak_bytes), place=place)
+        if memory.device:
+            text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
+        peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
+    answer = say("semicolon").join(peaks) or say("nothing_measured")
+    return say("assumed", answer=answer, settings=say("comma").join((title(report), run_text(report.run))))
 
 
 def notes(report: MemoryReport) -> Iterator[str]:
@@ -75,48 +75,50 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
     for variant in report.variants:
         if variant.failure:
-            yield f"{variant_name(variant)}: {one_line(variant.failure)}"
+            yield say("named", name=variant_name(variant), text=one_line(variant.failure))
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
         if memory.peak.peak_bytes >= known[0][1].peak.peak_bytes and other.outlook is not None:
             points = "".join(
-                f"; at batch {point.batch}: {bytes_text(point.peak_bytes)} instead of {bytes_text(point.first_bytes)}"
+                say("lower_at", batch=point.batch, size=bytes_text(point.peak_bytes),
+                    before=bytes_text(point.first_bytes))
                 for point in other.outlook.points
-            )
-            yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
+            )  # fmt: skip
+            yield say("lower_from", batch=other.outlook.pays_from_batch, points=points)
     for variant, memory in known:
-        yield f"{variant_name(variant)}: peak {_place(memory.peak)}"
+        yield say("peak_is", name=variant_name(variant), place=_place(memory.peak))
 
 
 def _place(peak: PhasePeak) -> str:
-    text = _phase(peak)
-    if peak.operator:
-        text += f", in {peak.operator}"
-    return text + (f" of {peak.path}" if peak.path else " of the model's own code" if peak.phase != "optimizer" else "")
+    is_own_code = not peak.path and peak.phase != "optimizer"
+    words = ("operator" if peak.operator else "", "of" if peak.path else "of_own_code" if is_own_code else "")
+    key = "_".join(filter(None, words))
+    return say(key, phase=_phase(peak), operator=peak.operator, path=peak.path) if key else _phase(peak)
 
 
 def _phase(peak: PhasePeak) -> str:
-    return "in the optimizer step" if peak.phase == "optimizer" else f"in {peak.phase}"
+    return word("in", peak.phase)
 
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
     before, after = first_memory.peak.peak_bytes, memory.peak.peak_bytes
-    kept = f"saves {bytes_text(memory.kept_bytes)} for backward instead of {bytes_text(first_memory.kept_bytes)}"
-    text = f"{variant_name(other)} {kept}; the peak "
+    text = say("saves", name=variant_name(other), size=bytes_text(memory.kept_bytes),
+               before=bytes_text(first_memory.kept_bytes))  # fmt: skip
     if after < before:
-        text += f"falls by {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
+        percent = f"{100 * (before - after) / before:.1f}"
+        text += say("peak_falls", size=bytes_text(before - after), percent=percent)
     elif after == before:
-        text += "does not change: no tensor saved for backward exists at the peak"
+        text += say("peak_stays")
     else:
-        text += f"rises by {bytes_text(after - before)}"
+        text += say("peak_rises", size=bytes_text(after - before))
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
-        text += f"; a step takes {ratio:.2f} x as long"
+        text += say("takes", ratio=f"{ratio:.2f}")
         if first.timing.flops and other.timing.flops:
-            text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
+            text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
         if _overlap(first.timing.step_seconds, other.timing.step_seconds):
-            text += "; the times overlap: more --steps tell more"
+            text += say("times_overlap")
     return text
 
 
@@ -130,51 +132,50 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     memories = [variant.memory for variant in report.variants if variant.memory]
     obtained = {memory.obtained for memory in memories}
     if "measured" in obtained:
-        yield f"measured: the allocator's events on {report.machine}; times from separate steps without the profiler"
+        yield say("note_measured", machine=report.machine)
     if "estimated" in obtained:
         device = report.run.get("device")
-        accuracy = "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)"
-        if device == "cuda":
-            accuracy = "not compared with a GPU"
-        how = "a run on fake tensors; torch dispatches every operator, nothing is allocated"
-        yield f"estimated for {device}: {how}; {accuracy}"
+        accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")
+        yield say("note_estimated", device=device, accuracy=accuracy)
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
-        yield f"{max(layers)} layers ran; the other layers are extrapolated (verified)"
+        yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms)
     has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
-    start = f"optimizer state, {'and adds to existing' if has_gradients else 'without'} gradients"
-    yield f"1 MiB = 2**20 B; tied tensors once; not the first step: it starts with {start}"
+    yield say("note_units_kept" if has_gradients else "note_units")
 
 
 def _device_notes(device: DeviceTerms) -> Iterator[str]:
     low, high = device.context_low_bytes, device.context_high_bytes
     if low == high:
-        yield f"context and other memory in use on the GPU: {bytes_text(low)}, measured"
+        yield say("note_context_measured", size=bytes_text(low))
         return
-    workspaces = bytes_text(device.workspace_bytes)
-    shown = " to ".join(bytes_text(device.reserved_bytes + context) for context in (low, high))
-    yield f"allocated: in blocks of 512 B, with {workspaces} for cuBLAS (on Hopper 32 MiB for each thread)"
-    yield NOT_COUNTED
-    yield "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth"
-    yield f"the CUDA context adds {bytes_text(low)} to {bytes_text(high)} outside torch, by GPU and version of torch"
-    yield f"nvidia-smi would show {shown}: reserved memory and the context"
+    yield say("note_allocated", size=bytes_text(device.workspace_bytes))
+    # cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
+    yield say("note_not_counted")
+    yield say("note_reserved")
+    yield say("note_context", range=range_text(low, high))
+    yield say("note_smi", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
+
+
+def range_text(low: int, high: int) -> str:
+    """Return `12.00 MiB to 3.00 GiB` for two numbers of bytes."""
+    return say("range", low=bytes_text(low), high=bytes_text(high))
 
 
 def training_file_notes(file: TrainingFile) -> Iterator[str]:
     """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
-    yield f"{file.path} ({file.format}): {_keys(file.used) or 'sets nothing that changes the memory of a step'}"
+    yield say("file", path=file.path, format=file.format, keys=_keys(file.used) or say("file_nothing"))
     if file.replaced:
         rows = (f"{row.key} {str(row.value).lower()}: {row.effect}" for row in file.replaced)
-        yield f"not used of {file.path}: {', '.join(rows)}"
+        yield say("file_not_used", path=file.path, keys=say("comma").join(rows))
     for row in file.not_modelled:
-        yield f"not modelled: {_keys([row])}"
+        yield say("file_not_modelled", keys=_keys([row]))
     if file.unknown:
-        yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
+        yield say("file_unknown", keys=say("comma").join(one_line(row.key, limit=40) for row in file.unknown))
     if file.no_effect:
-        number = count_text(len(file.no_effect))
-        yield f"{number} other keys have no effect on the memory of a training step (--format json lists them)"
+        yield say("file_no_effect", count=count_text(len(file.no_effect)))
 
 
 def _keys(rows: Sequence[TrainingKey]) -> str:
-    return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
+    return say("semicolon").join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)

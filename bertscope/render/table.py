@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.render.console import Target, wrapped
+from bertscope.render.texts import say
 from bertscope.units import count_text, visible
 
 if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
@@ -88,7 +89,7 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
     text = drawing.text(kept)
     left_out = [column.title for column in columns if column not in kept and column not in lower]
     if left_out:
-        text += wrapped(f"(columns left out: {', '.join(left_out)}; widen the terminal, or pipe)", target)
+        text += wrapped(say("left_out", names=say("comma").join(left_out)), target)
     return text
 
 

@@ -83,6 +83,15 @@ def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder)
     assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
 
 
+def test_the_language_of_the_project_is_that_of_commands_with_one_unless_one_is_given(cli, folder):
+    (folder / "pyproject.toml").write_text('[tool.bertscope]\nlang = "zh"\n')
+    result = cli("estimate", "bert-tiny", "--seq", "8")
+    assert "\u5cf0\u503c" in result.out
+    assert f"note: {folder / 'pyproject.toml'} sets zh\n" in result.err
+    assert cli("estimate", "bert-tiny", "--seq", "8", "--lang", "en").out.startswith("peak ")
+    assert cli("count", "bert-tiny").err == ""
+
+
 def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run["autocast"] is None
 
@@ -96,6 +105,7 @@ def test_the_table_is_for_the_command_line_only(folder):
         ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
         ('precision = "bf17"', "unknown precision 'bf17'; did you mean"),
         ('head = "Bert"', "unknown architecture 'Bert'; did you mean 'BertModel'?"),
+        ('lang = "fr"', "lang must be one of en, zh; got 'fr'"),
         ("gpu = ", "not valid TOML"),
         ("[[tool.bertscope.gpu]]", "gpu must be a text"),
         (f"check = {'[' * 5000}", "not valid TOML"),

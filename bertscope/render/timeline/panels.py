@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from bertscope.render.texts import say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
@@ -130,18 +131,23 @@ def variant_name(variant: Variant) -> str:
 
 def part_name(part: str) -> str:
     """Return the name of a part in words."""
-    return part.replace("_", " ")
+    return say(f"part_{part}")
 
 
 def run_text(run: dict[str, Any]) -> str:
     """Return `training, batch 8, sequence 512, fp32, adamw, cpu`."""
-    sizes = [f"{name} {run[field]}" for name, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
+    sizes = [say(key, count=run[field]) for key, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
     dtype = run.get("dtype")
-    words = [run.get("mode"), *sizes, "the dtypes of its parameters" if dtype == "stored" else dtype]
+    words = [mode_word(run), *sizes, say("own_dtypes") if dtype == "stored" else dtype]
     if run.get("autocast"):
-        words.append(f"{run['autocast']} autocast")
+        words.append(say("autocast", dtype=run["autocast"]))
     words += loop_words(run)
-    return ", ".join(str(word) for word in (*words, run.get("device")) if word)
+    return say("comma").join(str(word) for word in (*words, run.get("device")) if word)
+
+
+def mode_word(run: dict[str, Any]) -> str:
+    """Return the mode of a run in words, nothing without one."""
+    return word("mode", run["mode"]) if run.get("mode") else ""
 
 
 def loop_words(run: dict[str, Any]) -> list[str]:
@@ -149,14 +155,14 @@ def loop_words(run: dict[str, Any]) -> list[str]:
     if run.get("mode") != "training":
         return []
     words = {
-        f"optimizer {run.get('optimizer')}": True,
-        f"momentum {run.get('momentum')}": run.get("momentum"),
-        "amsgrad": run.get("amsgrad"),
-        f"{run.get('accumulate')} micro-batches": run.get("accumulate", 1) > 1,
-        "gradients kept": run.get("keep_gradients"),
-        "gradients clipped": run.get("clip_grad_norm"),
-        "average of the weights": run.get("ema"),
-        "outputs held": run.get("hold_outputs"),
-        "GradScaler": run.get("grad_scaler"),
+        say("optimizer", name=run.get("optimizer")): True,
+        say("momentum", value=run.get("momentum")): run.get("momentum"),
+        say("amsgrad"): run.get("amsgrad"),
+        say("micro_batches", count=run.get("accumulate")): run.get("accumulate", 1) > 1,
+        say("gradients_kept"): run.get("keep_gradients"),
+        say("gradients_clipped"): run.get("clip_grad_norm"),
+        say("ema"): run.get("ema"),
+        say("outputs_held"): run.get("hold_outputs"),
+        say("grad_scaler"): run.get("grad_scaler"),
     }
     return [text for text, is_set in words.items() if is_set]

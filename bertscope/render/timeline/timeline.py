@@ -8,6 +8,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError, install_command
 from bertscope.render.table import csv_only, csv_text, values
+from bertscope.render.texts import in_language
 from bertscope.render.timeline.panels import COLORS, variant_name
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport
@@ -19,15 +20,16 @@ LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": 
 def timeline(report: MemoryReport, suffix: str) -> bytes:
     """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
     suffix = check_suffix(suffix)
-    if suffix == "html":
-        from bertscope.render.timeline.html import html
+    with in_language("en"):  # the fonts of a picture may have no Chinese characters
+        if suffix == "html":
+            from bertscope.render.timeline.html import html
 
-        return html(report).encode()
-    if suffix in ("svg", "png"):
-        from bertscope.render.timeline.image import image
+            return html(report).encode()
+        if suffix in ("svg", "png"):
+            from bertscope.render.timeline.image import image
 
-        return image(report, suffix)
-    return (csv(report) if suffix == "csv" else json_report(report)).encode()
+            return image(report, suffix)
+        return (csv(report) if suffix == "csv" else json_report(report)).encode()
 
 
 def check_suffix(suffix: str) -> str:

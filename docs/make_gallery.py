@@ -1,0 +1,125 @@
+"""Write docs/gallery.md, the output of every command in a terminal of 80 columns.
+
+    python docs/make_gallery.py [COMMAND ...]
+
+A test compares the page with the outputs of today, except those in NOT_COMPARED.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent / "gallery.md"
+HEAD = """# Gallery
+
+<!-- Written by `python docs/make_gallery.py`; do not edit. -->
+
+One output of each command, in a terminal of 80 columns; `...` where a long one goes on. Notes below a table are all
+shown with `-v`. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
+
+"""
+SHOWN_LINES = 40
+COMMANDS = (
+    "count bert-base-cased",
+    "tree bert-base-uncased --depth 2 --shapes --batch 32",
+    "flops bert-base-uncased --depth 1",
+    "estimate bert-base-uncased --batch 8 --checkpointing",
+    "profile bert-mini --batch 8 --checkpointing",
+    "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
+    "report bert-tiny --no-fit -o report.html",
+    "explain bert-tiny encoder.layer.0.attention",
+    "explore bert-base-uncased",
+    "diagram bert-tiny encoder.layer.0.attention.self --kind forward",
+    "diff bert-base-cased bert-base-uncased",
+    "print bert-tiny",
+    "presets",
+    "check",
+    "verify my-bert",
+    "convert bert-tiny",
+    "schema diff",
+    "doctor",
+)
+# A measurement; a page and a screen, which have their own tests; the machine.
+NOT_COMPARED = ("profile", "report", "explore", "doctor")
+
+
+def shown(command: str, folder: Path) -> str:
+    """Return the first lines of what a command prints in that folder: on stdout, if nothing the notes on stderr."""
+    environment = os.environ | {"COLUMNS": "80"}
+    words = [sys.executable, "-I", "-m", "bertscope", *command.split()]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    notes = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("note:"))
+    if command == "doctor":  # without the paths of this machine
+        return f"...\n{cut(done.stdout.partition('presets')[2].partition(chr(10))[2])}"
+    return cut(done.stdout or notes)
+
+
+def cut(text: str) -> str:
+    """Return the first lines of a text, without the spaces at their ends."""
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    return "\n".join(lines if len(lines) <= SHOWN_LINES else [*lines[:SHOWN_LINES], "..."]) + "\n"
+
+
+def screen(name: str) -> str:
+    """Return the screen of `explore` with 24 lines and all numbers."""
+    import asyncio
+
+    from bertscope.analyses.page.explore import explore
+    from bertscope.render.explore.app import Explorer
+    from bertscope.run_config import RunConfig
+    from bertscope.sources.find import load
+
+    *_, report = explore(load(name), RunConfig())
+
+    async def text() -> str:
+        app = Explorer(report)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+    return cut(asyncio.run(text()))
+
+
+def page(outputs: dict[str, str]) -> str:
+    """Return the whole page."""
+    blocks = (
+        f"## {command.split()[0]}\n\n```text\n$ bertscope {command}\n{output}```\n"
+        for command, output in outputs.items()
+    )
+    return HEAD + "\n".join(blocks)
+
+
+def read(text: str) -> dict[str, str]:
+    """Return the commands and outputs of a page."""
+    return dict(re.findall(r"^\$ bertscope (.*)\n((?:.*\n)*?)```$", text, re.MULTILINE))
+
+
+def main() -> None:
+    """Run every command, or those whose names are given, and write the page."""
+    import json
+
+    from safetensors.torch import save_model
+
+    import bertscope
+
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint = Path(name) / "my-bert"
+        checkpoint.mkdir()
+        config = bertscope.load("bert-tiny").config
+        (checkpoint / "config.json").write_text(json.dumps(config.to_dict()))
+        save_model(bertscope.BertModel(config), checkpoint / "model.safetensors")
+        outputs = read(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
+        for command in COMMANDS:
+            subcommand, *words = command.split()
+            if subcommand in (sys.argv[1:] or subcommand):
+                outputs[command] = screen(words[0]) if subcommand == "explore" else shown(command, Path(name))
+    PAGE.write_text(page({command: outputs[command] for command in COMMANDS}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The catalogue of texts: every text has its Chinese one, and every text that is shown is in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from string import Formatter
+
+import pytest
+
+import bertscope
+from bertscope.analyses.memory import summary
+from bertscope.render.console import Target, wrapped
+from bertscope.render.texts import TEXTS, explain, fit, in_language, memory, say, shared
+from tests.conftest import ROOT
+
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+RENDER = ROOT / "bertscope" / "render"
+# Texts that are names or patterns in both languages.
+SAME = {"named", "autocast", "amsgrad", "grad_scaler", "flops_per_second", "nvidia_smi", "gpu", "operator", "of"}
+
+
+def test_no_key_is_used_twice():
+    assert sum(len(module.TEXTS) for module in (explain, fit, memory, shared)) == len(TEXTS)
+
+
+def test_every_text_has_a_chinese_one_with_the_same_values():
+    for key, (english, chinese) in TEXTS.items():
+        fields = [{name for _, name, _, _ in Formatter().parse(text) if name} for text in (english, chinese)]
+        assert fields[0] == fields[1], key
+        assert not CHINESE.search(english), key
+        assert CHINESE.search(chinese) or key in SAME or not re.search("[a-z]{2}", re.sub("{.*?}", "", english)), key
+
+
+def test_every_saved_tensor_has_its_words_in_chinese():
+    assert sorted({words for *_, words in summary._WHAT}) == sorted(memory.PHRASES)
+    assert all(CHINESE.search(words) or words == "Q、K、V" for words in memory.PHRASES.values())
+
+
+def asked() -> tuple[set[str], set[str]]:
+    """Return the keys that the code asks for, and the beginnings of those that it puts together."""
+    keys, beginnings = set(), set()
+    for path in RENDER.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+            if name == "word":
+                beginnings.add(f"{call.args[0].value}_")
+            elif name == "say":
+                for node in ast.walk(call.args[0]):
+                    if isinstance(node, ast.JoinedStr):
+                        beginnings.add(node.values[0].value)
+                    elif isinstance(node, ast.Constant) and node.value[-1] != "_":
+                        keys.add(node.value)
+    return keys, beginnings
+
+
+def test_every_text_that_the_code_asks_for_is_there_and_every_text_is_asked_for():
+    keys, beginnings = asked()
+    words = {"searched", "auto", "cuda"}  # of conditions
+    assert keys - words <= set(TEXTS)
+    assert len(beginnings) > 5
+    places = {"operator_of", "operator_of_own_code", "operator", "of", "of_own_code"}  # of a peak
+    together = {key for key in TEXTS if key.startswith(tuple(beginnings))}
+    columns = {"batch", "sequence"}  # run_text asks for them by the fields of a run
+    assert set(TEXTS) - keys - together - places - columns == set()
+
+
+def words_of(text: str) -> list[str]:
+    """Return three English words in a row, outside of paths, sources, commands and names of options."""
+    kept = [
+        line for line in text.splitlines() if not line.startswith(("t4\uff1a", "CUDA ")) and "'bertscope" not in line
+    ]
+    return re.findall(r"(?<![\w./-])[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}\b(?![./])", "\n".join(kept))
+
+
+@pytest.mark.parametrize("command", [
+    "estimate bert-tiny --checkpointing none,full -v",
+    "estimate bert-tiny --device cuda --lora r=8 --accumulate 2 --clip-grad-norm --ema -v",
+    "estimate bert-tiny bert-mini",
+    "explain bert-tiny",
+    "fit bert-tiny --budget 2GiB --precision fp32 --checkpointing none -v",
+    "fit bert-tiny --gpu t4 --seq 64 --batch 4 --precision autocast-bf16 --checkpointing none -v",
+    "fit bert-tiny --gpu t4,a10 --batch 32 --checkpointing none --precision fp32 -v",
+])  # fmt: skip
+def test_the_output_in_chinese_has_no_english_sentence(cli, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "400")
+    result = cli(*command.split(), "--lang", "zh")
+    assert result.code == 0, result.err
+    assert len(CHINESE.findall(result.out)) > 50
+    assert words_of(result.out) == []
+
+
+def test_an_english_sentence_is_found_and_the_next_run_is_in_english(cli):
+    assert words_of("the peak falls by 3 MiB")
+    assert words_of(cli("estimate", "bert-tiny").out)
+
+
+def test_notes_in_json_and_rows_in_markdown_are_in_the_language(cli):
+    words = ("estimate", "bert-tiny", "--lang", "zh", "--format")
+    data = cli(*words, "json").json
+    assert all(CHINESE.search(note) for note in data["notes"])
+    assert data["variants"][0]["checkpointing"] == "none"
+    assert "| 为反向保存 |" in cli(*words, "markdown").out
+    assert cli(*words, "csv").out == cli("estimate", "bert-tiny", "--format", "csv").out
+    flow = "[batch, seq, hidden_size] and [batch, seq, hidden_size] -> [batch, seq, hidden_size]"
+    assert flow in cli("explain", "bert-tiny", "--lang", "zh", "--format", "csv").out
+
+
+def test_a_report_of_explain_prints_in_its_language_in_python():
+    text = str(bertscope.explain("bert-tiny", "pooler", language="zh"))
+    assert "参数：hidden_size x hidden_size" in text
+    assert str(bertscope.explain("bert-tiny", "pooler")).count("parameters: ") == 1
+
+
+@pytest.mark.parametrize("width", [30, 41, 80])
+def test_a_chinese_line_is_not_wider_than_the_terminal(width):
+    text = "可以：t4 上批大小 2,178 放得下（序列长度 512，fp32，检查点 full）：峰值 13.65 GiB，预留 14.56 GiB；" * 2
+    lines = wrapped(text, Target(width=width), 2).splitlines()
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    for line in lines:
+        assert len(line) + len(re.findall(r"[^\x00-\xff]", line)) <= width
+        assert line.lstrip()[0] not in "，；：）"
+        assert line[-1] != "（"
+        assert line.count("GiB") == len(re.findall(r"\d GiB", line))
+
+
+def test_a_language_lasts_as_long_as_its_block():
+    with in_language("zh"):
+        assert say("peak") == "峰值"
+    assert say("peak") == "peak"
