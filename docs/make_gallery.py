@@ -77,7 +77,7 @@ def screen(name: str) -> str:
     *_, report = explore(load(name), RunConfig())
 
     async def text() -> str:
-        app = Explorer(report)
+        app = Explorer(report, (), lambda **_: iter(()), lambda *_: ("", None), color=False)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
             return "\n".join(strip.text for strip in app.screen._compositor.render_strips())

@@ -1,6 +1,5 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,9 +113,9 @@ def _sum(item: Sum, report: ExplainReport) -> str:
 
 def _group(name: str) -> str:
     """Return the name of a sum, `layer (each of 12)` or `total`, in words."""
-    each = re.fullmatch(r"(.*) \(each of (\d+)\)", name)
+    layer, each, count = name.partition(" (each of ")
     if each:
-        return say("explain_each", name=each[1], count=each[2])
+        return say("explain_each", name=layer, count=count.rstrip(")"))
     return say("explain_total") if name == "total" else name
 
 
