@@ -5,7 +5,8 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from bertscope.errors import BertscopeError
@@ -22,10 +23,11 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
 
 class Embedding(nn.Embedding):
@@ -35,6 +37,31 @@ class Embedding(nn.Embedding):
         """Initialize a real weight, and no weight on meta."""
         if not self.weight.is_meta:
             super().reset_parameters()
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """A mode without initial values of tensors on meta, which have none: torch.nn.init takes half of a build."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in _FILLING:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return function(*args, **kwargs)
+
+
+_FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
+
+
+@contextmanager
+def on_device(device: str | torch.device) -> Iterator[None]:
+    """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.device(device))
+        if torch.device(device).type == "meta":
+            stack.enter_context(_NoInitialValues())
+        yield
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:

@@ -165,3 +165,23 @@ def test_a_convolution_has_kernels_and_without_the_private_name_none(monkeypatch
         assert torch_access.convolution_backend(images.double(), weight.double(), None, settings) == "Slow2d"
         monkeypatch.delattr(torch._C, "_select_conv_backend")
         assert torch_access.convolution_backend(images, weight, None, settings) == ""
+
+
+def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_its_own():
+    operators = []
+
+    class Recorder(torch_access.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            operators.append(str(operator))
+            return operator(*args, **kwargs or {})
+
+    with torch_access.on_device("meta"):
+        with Recorder():
+            linear = torch.nn.Linear(2, 3)
+            torch.nn.init.trunc_normal_(linear.weight)
+        real = torch.nn.init.ones_(torch.empty(2, device="cpu"))
+    assert not any("uniform" in operator or "normal" in operator for operator in operators)
+    assert linear.weight.is_meta
+    assert real.tolist() == [1.0, 1.0]
+    with torch_access.on_device("cpu"):
+        assert torch.nn.init.ones_(torch.empty(2)).tolist() == [1.0, 1.0]

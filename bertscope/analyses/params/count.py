@@ -64,22 +64,44 @@ def count(
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
     as returned by `tracing.trace.shapes`, adds the shapes of inputs and outputs.
     """
-    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
+    return counts(model, (by,), name=name, dtype=dtype, folded=folded, sort=sort, shapes=shapes)[0]
+
+
+def counts(
+    model: nn.Module,
+    tables: Iterable[str],
+    *,
+    name: str | None = None,
+    dtype: str | None = None,
+    folded: bool | None = None,
+    sort: str = "model",
+    shapes: Mapping[str, InOut] | None = None,
+) -> list[CountReport]:
+    """Return what `count` returns for each value of `by` in `tables`, from one reading of the model."""
+    for option, value, allowed in (
+        *(("by", by, BY) for by in tables), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None)),
+    ):  # fmt: skip
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read_with(model, shapes)
-    shown = fold(root) if (by != "parameter" if folded is None else folded) else root
-    sums = totals(root, dtype)
+    equal = fold(root)
+    about = subject(model, name, dtype)
+    sums, tied, unknown_paths = totals(root, dtype), ties(root), unknown(root)
     rows = _Rows(sums.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
-    return CountReport(
-        subject=subject(model, name, dtype),
-        by=by,
-        totals=sums,
-        rows=tuple(sorted(made[by](shown), key=SORTS[sort])),
-        ties=ties(root),
-        unknown=unknown(root),
-    )
+    return [
+        CountReport(
+            subject=about,
+            by=by,
+            totals=sums,
+            rows=tuple(
+                sorted(made[by](equal if (by != "parameter" if folded is None else folded) else root), key=SORTS[sort])
+            ),
+            ties=tied,
+            unknown=unknown_paths,
+        )
+        for by in tables
+    ]
 
 
 class _Rows:

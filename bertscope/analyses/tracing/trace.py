@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertscope.analyses.modules.module_tree import Node, noted, read
+from bertscope.analyses.modules.module_tree import Node, read
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
@@ -108,4 +108,5 @@ def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
 
 def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
     """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
-    return noted(read(model), lambda node: (found or {}).get(node.path, ((), ())))
+    nothing: InOut = ((), ())
+    return read(model, lambda path: (found or {}).get(path, nothing))
