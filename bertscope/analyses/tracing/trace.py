@@ -13,7 +13,7 @@ from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_o
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import TorchDispatchMode, nn, operator_packet, torch
+from bertscope.torch_access import TorchDispatchMode, load_dynamo_later, nn, operator_packet, torch
 
 _Result = TypeVar("_Result")
 Shapes = tuple[TensorShape, ...]
@@ -41,6 +41,7 @@ class Trace:
 
 def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
     """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
+    load_dynamo_later()
     recorder = _Recorder()
     with recorder.tracker.track(model), recorder:
         result = run()
