@@ -4,8 +4,12 @@ tests/test_torch_access.py fails when torch changes one of these names.
 """
 
 import gc
+import sys
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any
 
 from bertscope.errors import BertscopeError
@@ -22,10 +26,11 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
 
 class Embedding(nn.Embedding):
@@ -35,6 +40,31 @@ class Embedding(nn.Embedding):
         """Initialize a real weight, and no weight on meta."""
         if not self.weight.is_meta:
             super().reset_parameters()
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """A mode without initial values of tensors on meta, which have none: torch.nn.init takes half of a build."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in _FILLING:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return function(*args, **kwargs)
+
+
+_FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
+
+
+@contextmanager
+def on_device(device: str | torch.device) -> Iterator[None]:
+    """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.device(device))
+        if torch.device(device).type == "meta":
+            stack.enter_context(_NoInitialValues())
+        yield
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:
@@ -146,6 +176,50 @@ def fake_tensor_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
+
+
+class _LaterPackage(ModuleType):
+    """torch._dynamo before its code has run, which happens when an attribute that it does not have yet is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.__dict__.get("is_waiting"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        self.is_waiting = False
+        found: Any = self.__spec__
+        self.__path__ = found.submodule_search_locations
+        found.loader.exec_module(self)
+        return getattr(self, name)
+
+    def disable(self, function: Any = None, *settings: Any, **more: Any) -> Any:
+        """Return a function that runs `function` as it is, and once the package is loaded, without compiling it."""
+        disabled: list[Any] = []
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.is_waiting:
+                return function(*args, **kwargs)
+            if not disabled:
+                disabled.append(self.__dict__["disable"](function, *settings, **more))
+            return disabled[0](*args, **kwargs)
+
+        return run if function is not None else self.decorators.disable(None, *settings, **more)
+
+
+def load_dynamo_later() -> None:
+    """Have torch._dynamo run its code at its first real use; call this before operators run on meta.
+
+    torch imports it (0.5 s of CPU time) to exclude meta kernels and dispatch modes from torch.compile, which is not in
+    use while the package is not loaded. The package has no search path, which Python reads to import a module in it:
+    any other use runs the package first, as an import does. FakeTensorMode is such a use.
+    Fallback: where the package is loaded or cannot be found, nothing.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules or (found := find_spec(name)) is None or found.loader is None:
+        return
+    package = module_from_spec(found)
+    del package.__path__
+    package.__class__ = _LaterPackage
+    package.is_waiting = True  # type: ignore[attr-defined]
+    torch._dynamo = sys.modules[name] = package
 
 
 def value_errors() -> tuple[type[Exception], type[Exception]]:

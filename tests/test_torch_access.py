@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from bertscope import torch_access
 from bertscope.errors import BertscopeError
 from bertscope.torch_access import TorchDispatchMode, torch
+from tests.conftest import ROOT
 
 aten = torch.ops.aten
 
@@ -165,3 +169,42 @@ def test_a_convolution_has_kernels_and_without_the_private_name_none(monkeypatch
         assert torch_access.convolution_backend(images.double(), weight.double(), None, settings) == "Slow2d"
         monkeypatch.delattr(torch._C, "_select_conv_backend")
         assert torch_access.convolution_backend(images, weight, None, settings) == ""
+
+
+def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_its_own():
+    operators = []
+
+    class Recorder(torch_access.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            operators.append(str(operator))
+            return operator(*args, **kwargs or {})
+
+    with torch_access.on_device("meta"):
+        with Recorder():
+            linear = torch.nn.Linear(2, 3)
+            torch.nn.init.trunc_normal_(linear.weight)
+        real = torch.nn.init.ones_(torch.empty(2, device="cpu"))
+    assert not any("uniform" in operator or "normal" in operator for operator in operators)
+    assert linear.weight.is_meta
+    assert real.tolist() == [1.0, 1.0]
+    with torch_access.on_device("cpu"):
+        assert torch.nn.init.ones_(torch.empty(2)).tolist() == [1.0, 1.0]
+
+
+def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loads_it():
+    code = (
+        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
+        "class Mode(torch_access.TorchDispatchMode):\n"
+        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
+        "        return operator(*args, **kwargs or {})\n"
+        "def run():\n"
+        "    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')\n"
+        "    with Mode():\n"
+        "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
+        "torch_access.load_dynamo_later()\n"
+        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
+        "import torch._dynamo.config\n"
+        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["2 4 3 False", "2 4 3 True False"]

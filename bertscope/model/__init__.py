@@ -19,6 +19,7 @@ from bertscope.model.tasks import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from bertscope.torch_access import on_device
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {
     cls.__name__: cls
@@ -71,7 +72,7 @@ def build(
     """
     if architecture not in CLASSES:
         raise unknown_architecture(architecture)
-    with torch.device(device):
+    with on_device(device):
         if architecture == "BertModel":
             return BertModel(config, add_pooling_layer=add_pooling_layer)
         return CLASSES[architecture](config)

@@ -26,10 +26,10 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
     only its parameters on meta, and then with all tensors on the CPU; afterwards all tensors move to meta. Raises
     SourceError if the CPU's tensors are more than MAX_REAL_BYTES, else the error of the last attempt.
     """
-    from bertscope.torch_access import nn, torch
+    from bertscope.torch_access import nn, on_device, torch
 
     try:
-        with torch.device(device):
+        with on_device(device):
             return make(), ""
     except (RuntimeError, TypeError):  # of torch, for tensors without values
         if device != "meta":

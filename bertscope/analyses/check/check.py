@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.params.count import count
+from bertscope.analyses.params.count import counts
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.reports.params import CountReport
@@ -129,7 +129,12 @@ class Witness:
     @cached_property
     def counted(self) -> CountReport:
         """Return the parameters by layer."""
-        return count(self.built)
+        return self._tables[0]
+
+    @cached_property
+    def _tables(self) -> list[CountReport]:
+        """Return the parameters by layer and by group."""
+        return counts(self.built, ("layer", "group"))
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -139,7 +144,7 @@ class Witness:
         """
         totals = self.counted.totals
         found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
-        for table, report in (("groups", count(self.built, by="group")), ("layers", self.counted)):
+        for table, report in (("groups", self._tables[1]), ("layers", self.counted)):
             for row in report.rows:
                 key = f"{table}.{row.name}"
                 key = f"{table}.{row.path}" if key in found else key

@@ -15,7 +15,7 @@ from bertscope.analyses.explain.rules import (
 )
 from bertscope.analyses.explain.texts import LANGUAGES, SENTENCES
 from bertscope.analyses.flops.count import flops_report, run_as_it_is
-from bertscope.analyses.modules.module_tree import Node, fold, noted, read
+from bertscope.analyses.modules.module_tree import Node, fold, read
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
@@ -61,7 +61,7 @@ def explain_modules(
         if inputs:
             raise
         note = f"without shapes and FLOPs, since the forward pass did not run: {error.message}"
-    root = noted(read(model), lambda node: runs.get(node.path, Run()))
+    root = read(model, lambda path: runs.get(path, Run()))
     walk = _Walk(model, fold(root), tuple(runs), language)
     return ExplainReport(
         subject=subject(model, source.name),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node, fold, noted, read, tensors_of
+from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import Repeated
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import on_meta
@@ -104,7 +104,7 @@ def work_tree(module: nn.Module, recorded: Trace) -> Node:
     own: dict[str, list[Work]] = defaultdict(lambda: [Work()] * len(PHASES))
     for (path, phase, _), calls in recorded.calls.items():
         own[path][PHASES.index(phase)] += calls.work
-    return fold(noted(read(module), lambda node: own[node.path]))
+    return fold(read(module, own.__getitem__))
 
 
 def _subtree(node: Node) -> list[Work]:

@@ -55,12 +55,12 @@ class Node:
     copies: int = 1
     is_list: bool = False
     same_as: str | None = None
-    note: Any = None  # data of an analysis on the module itself; equal for modules that fold
+    note: Any = None  # data of an analysis on the module itself
 
     @cached_property
-    def likeness(self) -> Node:
-        """Return a node that is equal for modules that differ only in their path and number of copies."""
-        return replace(moved(self, self.path, ""), name="", copies=1)
+    def likeness(self) -> object:
+        """Return a value that is equal for modules that differ only in their path and number of copies."""
+        return _likeness(self, self.path)
 
     def all_held(self) -> Iterator[Held]:
         """Yield every tensor at and below one copy, once for each copy below."""
@@ -91,24 +91,31 @@ class Node:
             yield from child.rows(depth + 1, copies, child is self.children[-1])
 
 
-def read(model: nn.Module) -> Node:
-    """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it."""
-    return _node(model, "", "", {}, _homes(model))
+def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None) -> Node:
+    """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it.
 
+    `note_of` returns the note of the module at a path; only modules with equal notes fold.
+    """
+    met: dict[int, str] = {}  # the first path of each module that was read
+    homes = _homes(model)
 
-def _node(module: nn.Module, name: str, path: str, met: dict[int, str], homes: dict[int, str]) -> Node:
-    """Return the node of a module; `met` has the first paths of the modules read so far, `homes` those of tensors."""
-    kind = type(module).__name__
-    first = met.setdefault(id(module), path)
-    if first != path:
-        return Node(name=name, path=path, type=kind, same_as=first)
-    children = tuple(
-        _node(child, child_name, _join(path, child_name), met, homes)
-        for child_name, child in module._modules.items()
-        if child is not None
-    )
-    held, is_list = tuple(_held(module, path, homes)), isinstance(module, nn.ModuleList)
-    return Node(name=name, path=path, type=kind, held=held, children=children, is_list=is_list)
+    def node_of(module: nn.Module, name: str, path: str) -> Node:
+        """Return the node of a module."""
+        kind, note = type(module).__name__, note_of(path)
+        first = met.setdefault(id(module), path)
+        if first != path:
+            return Node(name=name, path=path, type=kind, same_as=first, note=note)
+        children = tuple(
+            [
+                node_of(child, child_name, _join(path, child_name))
+                for child_name, child in module._modules.items()
+                if child is not None
+            ]
+        )
+        held, is_list = tuple(_held(module, path, homes)), isinstance(module, nn.ModuleList)
+        return Node(name=name, path=path, type=kind, held=held, children=children, is_list=is_list, note=note)
+
+    return node_of(model, "", "")
 
 
 def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]:
@@ -139,19 +146,19 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 def _homes(model: nn.Module) -> dict[int, str]:
     """Return the first path at which each tensor counts, by the tensor's id."""
     homes: dict[int, str] = {}
+    others: dict[int, str] = {}
     for path, module in model.named_modules():
         below = _held_below(module)
         for name, tensor, _ in tensors_of(module):
-            if id(tensor) not in below:
-                homes.setdefault(id(tensor), _join(path, name))
-    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        homes.setdefault(id(tensor), path)  # every module of a cycle holds it
-    return homes
+            (others if id(tensor) in below else homes).setdefault(id(tensor), _join(path, name))
+    return others | homes  # every module of a cycle holds the tensors that have no other path
 
 
 def _held_below(module: nn.Module) -> frozenset[int]:
     """Return the ids of the tensors held by modules below this one; none if it holds no tensor itself."""
     if not any(tensors_of(module)):
+        return frozenset()
+    if not module._modules:
         return frozenset()
     below = (inner for inner in module.modules() if inner is not module)  # a child may hold its parent
     return frozenset(id(tensor) for inner in below for _, tensor, _ in tensors_of(inner))
@@ -159,11 +166,6 @@ def _held_below(module: nn.Module) -> frozenset[int]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def noted(node: Node, note: Callable[[Node], object]) -> Node:
-    """Return the tree with a note on each module, so that only modules with equal notes fold."""
-    return replace(node, note=note(node), children=tuple(noted(child, note) for child in node.children))
 
 
 def fold(node: Node) -> Node:
@@ -174,7 +176,8 @@ def fold(node: Node) -> Node:
             runs[-1].append(child)
         else:
             runs.append([child])
-    return replace(node, children=tuple(_named(replace(run[0], copies=len(run))) for run in runs))
+    children = tuple([_named(run[0] if len(run) == 1 else replace(run[0], copies=len(run))) for run in runs])
+    return node if children == node.children else replace(node, children=children)
 
 
 def row_paths(model: nn.Module) -> dict[str, str]:
@@ -196,6 +199,21 @@ def _named(node: Node) -> Node:
     if numbers == node.name:
         return node
     return replace(moved(node, node.path, node.path.removesuffix(node.name) + numbers), name=numbers)
+
+
+def _likeness(node: Node, base: str) -> object:
+    """Return all that a node is, except its name and copies, with the paths below `base` relative to it."""
+
+    def relative(path: str | None) -> str | None:
+        return _renamed(path, base, "")
+
+    held = [
+        (relative(item.path), item.shape, item.numel, item.itemsize, item.is_parameter, item.trainable, item.counts,
+         relative(item.tied_to))
+        for item in node.held
+    ]  # fmt: skip
+    children = [(child.name, child.copies, _likeness(child, base)) for child in node.children]
+    return node.type, node.is_list, node.note, relative(node.same_as), tuple(held), tuple(children)
 
 
 def moved(node: Node, old: str, new: str) -> Node:

@@ -65,24 +65,50 @@ def count(
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
     as returned by `tracing.trace.shapes`, adds the shapes of inputs and outputs.
     """
-    for option, value, allowed in (("by", by, BY), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
+    return counts(model, (by,), name=name, dtype=dtype, folded=folded, sort=sort, shapes=shapes)[0]
+
+
+def counts(
+    model: nn.Module,
+    tables: Sequence[str],
+    *,
+    name: str | None = None,
+    dtype: str | None = None,
+    folded: bool | None = None,
+    sort: str = "model",
+    shapes: Mapping[str, InOut] | None = None,
+) -> list[CountReport]:
+    """Return what `count` returns for each value of `by` in `tables`, from one reading of the model."""
+    for option, value, allowed in (
+        *(("by", by, BY) for by in tables), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None)),
+    ):  # fmt: skip
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read_with(model, shapes)
     equal = fold(root)
-    shown = equal if (by != "parameter" if folded is None else folded) else root
-    sums = totals(root, dtype)
-    rows = _Rows(sums.layer_params, dtype)
+    about, totalled, tied, unknown_paths = subject(model, name, dtype), totals(root, dtype), ties(root), unknown(root)
+    rows = _Rows(totalled.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
-    return CountReport(
-        subject=subject(model, name, dtype),
-        by=by,
-        totals=sums,
-        rows=tuple(sorted(made[by](shown), key=SORTS[sort])),
-        ties=ties(root),
-        unknown=unknown(root),
-        sums=tuple(written_sums(list(rows.by_group(equal)), list(rows.by_layer(equal)))),
-    )
+    of_equal = {by: list(made[by](equal)) for by in {"group", "layer", *tables} - {"parameter"}}
+    sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
+
+    def shown(by: str) -> list[CountRow]:
+        """Return the rows of a table in the model's order."""
+        is_folded = by != "parameter" if folded is None else folded
+        return of_equal[by] if is_folded and by in of_equal else list(made[by](equal if is_folded else root))
+
+    return [
+        CountReport(
+            subject=about,
+            by=by,
+            totals=totalled,
+            rows=tuple(sorted(shown(by), key=SORTS[sort])),
+            ties=tied,
+            unknown=unknown_paths,
+            sums=sums,
+        )
+        for by in tables
+    ]
 
 
 class _Rows:

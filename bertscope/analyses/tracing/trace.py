@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertscope.analyses.modules.module_tree import Node, noted, read
+from bertscope.analyses.modules.module_tree import Node, read
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
@@ -13,7 +13,7 @@ from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_o
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import TorchDispatchMode, nn, operator_packet, torch
+from bertscope.torch_access import TorchDispatchMode, load_dynamo_later, nn, operator_packet, torch
 
 _Result = TypeVar("_Result")
 Shapes = tuple[TensorShape, ...]
@@ -41,6 +41,7 @@ class Trace:
 
 def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
     """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
+    load_dynamo_later()
     recorder = _Recorder()
     with recorder.tracker.track(model), recorder:
         result = run()
@@ -108,4 +109,5 @@ def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
 
 def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
     """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
-    return noted(read(model), lambda node: (found or {}).get(node.path, ((), ())))
+    nothing: InOut = ((), ())
+    return read(model, lambda path: (found or {}).get(path, nothing))
