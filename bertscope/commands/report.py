@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions, complete_model
-from bertscope.commands.output import Progress, note, show
+from bertscope.commands.output import Progress, note, show, write
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions
 from bertscope.errors import MissingExtraError, SelectionError
@@ -68,6 +68,7 @@ def report(
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
     ] = None,
     inputs: Inputs = None,
+    lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the page.")] = "en",
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
@@ -100,9 +101,12 @@ def report(
             sources, run_config, limit, checkpointing=checkpointing, precision=precision,
             context_bytes=size("--context", context), reentrant=reentrant, progress=progress,
         )  # fmt: skip
-    show(_with_file(found, step, run_config), renderer, fmt, output)
+    found = _with_file(found, step, run_config)
     if fmt == "html":
+        write(renderer.html(found, lang), output)
         note(f"the page is in {output}")
+    else:
+        show(found, renderer, fmt, output)
 
 
 def _with_file(report: PageReport, step: StepOptions, run_config: RunConfig) -> PageReport:

@@ -61,9 +61,9 @@ def estimate_command(model: ModelPart) -> str:
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:
     """Return the command that gives a fit table of the page."""
-    asked = f"--batch {fit.asked_batch}" if fit.asked_batch else ""
+    asked, table = f"--batch {fit.asked_batch}" if fit.asked_batch else "", model.fit or fit
     return model_command(model, "fit", _joined(
-        _budget_words(fit), f"--seq {model.seq}", asked, _variant_words(fit), _place_words(fit), _step_words(model)
+        _budget_words(fit), f"--seq {model.seq}", asked, _variant_words(table), _place_words(fit), _step_words(model)
     ))  # fmt: skip
 
 

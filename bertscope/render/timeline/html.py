@@ -46,6 +46,8 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the chart of one variant in plotly's words."""
     areas = [_area(panel, picture, part) for part in picture.parts]
     peak = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
+    lines = max((mark.row for shown in picture.panels for mark in shown.marks), default=0)
+    top = picture.top * (1 + 0.12 * lines)  # space for the names that are below others
     return {
         "data": [*areas, _total(panel), _peak(panel, peak)],
         "layout": {
@@ -65,7 +67,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
                 "showgrid": False,
                 "zeroline": False,
             },
-            "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, picture.top], "zeroline": False},
+            "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, top], "zeroline": False},
             "shapes": [_line(mark) for mark in panel.marks if mark.start],
             "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
         },

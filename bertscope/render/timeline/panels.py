@@ -70,13 +70,12 @@ def pictured(report: MemoryReport) -> Pictured:
     samples = [sample for panel in panels for sample in panel.samples]
     highest = max((sample.parts.total for sample in samples), default=0)
     unit_bytes, unit = binary_unit(highest)
-    rows = max((mark.row for panel in panels for mark in panel.marks), default=0)
     return Pictured(
         panels=panels,
         parts=tuple(part for part in COLORS if any(getattr(sample.parts, part) for sample in samples)),
         unit=unit,
         unit_bytes=unit_bytes,
-        top=(1.3 + 0.15 * rows) * highest / unit_bytes or 1.0,
+        top=1.3 * highest / unit_bytes or 1.0,
     )
 
 

@@ -67,7 +67,8 @@ const fitted = (box) => {
   box.style.width = "";
   const heads = [...box.querySelectorAll("th")], room = box.clientWidth;
   if (heads.length < 2 || box.scrollWidth <= room) return;
-  const ends = heads.map((head) => head.offsetLeft + head.offsetWidth).filter((end) => end <= room);
+  const start = box.getBoundingClientRect().left;
+  const ends = heads.map((head) => head.getBoundingClientRect().right - start).filter((end) => end <= room);
   if (ends.length > 1) box.style.width = `${Math.max(...ends)}px`;
 };
 const boxes = [...document.querySelectorAll(".scroll")];
@@ -84,11 +85,9 @@ const choose = (chart, level, place) => {
   const color = (name) => style.getPropertyValue(name).trim();
   chosen.set(chart, { level, place: inside.length ? (place + inside.length) % inside.length : 0, id: ids[found] });
   document.querySelector(`output[data-map="${chart.id}"]`).textContent = customdata[found].replaceAll("<br>", ", ");
-  Plotly.restyle(chart, {
-    level,
-    "marker.line.width": [ids.map((_, index) => (index === found ? 4 : 1))],
-    "marker.line.color": [ids.map((_, index) => color(index === found ? "--ink" : "--paper"))],
-  });
+  // The width is one number: plotly draws no path bar with a list of widths.
+  const lines = ids.map((_, index) => color(index === found ? "--ink" : "--paper"));
+  Plotly.restyle(chart, { level, "marker.line.width": 3, "marker.line.color": [lines] });
 };
 const zoom = (chart, key) => {
   const { ids, parents } = chart.data[0], top = ids[0];
