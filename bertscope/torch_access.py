@@ -6,6 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import warnings
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 from bertscope.errors import BertscopeError
@@ -106,6 +107,7 @@ def has_kernel(operator: Any, key: str) -> bool:
         return False
 
 
+@cache
 def operator_name(operator: Any) -> str:
     """Return the name of an operator without namespace and overload, such as `add_`."""
     return str(operator.name()).rpartition("::")[2].partition(".")[0]
