@@ -20,7 +20,7 @@ from bertscope.units import FP32
 
 EXAMPLES = """
   bertscope report bert-large-zh -o report.html
-  bertscope report bert-large-uncased --gpu t4 --precision fp32,autocast-fp16 -o t4.html
+  bertscope report bert-tiny --gpu t4 --precision autocast-fp16 -o t4.html
   bertscope report bert-base-uncased --compare bert-base-cased -o two.html
   bertscope report bert-tiny --batch 32 --seq 512 --budget 8GiB -o tiny.html
   bertscope report bert-tiny --format json --no-fit
