@@ -63,7 +63,8 @@ def fit_command(model: ModelPart, fit: FitReport) -> str:
     """Return the command that gives a fit table of the page."""
     asked, table = f"--batch {fit.asked_batch}" if fit.asked_batch else "", model.fit or fit
     return model_command(model, "fit", _joined(
-        _budget_words(fit), f"--seq {model.seq}", asked, _variant_words(table), _place_words(fit), _step_words(model)
+        _file_words(model), _budget_words(fit), f"--seq {model.seq}", asked,
+        _variant_words(table), _place_words(fit), _step_words(model)
     ))  # fmt: skip
 
 
@@ -80,7 +81,9 @@ def page_command(report: PageReport) -> str:
         words = _joined("--no-fit", "" if precision == STORED else f"--precision {precision}",
                         "" if run["mode"] == "inference" else f"--checkpointing {strategies}",
                         "" if run["device"] == "cpu" else f"--device {run['device']}", _step_words(model))  # fmt: skip
-    return model_command(model, "report", _joined(compared, f"--batch {model.batch} --seq {model.seq}", words))
+    return model_command(
+        model, "report", _joined(compared, _file_words(model), f"--batch {model.batch} --seq {model.seq}", words)
+    )
 
 
 def diff_command(diff: DiffReport) -> str:
@@ -102,6 +105,13 @@ def _model_words(subject: Subject) -> str:
     given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
     is_own = ":" in subject.name
     return _joined(*(f"--{key} {shlex.quote(value)}" for key, value in given.items() if value and not is_own))
+
+
+def _file_words(model: ModelPart) -> str:
+    """Return the file of --from if only it says that checkpointing is reentrant."""
+    file = model.memory.training_file
+    is_needed = file is not None and any(row.reentrant for row in model.memory.variants)
+    return f"--from {shlex.quote(file.path)}" if file and is_needed else ""
 
 
 def _step_words(model: ModelPart, names: Sequence[str] = tuple(STEP_OPTIONS)) -> str:
