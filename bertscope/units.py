@@ -27,6 +27,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")
 _VALUES = {name: step**power for names, step in ((_BINARY, 1024), (_DECIMAL, 1000))
            for power, name in enumerate(names) if name}  # fmt: skip
+_VALUES |= {f"{name}FLOP": 1000**power for power, name in enumerate(_DECIMAL)}
 
 
 def count_text(count: int) -> str:
@@ -39,6 +40,12 @@ def short_count_text(count: int) -> str:
     power = min((len(str(abs(count))) - 1) // 3, len(_DECIMAL) - 1)
     scaled = count / 1000**power
     return f"{scaled:.{2 if abs(scaled) < 100 else 1}f} {_DECIMAL[power]}" if power else str(count)
+
+
+def flops_text(flops: int) -> str:
+    """Return FLOPs with three or four digits and a prefix of 1000: `1.89 TFLOP`, `768 FLOP`."""
+    number, _, prefix = short_count_text(flops).partition(" ")
+    return f"{number} {prefix}FLOP"
 
 
 def signed_text(difference: int) -> str:
@@ -72,7 +79,7 @@ def parse_bytes(text: str) -> int:
 
 
 def unit_value(text: str) -> int | None:
-    """Return the number that a text from `bytes_text` or `short_count_text` shows; None for other text."""
+    """Return the number that a text with a unit (`bytes_text`, `flops_text` ...) shows; None for other text."""
     number, _, unit = text.replace(",", "").partition(" ")
     return int(Fraction(number) * _VALUES[unit]) if unit in _VALUES else None
 
@@ -122,3 +129,8 @@ def html_text(text: str) -> str:
     from html import escape  # its table of entities takes 5 ms, which only this function needs
 
     return escape(visible(text))
+
+
+def unbroken_html(text: str) -> str:
+    """Return the text escaped for HTML, with no line break between a number and its unit of bytes."""
+    return re.sub(rf"(?<=[0-9]) (?={'|'.join(_BINARY)})", "&nbsp;", html_text(text))

@@ -52,6 +52,15 @@ def test_torch_keeps_one_object_for_a_living_storage():
     assert tensor.view(2, 2).untyped_storage() is storage
 
 
+def test_the_device_of_a_fake_tensor_is_known_without_a_dispatch():
+    asks = torch.ops.prim.device.default
+    with torch_access.fake_tensor_mode():
+        fake = torch.ones(4)
+    assert torch_access.fake_device(asks, (fake,)) == fake.device == torch.device("cpu")
+    assert torch_access.fake_device(aten.add.Tensor, (fake, fake)) is None
+    assert torch_access.fake_device(asks, (torch.ones(4),)) is None
+
+
 def test_one_more_reference_raises_the_use_counts():
     tensor = torch.ones(4)
     before = torch_access.use_counts(tensor)

@@ -142,7 +142,7 @@ def profile(
     runs = runs_of(source, run)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed,
-            memory_limit_bytes=_bytes(memory_limit), beside=runs[0] if place else None)
+            memory_limit_bytes=bytes_of(memory_limit), beside=runs[0] if place else None)
         for place, run_config in enumerate(runs)
     ]  # fmt: skip
     report, _ = profile_report(jobs, timeout_seconds=timeout)
@@ -179,17 +179,17 @@ def fit(
         raise SelectionError("give either a budget, such as '16GiB', or a gpu, such as 't4'")
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
     source = source_of(model, name=name)
-    base = _run_config({"device": "cuda" if card else RunConfig.device, "inputs": inputs, **run})
+    base = run_config_of({"device": "cuda" if card else RunConfig.device, "inputs": inputs, **run})
     variants = fit_variants(source, base, card, precision=precision, checkpointing=checkpointing)
     lengths = (seq,) if isinstance(seq, int) else tuple(seq)
-    return fit_report(source, variants, lengths, card or _bytes(budget) or 0, batch=batch,
-                      context_bytes=_bytes(context))  # fmt: skip
+    return fit_report(source, variants, lengths, card or bytes_of(budget) or 0, batch=batch,
+                      context_bytes=bytes_of(context))  # fmt: skip
 
 
 def runs_of(source: ModelSource, run: Mapping[str, Any]) -> list[RunConfig]:
     """Return the run of a source by each of the strategies; parameters of a module keep their dtypes by default."""
     given, others = _split(run, ("checkpointing", "reentrant"))
-    first = _run_config({"dtype": STORED} | others if source.has_own_dtypes else others)
+    first = run_config_of({"dtype": STORED} | others if source.has_own_dtypes else others)
     if first.mode == "inference" and "checkpointing" in given:
         raise SelectionError("checkpointing concerns what is saved for backward; use mode forward or training")
     return [
@@ -198,7 +198,8 @@ def runs_of(source: ModelSource, run: Mapping[str, Any]) -> list[RunConfig]:
     ]
 
 
-def _run_config(run: Mapping[str, Any]) -> RunConfig:
+def run_config_of(run: Mapping[str, Any]) -> RunConfig:
+    """Return the run of these fields; raises SelectionError for a field that a run does not have."""
     known = [field.name for field in fields(RunConfig)]
     for name in run:
         if name not in known:
@@ -212,7 +213,8 @@ def _split(run: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any]
     return {name: run[name] for name in run if name in names}, {name: run[name] for name in run if name not in names}
 
 
-def _bytes(size: int | str | None) -> int | None:
+def bytes_of(size: int | str | None) -> int | None:
+    """Return the bytes of a number or of text such as `16GiB`; raises SelectionError for other text."""
     if not isinstance(size, str):
         return size
     try:

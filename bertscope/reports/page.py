@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Report, Shape, Subject, TableReport, Tie, Totals
@@ -24,9 +24,11 @@ class ModelPart:
     flops: FlopsReport  # inference, over several lengths
     training: FlopsReport
     memory: MemoryReport  # without and with checkpointing, estimated
-    fit: FitReport | None
+    fit: FitReport | None  # the largest batches
+    asked: FitReport | None = None  # the answers for the batch of the page
     forward: GraphReport | None  # of a BERT
     layer: GraphReport | None
+    options: dict[str, Any] = field(default_factory=dict)  # the fields of the run that are not at their default
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -37,10 +39,11 @@ class PageReport(Report):
     renderer = "page.report"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
+    written: str = ""  # the date, as 2026-11-22
 
-    def to_html(self) -> str:
-        """Return the page; raises MissingExtraError without plotly."""
-        return str(self._renderer().html(self))
+    def to_html(self, language: str = "en") -> str:
+        """Return the page in English (en) or Chinese (zh); raises MissingExtraError without plotly."""
+        return str(self._renderer().html(self, language))
 
     def to_markdown(self) -> str:
         """Return the tables of all parts for a page or a pull request."""

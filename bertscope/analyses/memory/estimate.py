@@ -12,7 +12,7 @@ from typing import Any
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.growth import break_even
+from bertscope.analyses.memory.growth import TraceOf, break_even
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
@@ -36,9 +36,11 @@ MODULE_FIELDS = (
 )  # fmt: skip
 
 
-def estimate_memory(source: ModelSource, run_config: RunConfig, model: nn.Module | None = None) -> Memory:
+def estimate_memory(
+    source: ModelSource, run_config: RunConfig, model: nn.Module | None = None, trace_of: TraceOf | None = None
+) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
-    trace = MemoryTraces(source).trace(run_config)
+    trace = (trace_of or MemoryTraces(source).trace)(run_config)
     rows = row_paths(run_model(source, run_config) if model is None else model)
     return memory(trace, "estimated", rows, device_terms(trace, run_config))
 
@@ -91,18 +93,25 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
 
 
 def estimate_report(
-    source: ModelSource, run_configs: Sequence[RunConfig], progress: Callable[[str], None] = lambda text: None
+    source: ModelSource,
+    run_configs: Sequence[RunConfig],
+    progress: Callable[[str], None] = lambda text: None,
+    trace_of: TraceOf | None = None,
 ) -> MemoryReport:
-    """Return the estimates of one model's step for run configurations that differ only in checkpointing."""
+    """Return the estimates of one model's step for run configurations that differ only in checkpointing.
+
+    `trace_of` returns the trace of a run, by default that of new MemoryTraces.
+    """
     model = run_model(source, run_configs[0])
+    trace_of = trace_of or MemoryTraces(source).trace
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
-        found = estimate_memory(source, run_config, model)
+        found = estimate_memory(source, run_config, model, trace_of)
         variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
-            variant = replace(variant, outlook=break_even(MemoryTraces(source).trace, run_configs[0], run_config))
+            variant = replace(variant, outlook=break_even(trace_of, run_configs[0], run_config))
         variants.append(variant)
     return memory_report(model, run_configs[0], tuple(variants), name=source.name)
 

@@ -70,9 +70,11 @@ class MemoryTrace:
 
     def live_bytes(self) -> list[int]:
         """Return the allocated bytes after each event."""
-        return list(accumulate((self.rounded(event.size_bytes) for event in self.events), initial=self.state_bytes))[1:]
+        sizes = [event.size_bytes for event in self.events]
+        rounded_sizes = sizes if self.granule_bytes == 1 else map(self.rounded, sizes)
+        return list(accumulate(rounded_sizes, initial=self.state_bytes))[1:]
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """Return the peak of the step in bytes."""
         return max(self.live_bytes(), default=self.state_bytes)

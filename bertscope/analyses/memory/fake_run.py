@@ -19,7 +19,15 @@ from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.torch_access import TorchDispatchMode, autograd_node, operator_name, storage_key, torch, use_counts
+from bertscope.torch_access import (
+    TorchDispatchMode,
+    autograd_node,
+    fake_device,
+    operator_name,
+    storage_key,
+    torch,
+    use_counts,
+)
 
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
@@ -113,6 +121,8 @@ class _FakeRunMode(TorchDispatchMode):
                     self.recorder.living[key] = Allocation(size, place, block.shape, block.dtype, block.part)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (device := fake_device(operator, args)) is not None:
+            return device
         if operator is torch.ops.aten._local_scalar_dense.default:
             # Other numbers that an optimizer reads are step counters.
             return self.answers.value(operator, args[0], otherwise=1 if self.name == OPTIMIZER else None)

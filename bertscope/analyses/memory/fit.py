@@ -1,11 +1,12 @@
 """`fit`: the largest batch that fits in a memory budget, for each variant of a run.
 
 Two traces give the memory growth, from which the search computes a batch. On CUDA the allocator is simulated for the
-batches below it. The traces of the batch that is found and of the next one verify it.
+batches below it. The trace of the next batch verifies it; that of the batch itself too, unless the growth gives the
+exact peak of the next one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
@@ -17,7 +18,7 @@ from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
-from bertscope.run_config import AUTOCAST, NONE, STORED, RunConfig, parse_strategies
+from bertscope.run_config import AUTOCAST, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -80,10 +81,13 @@ def overhead(
 
 
 class Steps:
-    """The traces and FLOPs of one model's steps, which the searches for several budgets share."""
+    """The traces and FLOPs of one model's steps, which the searches for several budgets share.
 
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
+    The growth of the memory is that from the batch `grown_from` to the next one.
+    """
+
+    def __init__(self, source: ModelSource, grown_from: int = SMALLEST) -> None:
+        self.source, self.grown_from = source, max(grown_from, SMALLEST)
         self.trace = lru_cache(maxsize=_KEPT_TRACES)(MemoryTraces(source).trace)
         self.flops: dict[tuple[str, int], int] = {}  # of one sequence
 
@@ -95,6 +99,7 @@ class Fitter:
     steps: Steps
     budget_bytes: int
     overhead: Overhead = Overhead()
+    grown: dict[RunConfig, int] = field(default_factory=dict)  # peaks of tensors by the growth, which is verified
 
     def __post_init__(self) -> None:
         self.trace = self.steps.trace
@@ -126,13 +131,17 @@ class Fitter:
 
     def peak_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes that the budget must hold at the peak of this step, with the upper context."""
-        return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
+        return self._tensor_bytes(run_config) + self.overhead.highest_bytes
+
+    def _tensor_bytes(self, run_config: RunConfig) -> int:
+        """Return the bytes of the tensors at the peak of this step."""
+        return self.grown[run_config] if run_config in self.grown else self.trace(run_config).peak_bytes
 
     def answer(self, run_config: RunConfig) -> str:
         """Return if the run fits: yes, no, or uncertain."""
         if self._is_served(run_config):
             return YES
-        is_possible = self.trace(run_config).peak_bytes <= self.budget_bytes - self.overhead.lowest_bytes
+        is_possible = self._tensor_bytes(run_config) <= self.budget_bytes - self.overhead.lowest_bytes
         return UNCERTAIN if is_possible else NO
 
     def _is_served(self, run_config: RunConfig) -> bool:
@@ -162,14 +171,18 @@ class Fitter:
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
         """Return the largest batch whose tensors fit with the lower context: from the growth, verified by traces."""
-        growth = growth_of(self.trace, run_config)
+        growth = growth_of(self.trace, run_config, self.steps.grown_from)
         tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:
-            """Return True if the trace of that batch fits into the budget."""
-            return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
+            """Return True if that batch fits into the budget, by its trace or by the verified growth."""
+            return self._tensor_bytes(replace(run_config, batch=batch)) <= tensor_bytes
 
         batch = largest(lambda size: growth.peak_bytes(size) <= tensor_bytes) if growth else largest(fits)
+        if growth and self.steps.grown_from < batch < LARGEST_BATCH:
+            following = replace(run_config, batch=batch + 1)
+            if self.trace(following).peak_bytes == growth.peak_bytes(batch + 1):
+                self.grown[replace(run_config, batch=batch)] = growth.peak_bytes(batch)
         return _settled(batch, fits)
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
@@ -227,12 +240,12 @@ def other_head(source: ModelSource) -> ModelSource | None:
 
 def fit_variants(
     source: ModelSource, run_config: RunConfig, card: Gpu | None, *, precision: str | None = None,
-    checkpointing: str | None = None,
+    checkpointing: str | None = None, reentrant: bool = False,
 ) -> list[RunConfig]:  # fmt: skip
     """Return the run in each precision and by each strategy, of comma-separated texts.
 
-    By default they are fp32 and autocast in the card's 16-bit type, and the strategies that the model takes. Raises
-    SelectionError or ConfigError for an unknown word.
+    By default they are fp32 and autocast in the card's 16-bit type, and the strategies that the model takes.
+    `reentrant` concerns the strategies that have such a form. Raises SelectionError or ConfigError for an unknown word.
     """
     plain, half = fit_precisions(card)
     strategies = checkpointing or ",".join(source.strategies(source.build()))
@@ -242,8 +255,18 @@ def fit_variants(
         own = source.has_own_dtypes and (precision is None or autocast)
         dtype = STORED if own else plain if autocast else name
         for strategy in parse_strategies(strategies if run_config.mode != "inference" else NONE):
-            variants.append(replace(run_config, dtype=dtype, autocast=autocast, checkpointing=strategy))
+            variants.append(
+                replace(run_config, dtype=dtype, autocast=autocast, checkpointing=strategy,
+                        reentrant=reentrant and takes_reentrant(strategy))
+            )  # fmt: skip
     return variants
+
+
+def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
+    if card is None or run_config.sdpa_kernel != "auto":
+        return run_config
+    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.autocast or run_config.dtype))
 
 
 def fit_report(
@@ -256,6 +279,7 @@ def fit_report(
     context_bytes: int | None = None,
     progress: Progress = lambda text: None,
     known_steps: dict[str | None, Steps] | None = None,
+    tries_other_head: bool = True,
 ) -> FitReport:
     """Return the largest batches that fit in a budget of bytes or on a GPU, or with `batch` the variants that fit.
 
@@ -268,17 +292,14 @@ def fit_report(
     room = overhead(variants[0], context_bytes, known, about.attention)
     steps = {} if known_steps is None else known_steps
     fitter = Fitter(steps.setdefault(source.architecture, Steps(source)), budget_bytes, room)
-    other = other_head(source) if batch else None
+    other = other_head(source) if batch and tries_other_head else None
     other_steps = steps.setdefault(other.architecture, Steps(other)) if other else None
     other_fitter = Fitter(other_steps, budget_bytes, room) if other_steps else None
     rows = []
     for variant in variants:
-        kernel = variant.sdpa_kernel
-        if known is not None and kernel == "auto":
-            kernel = sdpa_kernel(known, variant.autocast or variant.dtype)
         for seq in seqs:
             progress(f"{variant.checkpointing}, {variant.precision}, seq {seq}")
-            run_config = replace(variant, seq=seq, sdpa_kernel=kernel)
+            run_config = replace(on_card(variant, known), seq=seq)
             row = fitter.row(run_config, batch)
             if other_fitter and batch:
                 row = replace(row, other_head_answer=other_fitter.answer(replace(run_config, batch=batch)))

@@ -34,7 +34,11 @@ class MemoryGrowth:
         def size(line: tuple[int, int]) -> int:
             return rounded(line[0] + line[1] * batch, self.granule_bytes)
 
-        return max(accumulate(map(size, self.events), initial=sum(map(size, self.state))))
+        if self.granule_bytes == 1:
+            sizes = [start + slope * batch for start, slope in self.events]
+        else:
+            sizes = list(map(size, self.events))
+        return max(accumulate(sizes, initial=sum(map(size, self.state))))
 
     def requests(self, batch: int) -> Requests:
         """Return the requests to the allocator at a batch."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby
 
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees
 from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
@@ -39,7 +39,8 @@ class _Repeater:
     def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
         self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
         self.more, self.period = wanted - ran, period
-        self.layers = cache(self._layers)  # a trace repeats few paths many times
+        # A trace repeats few paths and blocks many times.
+        self.layers, self.moved, self.moved_block = cache(self._layers), cache(self._moved), cache(self._moved_block)
 
     def unit(self, path: str) -> int | None:
         """Return the unit that a path lies in."""
@@ -50,7 +51,7 @@ class _Repeater:
         inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
         return LayerRange.parse(inside.partition(".")[0])
 
-    def moved(self, path: str, units: int) -> str:
+    def _moved(self, path: str, units: int) -> str:
         """Return the path with its layer moved by this number of units."""
         layers = self.layers(path) if units else None
         if layers is None:
@@ -91,7 +92,11 @@ class _Repeater:
             return range(self.more, self.more + 1)
         return range(self.more, -1, -1) if before > unit else range(self.more + 1)
 
+    def _moved_block(self, block: Block, units: int) -> Block:
+        """Return the block with its layer moved by this number of units."""
+        return block._replace(path=self.moved(block.path, units))
+
     def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
         """Return the event and its block, moved by this number of units."""
-        block = event.block._replace(path=self.moved(event.block.path, units))
-        return event._replace(block=block, path=self.moved(event.path, units))
+        block, path = self.moved_block(event.block, units), self.moved(event.path, units)
+        return MemoryEvent(event.size_bytes, block, event.phase, path, event.operator) if units else event

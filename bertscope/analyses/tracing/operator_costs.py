@@ -98,6 +98,8 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     """Return all tensors in nested containers, or in an output object that is a dataclass or has `to_tuple`."""
+    if isinstance(tree, torch.Tensor):  # the result of most operators
+        return [tree]
     if hasattr(tree, "to_tuple"):
         plain = tree.to_tuple()
     else:

@@ -1,25 +1,18 @@
 """The page's charts in plotly's words: a map of the parameters, FLOPs by module, and FLOPs over lengths."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertscope.render.timeline.panels import COLORS
+from bertscope.render.colors import ROLES, variable
+from bertscope.render.page.texts import Words
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import CountReport, CountRow, TreeReport
-from bertscope.units import count_text, share_text
+from bertscope.units import count_text, flops_text, share_text
 
-# Tints of the colours of Okabe and Ito 2008, light enough for dark words.
-ROLES = {
-    "embeddings": "#9fd0f0",
-    "attention": "#f3c566",
-    "feed-forward": "#7fcfb0",
-    "LayerNorm": "#f5ec8f",
-    "pooler and heads": "#e0adc9",
-}
 _ROLE_OF_NAME = {"LayerNorm": "LayerNorm", "embeddings": "embeddings", "attention": "attention",
                  "crossattention": "attention", "intermediate": "feed-forward", "output": "feed-forward"}  # fmt: skip
-MIXED = "#e6eaee"
+MIXED = "var(--mixed)"  # page.js replaces variables by the colours of the theme
 _FONT = {"family": "system-ui, sans-serif", "size": 13}
 _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
 
@@ -32,10 +25,16 @@ def role(path: str) -> str:
     return found or ("" if is_mixed else "pooler and heads")
 
 
-def roles(drawn: dict[str, Any]) -> dict[str, str]:
-    """Return the roles that a map shows, and their colours."""
-    shown = set(drawn["data"][0]["marker"]["colors"])
-    return {name: color for name, color in ROLES.items() if color in shown}
+def _color(path: str) -> str:
+    """Return the colour of a module or tensor."""
+    found = role(path)
+    return variable("role", found) if found else MIXED
+
+
+def roles(shown: Sequence[str], words: Words) -> dict[str, str]:
+    """Return the roles that have one of the colours shown, with their colours."""
+    colors = {words.of("role", name): variable("role", name) for name in ROLES}
+    return {name: color for name, color in colors.items() if color in shown}
 
 
 def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
@@ -61,8 +60,8 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
                 "tiling": {"pad": 2},
                 "leaf": {"opacity": 1},  # an icicle's leaves are paler of themselves
                 "marker": {
-                    "colors": [ROLES.get(role(path), MIXED) for path, _ in nodes],
-                    "line": {"width": 1, "color": "#ffffff"},
+                    "colors": [_color(path) for path, _ in nodes],
+                    "line": {"width": 1, "color": "var(--paper)"},
                 },
                 "root": {"color": MIXED},
             }
@@ -125,7 +124,7 @@ def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], 
     return "<br>".join(lines)
 
 
-def flops_bars(report: FlopsReport) -> dict[str, Any]:
+def flops_bars(report: FlopsReport, words: Words | None = None) -> dict[str, Any]:
     """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
     own = {row.path: row.forward.matmul_flops for row in report.rows}
     inner = set()
@@ -148,16 +147,20 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
                 "textangle": 0,
                 "constraintext": "none",
                 "cliponaxis": False,
-                "customdata": [f"{count_text(flops)}, {share_text(flops / whole)}" for flops, _ in bars],
+                "customdata": [f"{_exact(flops)}, {share_text(flops / whole)}" for flops, _ in bars],
                 "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
-                "marker": {"color": [ROLES.get(role(path), MIXED) for _, path in bars]},
+                "marker": {"color": [_color(path) for _, path in bars]},
             }
         ],
         "layout": {**_BARE, "margin": {"l": 10, "r": 10, "t": 8, "b": 36}, "bargap": 0.12,
-                   "xaxis": {"title": {"text": "forward FLOPs, matrix products"}, "zeroline": False,
+                   "xaxis": {"title": {"text": (words or Words())("axis_flops")}, "zeroline": False,
                              "exponentformat": "SI"},
                    "yaxis": {"showticklabels": False}},
     }  # fmt: skip
+
+
+def _exact(flops: int) -> str:
+    return f"{flops_text(flops)} ({count_text(flops)})"
 
 
 def _short(path: str) -> str:
@@ -166,7 +169,7 @@ def _short(path: str) -> str:
     return layer + name if layer and before.endswith("encoder.") else path or "(model)"
 
 
-def lengths(report: FlopsReport) -> dict[str, Any]:
+def lengths(report: FlopsReport, words: Words) -> dict[str, Any]:
     """Draw the forward FLOPs over the sequence lengths of the sweep."""
     points = sorted(report.sweep, key=lambda point: point.seq)
     return {
@@ -176,12 +179,12 @@ def lengths(report: FlopsReport) -> dict[str, Any]:
                 "mode": "lines+markers",
                 "x": [point.seq for point in points],
                 "y": [point.forward_flops for point in points],
-                "customdata": [count_text(point.forward_flops) for point in points],
-                "hovertemplate": "sequence %{x}<br>%{customdata} FLOPs<extra></extra>",
-                "line": {"color": COLORS["parameters"]},
+                "customdata": [_exact(point.forward_flops) for point in points],
+                "hovertemplate": "%{x}<br>%{customdata}<extra></extra>",
+                "line": {"color": "var(--accent)"},
             }
         ],
         "layout": {**_BARE, "margin": {"l": 60, "r": 10, "t": 8, "b": 36},
-                   "xaxis": {"title": {"text": "sequence length"}, "tickvals": [point.seq for point in points]},
-                   "yaxis": {"title": {"text": "forward FLOPs"}, "rangemode": "tozero", "exponentformat": "SI"}},
+                   "xaxis": {"title": {"text": words("axis_length")}, "tickvals": [point.seq for point in points]},
+                   "yaxis": {"title": {"text": words("axis_flops")}, "rangemode": "tozero", "exponentformat": "SI"}},
     }  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bertscope.render.table import shown
-from bertscope.units import unit_value, visible, visible_lines
+from bertscope.render.colors import declarations
+from bertscope.render.table import Column, shown
+from bertscope.units import count_text, unbroken_html, unit_value, visible, visible_lines
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,8 +27,32 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    made.filters |= {"unit_value": unit_value, "shown": shown, "lines": _lines}
+    made.filters |= {
+        "shown": shown,
+        "lines": _lines,
+        "cell": _cell,
+        "branched": _branched,
+        "whole": lambda text: markup(unbroken_html(text)),
+    }
+    made.globals |= {"palette": declarations}
     return made
+
+
+def _cell(row: Any, column: Column) -> dict[str, Any]:
+    """Return the text of a cell; a figure with a unit also has its value, to sort by, and the exact number if known."""
+    text, value, exact = column.text(row), None, ""
+    if column.right:
+        value = unit_value(text)
+        found = [read(row) for read in column.csv.values()]
+        if value is not None and len(found) == 1 and type(found[0]) is int:
+            value, exact = found[0], count_text(found[0])
+    return {"text": text, "value": value, "exact": exact}
+
+
+def _branched(text: str) -> tuple[int, str]:
+    """Return the depth that the branches of a tree before a name draw, and the name."""
+    name = text.lstrip(" │├└─")
+    return (len(text) - len(name) + 2) // 3, name
 
 
 def _lines(text: str) -> Any:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from bertscope.render.colors import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
+from bertscope.render.page.texts import Words
 from bertscope.render.table import Column
 from bertscope.render.timeline.panels import (
-    COLORS,
-    NOTE,
     X_LABEL,
     Panel,
     PhaseMark,
@@ -26,17 +26,19 @@ def html(report: MemoryReport) -> str:
     return page("timeline.html", title=title(report), timeline=memory_charts(report))
 
 
-def memory_charts(report: MemoryReport) -> dict[str, Any]:
+def memory_charts(report: MemoryReport, words: Words | None = None) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table."""
+    words = words or Words()
     picture = pictured(report)
+    obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     return {
         "run": f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run),
-        "colors": {part_name(part): COLORS[part] for part in picture.parts},
+        "colors": {words.of("part", part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": _columns(picture),
+        "columns": _columns(picture, words, are_mixed=len(obtained) > 1),
         "peaks": [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases],
         "is_highest": lambda row: row[1] == row[0].memory.peak,
-        "note": NOTE,
+        "note": words("axis_note"),
     }
 
 
@@ -44,6 +46,8 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the chart of one variant in plotly's words."""
     areas = [_area(panel, picture, part) for part in picture.parts]
     peak = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
+    lines = max((mark.row for shown in picture.panels for mark in shown.marks), default=0)
+    top = picture.top * (1 + 0.12 * lines)  # space for the names that are below others
     return {
         "data": [*areas, _total(panel), _peak(panel, peak)],
         "layout": {
@@ -63,7 +67,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
                 "showgrid": False,
                 "zeroline": False,
             },
-            "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, picture.top], "zeroline": False},
+            "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, top], "zeroline": False},
             "shapes": [_line(mark) for mark in panel.marks if mark.start],
             "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
         },
@@ -79,8 +83,8 @@ def _area(panel: Panel, picture: Pictured, part: str) -> dict[str, Any]:
         "hovertemplate": "%{customdata}",
         "stackgroup": "parts",
         "mode": "lines",
-        "line": {"width": 0, "shape": "hv", "color": COLORS[part]},
-        "fillcolor": COLORS[part],
+        "line": {"width": 0, "shape": "hv", "color": variable("part", part)},
+        "fillcolor": variable("part", part),
     }
 
 
@@ -140,17 +144,18 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
     }
 
 
-def _columns(picture: Pictured) -> list[Column]:
+def _columns(picture: Pictured, words: Words, *, are_mixed: bool) -> list[Column]:
+    """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
     return [
         Column("checkpointing", lambda row: variant_name(row[0])),
-        Column("obtained", lambda row: row[0].memory.obtained),
+        *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
         Column("phase", lambda row: row[1].phase),
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(_part_column(part) for part in picture.parts),
+        *(_part_column(part, words) for part in picture.parts),
         Column("operator", lambda row: row[1].operator),
         Column("module", lambda row: row[1].path),
     ]
 
 
-def _part_column(part: str) -> Column:
-    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
+def _part_column(part: str, words: Words) -> Column:
+    return Column(words.of("part", part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)

@@ -5,27 +5,13 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from bertscope.render.colors import PARTS
 from bertscope.render.texts import say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
 X_LABEL = "in the order of allocations (not time)"
-NOTE = (
-    "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
-    "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never lost. "
-    "1 GiB = 2**30 B, 1 MiB = 2**20 B."
-)
-# From the ground up: what is there all the time, then what comes and goes. The colours are those of
-# Okabe and Ito 2008, which people with any common colour blindness can distinguish.
-COLORS = {
-    "parameters": "#0072B2",
-    "buffers": "#999999",
-    "optimizer_state": "#56B4E9",
-    "inputs": "#F0E442",
-    "gradients": "#E69F00",
-    "activations": "#009E73",
-    "temporaries": "#CC79A7",
-}
+COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
 _NARROW = 0.16  # of the width of a panel: a narrower phase shows no name
 
 

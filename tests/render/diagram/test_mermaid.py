@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,27 +20,15 @@ from bertscope.model import CLASSES, build
 from bertscope.render.diagram.mermaid import mermaid, source
 from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
 from tests.conftest import ROOT
+from tests.node_packages import node_packages
 
 TOOLS = ROOT / "tests" / "mermaid"
-INSTALL = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--silent")
 
 
 @pytest.fixture(scope="session")
 def parse(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, str]], dict[str, str]]]:
     """{name: text} -> {name: the type of diagram, or the error}; installs the parser once into pytest's cache."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} here, so Mermaid's parser cannot run")
-    folder = request.config.cache.mkdir("mermaid")
-    is_there = (folder / "node_modules" / "mermaid").exists() and (folder / "node_modules" / "jsdom").exists()
-    is_same = is_there and (folder / "package.json").read_text() == (TOOLS / "package.json").read_text()
-    for name in ("package.json", "parse.mjs"):
-        shutil.copy(TOOLS / name, folder / name)
-    if not is_same:
-        done = subprocess.run(INSTALL, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode:
-            pytest.skip(f"npm cannot install Mermaid's parser here: {(done.stderr or done.stdout)[-300:]}")
-
+    folder = node_packages(request.config, TOOLS, "mermaid", "jsdom")
     with (folder / "errors.txt").open("w+") as errors, subprocess.Popen(
         ["node", "parse.mjs"], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as node:  # fmt: skip

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
+from fractions import Fraction
 from html import unescape
 from itertools import pairwise
 
 import pytest
 
+from bertscope import from_json
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-from bertscope.analyses.page import report as page_analysis
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
 from bertscope.errors import MissingExtraError
@@ -21,75 +20,10 @@ from bertscope.model import build
 from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars, parameter_map
 from bertscope.render.page.templating import environment
-from bertscope.render.table import Column
+from bertscope.render.page.texts import LANGUAGES, TEXTS
+from bertscope.render.table import Column, number
 from bertscope.sources.find import load
-from bertscope.units import bytes_text
-from tests.conftest import run_cli
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Run inside the page once it stands: draws, sorts, searches, and tells what it saw in the document's title.
-PROBE = """
-<script>
-const faults = [];
-addEventListener("error", (event) => faults.push(event.message));
-addEventListener("securitypolicyviolation", (event) => faults.push(event.violatedDirective + " " + event.blockedURI));
-addEventListener("load", () => setTimeout(() => {
-  const table = document.getElementById("flops-0");
-  const column = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === "FLOPs");
-  const values = () => [...table.tBodies[0].rows].filter((row) => !row.hidden)
-    .map((row) => Number(row.cells[column].textContent.replaceAll(",", "")));
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const down = values();
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const up = values();
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const back = values();
-  table.tHead.rows[0].cells[0].querySelector("button").click();
-  const named = [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
-  const field = document.querySelector('input[data-table="flops-0"]');
-  field.value = "query";
-  field.dispatchEvent(new Event("input", { bubbles: true }));
-  const found = [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[0].textContent);
-  document.querySelector("button[data-chart]").click();
-  const charts = [...document.querySelectorAll(".chart")];
-  document.title = JSON.stringify({
-    faults, down, up, back, named, found,
-    said: field.closest(".search").querySelector("output").textContent,
-    button: document.querySelector("button[data-chart]").textContent,
-    charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
-    map: document.getElementById("parameters-0-map").data[0].type,
-    pictures: document.querySelectorAll("figure svg").length,
-    requests: performance.getEntriesByType("resource").length,
-  });
-}, 500));
-</script>
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_length():
-    """Ask for one length beside that of the page: the tables grow with it, not the laws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_analysis, "LENGTHS", (64,))
-        yield
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory, _one_length):
-    path = tmp_path_factory.mktemp("two") / "two.html"
-    result = run_cli("report", "bert-tiny", "--compare", "bert-mini", "--no-fit", "--seq", "32", "-o", str(path))
-    assert result.code == 0, result.err
-    return path
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory, _one_length):
-    folder = tmp_path_factory.mktemp("page")
-    page_file, data_file = folder / "report.html", folder / "report.json"
-    for path, extra in ((page_file, ()), (data_file, ("--format", "json"))):
-        result = run_cli("report", "bert-tiny", "--seq", "32", "--budget", "1GiB", "-o", str(path), *extra)
-        assert result.code == 0, result.err
-    return page_file, json.loads(data_file.read_text())
+from bertscope.units import bytes_text, flops_text
 
 
 def commands_named(path) -> list[str]:
@@ -99,20 +33,23 @@ def commands_named(path) -> list[str]:
 
 def test_every_number_of_the_page_is_that_of_the_command_named_beside_it(written, cli):
     (part,) = written[1]["models"]
-    named = iter(commands_named(written[0]))
+    whole, *others = commands_named(written[0])
+    named = iter(others)
 
-    def said() -> dict:
-        own = cli(*shlex.split(next(named))[1:], "--format", "json").json
+    def said(line: str | None = None) -> dict:
+        own = cli(*shlex.split(line or next(named))[1:], "--format", "json").json
         return {key: value for key, value in own.items() if key not in ("schema", "kind")}
 
+    assert said(whole)["models"] == written[1]["models"]
+    assert said() | {"notes": []} == part["fit"]  # the page has the notes as text
+    assert said() | {"notes": []} == part["asked"]
+    assert said() | {"notes": []} == part["memory"]
     assert said() == part["tree"]
     assert said() == part["tensors"]
     flops = said()
     assert (flops["rows"], flops["conventions"]) == (part["flops"]["rows"], part["flops"]["conventions"])
     assert said() == part["training"]
     assert said()["sweep"] == sorted(part["flops"]["sweep"], key=lambda point: point["seq"])
-    assert said() | {"notes": []} == part["memory"]  # the page has the notes as text
-    assert said() | {"notes": []} == part["fit"]
     assert said() == part["forward"]
     assert said() == part["layer"]
     assert list(named) == []
@@ -128,7 +65,7 @@ def test_headings_go_down_one_level_at_a_time_and_no_two_tables_of_a_model_share
         for model in range(models):
             names = re.findall(rf'<table id="[a-z]+-{model}[a-z-]*" aria-label="(.*?)"', text)
             assert len(names) == len(set(names)) >= 5
-            assert all(f"search {name} <input" in text for name in names)
+            assert {"modules", "FLOPs by module"} <= {name for name in names if f"Search {name} <input" in text}
 
 
 def searchable(cell: str) -> str:
@@ -137,9 +74,21 @@ def searchable(cell: str) -> str:
     return parts.searchable("t", "ways", [Column("size", str, right=True)], [cell])
 
 
+def test_a_figure_with_a_unit_shows_the_exact_number_on_hover():
+    parts = environment().get_template("parts.html").module
+    shown = parts.searchable("t", "ways", [number("size", "numerator", bytes_text)], [Fraction(1_048_064)])
+    assert '<td data-value="1048064" title="1,048,064">1,023.50 KiB</td>' in shown
+
+
 @pytest.mark.parametrize(
     ("cell", "worth"),
-    [("1.70 T", 1_700_000_000_000), ("939.79 G", 939_790_000_000), ("1,023.50 KiB", 1_048_064), ("8 B", 8)],
+    [
+        ("1.70 T", 1_700_000_000_000),
+        ("939.79 GFLOP", 939_790_000_000),
+        ("1,023.50 KiB", 1_048_064),
+        ("8 B", 8),
+        ("512 FLOP", 512),
+    ],
 )
 def test_a_figure_with_a_unit_is_sorted_by_what_it_is_worth(cell, worth):
     assert f'data-value="{worth}">{cell}<' in searchable(cell)
@@ -169,18 +118,20 @@ def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
 
 
 def test_the_figures_on_top_are_those_of_the_commands(written, cli):
-    figures = re.findall(r"<li><b>(.*?)</b><span>(.*?)</span></li>", written[0].read_text())
+    tiles = re.findall(r'<dd class="figure"(?: title="(.*?)")?>(.*?)</dd>', written[0].read_text())
     sizes = ("--batch", "8", "--seq", "32", "--format", "json")
     totals = cli("count", "bert-tiny", "--format", "json").json["totals"]
     forward = cli("flops", "bert-tiny", *sizes).json["rows"][0]["total"]["matmul_flops"]
     step = cli("flops", "bert-tiny", *sizes, "--mode", "training").json["rows"][0]["total"]["matmul_flops"]
     variants = cli("estimate", "bert-tiny", *sizes, "--checkpointing", "none,full").json["variants"]
     peaks = [max(phase["peak_bytes"] for phase in variant["estimated"]["phases"]) for variant in variants]
-    fits = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "64", "--checkpointing", "none,full",
+    fits = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "32", "--checkpointing", "none,full",
                "--precision", "fp32", "--format", "json").json["rows"]  # fmt: skip
-    assert [figure for figure, _ in figures] == [
-        f"{totals['distinct_params']:,}", bytes_text(totals["fp32_bytes"]), f"{forward:,}", f"{step:,}",
-        *map(bytes_text, peaks), *(f"{row['batch']:,}" for row in fits),
+    assert tiles == [
+        ("", f"{totals['distinct_params']:,}"),
+        *((f"{size:,} B", bytes_text(size)) for size in (totals["fp32_bytes"],)),
+        *((f"{flops:,} FLOP", flops_text(flops)) for flops in (forward, step)),
+        *((f"{peak:,} B", bytes_text(peak)) for peak in peaks), *(("", f"{row['batch']:,}") for row in fits),
     ]  # fmt: skip
 
 
@@ -231,7 +182,9 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert 'id="differences"' in text
     assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
     same = "--architecture BertModel --attention sdpa"
-    assert commands_named(two)[0] == f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}"
+    words = "--batch 8 --seq 32 --no-fit --precision fp32 --checkpointing none,full"
+    assert commands_named(two)[0] == f"bertscope report bert-tiny --compare bert-mini {words} {same}"
+    assert f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}" in commands_named(two)
     assert text.count("<section><h3>") == 2 * 7
 
 
@@ -253,36 +206,19 @@ def test_a_page_without_a_file_or_with_a_wrong_size_is_one_line(cli, arguments, 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_works_in_a_real_browser(written, tmp_path):
-    seen = in_browser(written[0], tmp_path)
-    assert seen["faults"] == []
-    assert seen["requests"] == 0
-    assert seen["charts"] == seen["drawn"] == 5
-    assert seen["pictures"] == 2
-    assert (seen["map"], seen["button"]) == ("icicle", "as treemap")
-    assert seen["down"] == sorted(seen["down"], reverse=True)
-    assert seen["up"] == sorted(seen["up"])
-    assert seen["back"] == [row["total"]["matmul_flops"] for row in written[1]["models"][0]["flops"]["rows"]]
-    assert seen["named"] == sorted(seen["named"], key=str.lower)
-    assert seen["said"] == "1 row"
-    assert seen["found"]
-    assert all("query" in name for name in seen["found"])
+def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written):
+    report = from_json(json.dumps(written[1]))
+    english, chinese = (page.html(report, language) for language in LANGUAGES)
+    assert '<html lang="zh">' in chinese
+    assert "</strong> Batch 8、序列长度 32，fp32，不使用激活重算：峰值" in chinese
+    for text in re.findall(r"<h2>(.*?)</h2>", english):
+        assert f"<h2>{text}</h2>" not in chinese
+    cells = [re.findall(r"<td[^>]*>([\d,.]+(?: [KMGT]?i?B| [KMGT]?FLOP)?)</td>", text) for text in (english, chinese)]
+    assert cells[0] == cells[1] != []
 
 
-def in_browser(path, folder) -> dict:
-    """Return the probe's findings after the page was opened without network."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")
-    probed = folder / "probed.html"
-    probed.write_text(path.read_text().replace("</head>", f"{PROBE}</head>", 1))
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND",
-         "--enable-logging=stderr", "--virtual-time-budget=10000", "--window-size=1200,900",
-         f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{probed}"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
-    assert title, done.stderr[-2000:]
-    return json.loads(title[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+def test_every_sentence_has_the_same_values_in_both_languages():
+    for key, texts in TEXTS.items():
+        fields = [sorted(re.findall(r"{(\w+)}", text)) for text in texts]
+        assert fields[0] == fields[1], key
+        assert all(texts), key
