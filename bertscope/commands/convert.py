@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import Download, complete_model
-from bertscope.commands.output import note, write
+from bertscope.commands.output import note, output_option, write
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.sources.find import load
@@ -37,11 +37,9 @@ def convert(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
+        output_option(
+            "json (.json) and yaml (.yaml)",
+            text="Write to FILE instead of stdout; a preset that exists gets the values and keeps its comments.",
         ),
     ] = None,
     lossless: Annotated[

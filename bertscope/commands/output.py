@@ -26,10 +26,14 @@ Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--
 _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
 
 
-def output_option(written: str, *suffixes: str) -> Any:
+def output_option(
+    written: str,
+    *suffixes: str,
+    text: str = "Write to FILE, completely or not at all, instead of stdout.",
+) -> Any:
     """Return the option --output of a command that writes the `written` formats, among them files with these suffixes.
 
-    A name with the suffix of another known format is an error.
+    `text` is its help. A name with the suffix of another known format is an error.
     """
 
     def checked(path: Path | None) -> Path | None:
@@ -38,10 +42,7 @@ def output_option(written: str, *suffixes: str) -> Any:
             raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
         return path
 
-    return typer.Option(
-        "--output", "-o", metavar="FILE", callback=checked,
-        help="Write to FILE, completely or not at all, instead of stdout.",
-    )  # fmt: skip
+    return typer.Option("--output", "-o", metavar="FILE", callback=checked, help=text)
 
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]

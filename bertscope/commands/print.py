@@ -1,12 +1,13 @@
 """`bertscope print`."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import Output, note, show
+from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
@@ -27,7 +28,7 @@ def print_model(
     fmt: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="Plain text, JSON or Markdown.")
     ] = "text",
-    output: Output = None,
+    output: Annotated[Path | None, output_option("text (.txt), json and markdown (.md)")] = None,
 ) -> None:
     """Print the model as PyTorch prints it.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions, complete_model
-from bertscope.commands.output import Progress, note, show, write
+from bertscope.commands.output import Lang, Progress, note, output_option, show, write
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions
 from bertscope.errors import MissingExtraError, SelectionError
@@ -32,7 +32,7 @@ BUDGET = "16GiB"
 def report(
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page, such as report.html.")
+        Path | None, output_option("the page (.html) and json", ".html", text="The page, such as report.html.")
     ] = None,
     compare: Annotated[
         str | None,
@@ -68,7 +68,7 @@ def report(
         str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
     ] = None,
     inputs: Inputs = None,
-    lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the page.")] = "en",
+    lang: Lang = "en",
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")

@@ -130,7 +130,7 @@ def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
     ("command", "suffix"),
     [
         ("count", ".pdf"), ("tree", ".XLSX"), ("flops", ".svg"), ("diagram", ".png"), ("check", ".html"),
-        ("print", ".docx"), ("schema", ".pdf"),
+        ("print", ".docx"), ("schema", ".pdf"), ("convert", ".pdf"), ("report", ".pdf"),
     ],
 )  # fmt: skip
 def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, command, suffix):
