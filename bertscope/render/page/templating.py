@@ -32,6 +32,7 @@ def environment() -> Environment:
         "lines": _lines,
         "cell": _cell,
         "branched": _branched,
+        "command": _command,
         "whole": lambda text: markup(unbroken_html(text)),
     }
     made.globals |= {"palette": declarations}
@@ -47,6 +48,14 @@ def _cell(row: Any, column: Column) -> dict[str, Any]:
         if value is not None and len(found) == 1 and type(found[0]) is int:
             value, exact = found[0], count_text(found[0])
     return {"text": text, "value": value, "exact": exact}
+
+
+def _command(text: str) -> Any:
+    """Return a command as HTML whose lines break only between words."""
+    from markupsafe import Markup
+
+    words = (Markup("<span>{}</span>").format(visible(word)) for word in text.split(" "))
+    return Markup("<code>{}</code>").format(Markup(" ").join(words))
 
 
 def _branched(text: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from bertscope.render.fit import settings_text
 from bertscope.render.footer import title
 from bertscope.render.page.texts import Words
 from bertscope.render.timeline.panels import run_text
-from bertscope.reports.memory import NO, YES, FitReport, FitRow, Variant
+from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.reports.page import ModelPart
 from bertscope.units import bytes_text, count_text, flops_text
 
@@ -36,7 +36,8 @@ def verdict(model: ModelPart, words: Words) -> dict[str, Any]:
         needed = row.peak_bytes - (asked.context_high_bytes - asked.context_low_bytes)
         sentences.append(words("short", bytes=bytes_text(needed - asked.budget_bytes)))
     if asked.run["device"] == "cuda":
-        sentences.append(words("reserved", bytes=bytes_text(row.reserved_bytes)))
+        context = bytes_text(asked.overhead_bytes)
+        sentences.append(words("reserved", context=context, bytes=bytes_text(row.reserved_bytes)))
     if row.answer != YES and (others := [_way_of(words, other) for other in asked.rows if other.answer == YES]):
         sentences.append(words("other_ways", ways="; ".join(others)))
     return {
@@ -103,7 +104,7 @@ def _bars(model: ModelPart, words: Words) -> dict[str, Any]:
                 "value": bytes_text(peak.peak_bytes + context),
                 "parts": [
                     (
-                        variable("part", part),
+                        _color(part),
                         round(100 * size / whole, 3),
                         f"{words.of('part', part)} {bytes_text(size)}",
                     )
@@ -132,15 +133,4 @@ def figures(model: ModelPart, words: Words) -> list[tuple[str, str, str, str]]:
     weights = words("weights_how", bf16=bytes_text(totals.bf16_bytes))
     found.append((words("weights"), bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
     found += [(words(key), flops_text(count), f"{count_text(count)} FLOP", how) for key, count in flops]
-    found += [_peak_figure(model, variant, words) for variant in model.memory.variants if variant.memory]
-    for row in model.fit.rows if model.fit else ():
-        where = words("largest_how", place=place(model.fit, words), way=_way_of(words, row)) if model.fit else ""
-        found.append((words("largest"), count_text(row.batch), "", where))
     return found
-
-
-def _peak_figure(model: ModelPart, variant: Variant, words: Words) -> tuple[str, str, str, str]:
-    peak = variant.memory.peak.peak_bytes if variant.memory else 0
-    way = _way(words, _precision(model), variant.checkpointing)
-    how = words("peak_tensors", way=way) if model.memory.run["device"] == "cuda" else way
-    return words("peak"), bytes_text(peak), f"{count_text(peak)} B", how

@@ -20,12 +20,17 @@ const recolor = () => figures.filter((data) => !waiting.includes(data)).forEach(
 dark.addEventListener("change", recolor);
 // The printer's paper is white and of another width, which plotly fixes in pixels.
 const redraw = (change) => document.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.relayout(chart, change));
+const folded = () => document.querySelectorAll("details:not([open])");
+let opened = [];
 addEventListener("beforeprint", () => {
+  opened = [...folded()];
+  opened.forEach((part) => { part.open = true; });
   root.dataset.theme = "light";
   if (dark.matches) recolor();
   redraw({ width: 680, autosize: false });
 });
 addEventListener("afterprint", () => {
+  opened.forEach((part) => { part.open = false; });
   delete root.dataset.theme;
   if (dark.matches) recolor();
   redraw({ width: null, autosize: true });
