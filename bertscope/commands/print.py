@@ -41,6 +41,6 @@ def print_model(
 
     report = PrintReport(subject=subject(built, source.name), text=f"{built}\n")
     show(report, renderer, fmt, output)
-    if _NEWER in report.text:
+    if source.bert_config and _NEWER in report.text:
         torch = report.subject.torch_version
         note(f"torch {torch} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not")
