@@ -153,7 +153,7 @@ def find_gpu(name: str) -> Gpu:
     if len(alike) == 1:
         return GPUS[alike[0]]
     several = f"; say which: {', '.join(alike)}" if alike else f"; {suggestion(wanted, GPUS)}"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}{several}, or give --budget")
+    raise SelectionError(f"no GPU is known as {name[:40]!r}{several}; or give --budget")
 
 
 _INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, below 4 MiB ... from 32 GiB on

@@ -78,9 +78,9 @@ def settings_text(report: FitReport, *words: str) -> str:
     if report.subject.attention == "sdpa" and _is_on_gpu(report):
         chosen = run.get("sdpa_kernel", "auto")
         kernel = say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
-    asked = say("batch", count=report.asked_batch) if report.asked_batch else ""
-    place = (asked, run.get("device"), run.get("alloc_conf"))
-    return say("comma").join(filter(None, (title(report), kernel, *words, mode_word(run), *loop_words(run), *place)))
+    place = (run.get("device"), run.get("alloc_conf"))
+    settings = (title(report), kernel, *words, mode_word(run), *loop_words(run), *place)
+    return say("comma").join(filter(None, settings))
 
 
 def heading(report: FitReport) -> str:
@@ -116,7 +116,8 @@ def verdict(report: FitReport) -> str:
     memory = say("of_budget", text=memory, size=bytes_text(report.budget_bytes))
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
-    answer = say(f"verdict_{report.answer}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
+    key = "verdict_no_batch" if report.answer == NO and report.asked_batch is None else f"verdict_{report.answer}"
+    answer = say(key, batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
 
 

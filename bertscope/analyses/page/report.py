@@ -67,7 +67,7 @@ class _Asked:
 
 def _model(source: ModelSource, asked: _Asked, progress: Progress) -> ModelPart:
     def say(stage: str) -> Progress:
-        progress(f"{source.name}, {stage}: {stage}")
+        progress(f"{source.name}, {stage}")
         return lambda text: progress(f"{source.name}, {stage}: {text}")
 
     say("parameters")

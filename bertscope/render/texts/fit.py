@@ -28,6 +28,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "不确定：{on}批大小 {batch} 可能放得下（序列长度 {seq}，{way}）：{memory}",
     ),
     "verdict_no": (
+        "no: batch {batch} does not fit{on} at seq {seq}; the closest setting is {way}: {memory}",
+        "不行：{on}批大小 {batch} 放不下（序列长度 {seq}），最接近的设置是 {way}：{memory}",
+    ),
+    "verdict_no_batch": (
         "no: not even batch {batch} fits{on} at seq {seq} with {way}: {memory}",
         "不行：{on}连批大小 {batch} 也放不下（序列长度 {seq}，{way}）：{memory}",
     ),

@@ -257,7 +257,9 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 1
-    assert result.out.startswith("no: not even batch 999 fits at seq 8")
+    assert result.out.startswith(
+        "no: batch 999 does not fit at seq 8; the closest setting is fp32, checkpointing none: peak "
+    )
 
 
 def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
