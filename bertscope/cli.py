@@ -84,7 +84,7 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
-    message = f"{' '.join(message.split()).rstrip('.')}{_near_choice(message)}"
+    message = f"{' '.join(message.split()).rstrip('.')}{_near_choice(message)}{_other_commands(error)}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
     return complain(f"{message}; see '{command} --help'", error.exit_code)
 
@@ -97,5 +97,17 @@ def _near_choice(message: str) -> str:
     words = re.findall(r"'([^']*)'", found[2])
     known = {word: word for word in words}
     known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
+    known |= {"gpu": "cuda"} if "cuda" in words else {}
     near = nearest(found[1], known)
     return f"; did you mean {known[near]!r}?" if near else ""
+
+
+def _other_commands(error: Any) -> str:
+    """Return the commands that have an option which this command lacks."""
+    option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
+        return ""
+    group = ctx.parent.command
+    commands = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
+    having = [command.name for command in commands if any(option in row.opts for row in command.params)]
+    return f"; {option} is an option of {', '.join(having)}" if having else ""

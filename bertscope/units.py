@@ -134,3 +134,12 @@ def html_text(text: str) -> str:
 def unbroken_html(text: str) -> str:
     """Return the text escaped for HTML, with no line break between a number and its unit of bytes."""
     return re.sub(rf"(?<=[0-9]) (?={'|'.join(_BINARY)})", "&nbsp;", html_text(text))
+
+
+def breakable_html(text: str) -> str:
+    """Return the text escaped for HTML, with possible line breaks after the dots and underscores of names.
+
+    >>> breakable_html("embeddings.LayerNorm")
+    'embeddings.<wbr>LayerNorm'
+    """
+    return re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=\d)\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))

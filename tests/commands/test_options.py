@@ -114,6 +114,8 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
     [
         (("estimate", "--dtype", "float16"), "did you mean 'fp16'?"),
         (("estimate", "--dtype", "bfloat16"), "did you mean 'bf16'?"),
+        (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
+        (("estimate", "--gpu", "t4"), "--gpu is an option of fit, report; see 'bertscope estimate --help'"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
         (("count", "roberta-base"), "--download fetches it"),

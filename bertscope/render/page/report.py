@@ -40,16 +40,23 @@ def html(report: PageReport, language: str = "en") -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
     words = Words(language)
     subject = report.models[0].tree.subject
+    subtitles = list(
+        dict.fromkeys(title(model.tree).removeprefix(f"{model.tree.subject.name}: ") for model in report.models)
+    )
+    names = [model.tree.subject.name for model in report.models]
+    differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
+    headings = names if differ_by_name else [title(model.tree) for model in report.models]
     written = {"date": report.written, "torch": subject.torch_version, "bertscope": subject.bertscope_version}
     return page(
         "report.html",
         words=words,
         title=" and ".join(title(model.tree) for model in report.models),
-        shown_names=[model.tree.subject.name for model in report.models],
-        subtitles=list(
-            dict.fromkeys(title(model.tree).removeprefix(f"{model.tree.subject.name}: ") for model in report.models)
-        ),
-        models=[{"title": title(model.tree), "sections": _sections(model, words)} for model in report.models],
+        shown_names=names,
+        subtitles=subtitles,
+        models=[
+            {"title": heading, "sections": _sections(model, words)}
+            for heading, model in zip(headings, report.models, strict=True)
+        ],
         diff=None if report.diff is None else _differences(report.diff, words),
         written=words("written", **written),
         command=page_command(report),

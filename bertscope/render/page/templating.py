@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.render.colors import declarations
 from bertscope.render.table import Column, shown
-from bertscope.units import count_text, unbroken_html, unit_value, visible, visible_lines
+from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,6 +33,7 @@ def environment() -> Environment:
         "cell": _cell,
         "branched": _branched,
         "command": _command,
+        "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
     }
     made.globals |= {"palette": declarations}

@@ -55,12 +55,12 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
             "hoverlabel": {"namelength": -1},
             "showlegend": False,
             "legend": {"traceorder": "reversed"},
-            "margin": {"l": 60, "r": 8, "t": 8, "b": 36},
+            "margin": {"l": 60, "r": 16, "t": 8, "b": 42},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": "system-ui, sans-serif", "size": 13},
             "xaxis": {
-                "title": {"text": X_LABEL, "standoff": 6},
+                "title": {"text": X_LABEL, "standoff": 12},
                 "range": [0, max(len(panel.samples) - 1, 1)],
                 "unifiedhovertitle": {"text": "sample %{x}"},  # the index in the CSV
                 "showticklabels": False,

@@ -74,7 +74,8 @@ const fitted = (box) => {
   if (heads.length < 2 || box.scrollWidth <= room) return;
   const start = box.getBoundingClientRect().left;
   const ends = heads.map((head) => head.getBoundingClientRect().right - start).filter((end) => end <= room);
-  if (ends.length > 1) box.style.width = `${Math.max(...ends)}px`;
+  const bar = box.offsetWidth - room;  // of a vertical scrollbar
+  if (ends.length > 1) box.style.width = `${Math.max(...ends) + bar}px`;
 };
 const boxes = [...document.querySelectorAll(".scroll")];
 boxes.forEach((box) => box.addEventListener("scroll", () => cue(box), { passive: true }));
