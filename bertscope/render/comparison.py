@@ -170,8 +170,9 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     of_gpu = [*gpu, *(column for column in of_setting if column.title != say("fits"))]  # the answer says it
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     csv_columns = [gpu[0], *of_setting]
-    asked = reports[0].asked_batch
-    settings = fit.settings_text(reports[0], say("batch", count=count_text(asked)) if asked else "")
+    asked, seqs = reports[0].asked_batch, dict.fromkeys(row.seq for row in reports[0].rows)
+    sizes = (say("batch", count=count_text(asked)) if asked else "", say("sequence", count=",".join(map(str, seqs))))
+    settings = fit.settings_text(reports[0], *sizes)
     return _Table(of_gpu, best, notes, f"{settings}\n", csv=(csv_columns, records), shows_csv=True)
 
 

@@ -16,25 +16,26 @@ from bertscope.units import BF16, FP16, bytes_text, count_text
 
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
+    one_length = len({row.seq for row in report.rows}) == 1
     searched, on_gpu = report.asked_batch is None, _is_on_gpu(report)
     return [
-        number(say("seq"), "seq"),
+        number(say("seq"), "seq", give_up=1 if one_length else 0),
         Column(say("precision"), lambda row: row.precision, values("precision")),
         Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing")),
         Column(say("largest_batch" if searched else "fits"), lambda row: _batch(report, row),
                values("batch", "fits", "answer"), right=True),
         Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
-               give_up=1, shown=searched and on_gpu),
+               give_up=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
         Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
-               give_up=1, shown=on_gpu),
-        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, give_up=6, shown=on_gpu),
+               give_up=2, shown=on_gpu),
+        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, give_up=7, shown=on_gpu),
         Column(say("next_peak"), lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
-               right=True, give_up=3, shown=searched and not on_gpu),
-        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=2,
+               right=True, give_up=4, shown=searched and not on_gpu),
+        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=3,
                shown=searched),
-        number(say("step_flops"), "step_flops", _work_text, give_up=4),
-        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=5),
+        number(say("step_flops"), "step_flops", _work_text, give_up=5),
+        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
@@ -116,8 +117,8 @@ def verdict(report: FitReport) -> str:
     memory = say("of_budget", text=memory, size=bytes_text(report.budget_bytes))
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
-    key = "verdict_no_batch" if report.answer == NO and report.asked_batch is None else f"verdict_{report.answer}"
-    answer = say(key, batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
+    outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
+    answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
 
 

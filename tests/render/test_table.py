@@ -66,7 +66,7 @@ DRAWN = {
     "flops bert-tiny": flops.operators.table,
     "estimate bert-tiny -s 512 --checkpointing": partial(memory.table, verbose=True),
     "fit bert-tiny --budget 1GiB -s 8 --checkpointing none --precision fp32": partial(fit.table, verbose=True),
-    "fit bert-tiny --gpu t4,a10 -s 8 --batch 2 --checkpointing none --precision autocast-fp16": comparison.table,
+    "fit bert-tiny --gpu t4,h100 -s 8 --batch 600000 --checkpointing none --precision autocast-fp16": comparison.table,
     "diff bert-tiny bert-mini": diff.table,
 }
 
@@ -76,7 +76,7 @@ def test_no_width_breaks_a_word_or_cuts_a_number(printed, command):
     """Each word of a narrow output is a word of the wide one, or a part of it that ends at a mark."""
     report = bertscope.from_json(printed(f"bertscope {command} --format json").out)
     wide = DRAWN[command](report, Target())
-    for width in WIDTHS[1:] if "t4,a10" in command else WIDTHS:  # seven columns of words do not fit into 60
+    for width in WIDTHS[1:] if "t4,h100" in command else WIDTHS:  # seven columns of words do not fit into 60
         narrow = DRAWN[command](report, Target(width=width))
         for word in set(re.sub(r"\(columns left out.*?pipe\)", "", narrow, flags=re.DOTALL).split()):
             end = r"(?![\w,]*\d)(?!\w)" if word[-1].isalnum() else ""
