@@ -227,11 +227,12 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
         if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
             found.append(step if wanted == path.removeprefix("bert.") else _single(step, path, layers))
     if not found:
-        sections_named = ", ".join(SECTIONS)
         hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
-        raise SelectionError(
-            f"no step is called {path[:100]!r}; {hint if 'did' in hint else f'try embeddings, layer, {sections_named}'}"
-        )
+        if (asked := layers_in(path)) and asked.last not in every:
+            hint = f"the layers are {every}"
+        elif "did" not in hint:
+            hint = f"try embeddings, layer, {', '.join(SECTIONS)}"
+        raise SelectionError(f"no step is called {path[:100]!r}; {hint}")
     return tuple(found)
 
 

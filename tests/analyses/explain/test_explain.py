@@ -109,9 +109,13 @@ def test_a_layers_number_is_kept():
     assert step.path.startswith("bert.encoder.layer.3.attention")
 
 
-@pytest.mark.parametrize("path", ["encoder.layer.12", "pooler", "nonsense", ""])
-def test_a_path_that_no_step_has_is_refused(path):
-    with pytest.raises(SelectionError, match="no step is called"):
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [("encoder.layer.12", "the layers are 0-11"), ("pooler", "try embeddings"), ("output", "did you mean 'outputs'"),
+     ("nonsense", "try embeddings"), ("", "try embeddings")],
+)  # fmt: skip
+def test_a_path_that_no_step_has_is_refused(path, hint):
+    with pytest.raises(SelectionError, match=f"no step is called .*; {hint}"):
         bertscope.explain(bertscope.load("bert-base-cased"), path)
 
 
