@@ -156,7 +156,7 @@ def memory_report(
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
         run={field: value for field, value in run_config.to_dict().items() if field in fields},
-        machine=machine or f"{run_config.device} semantics, on fake tensors",
+        machine=machine or "estimated on fake tensors",
         variants=variants,
     )
 
