@@ -81,9 +81,15 @@ def count(
     model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
     if style == "torchinfo":
         model.only_one({"--style torchinfo": True})
-        given = {"--shapes": shapes, "--stored": stored, "--untie": untie, "--expect": expect is not None}
+        given = {"--stored": stored, "--untie": untie, "--expect": expect is not None}
         check_style(out, given | {f"--by {by}": by != "layer"})
-        model.each(lambda one: show_as_torchinfo(*one.built(freeze), None, out))
+
+        def show_one(one: ModelOptions) -> None:
+            """Show the table of one model."""
+            source, built = one.built(freeze)
+            show_as_torchinfo(source, built, None, out, traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs))
+
+        model.each(show_one)
         return 0
     expected = None if expect is None else _expected(expect)
     weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)

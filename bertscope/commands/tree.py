@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
   bertscope tree --depth 3
-  bertscope tree bert-base-cased --style torchinfo
+  bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
@@ -56,14 +56,14 @@ def tree(
     """
     is_torchinfo = style == "torchinfo"
     if is_torchinfo:
-        check_style(out, {"--shapes": shapes})
+        check_style(out, {})
     source, built = model.built(freeze)
+    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
     if is_torchinfo:
-        show_as_torchinfo(source, built, depth, out)
+        show_as_torchinfo(source, built, depth, out, found)
         return
     from bertscope.analyses.params.tree import tree as analyse
 
-    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
     out.show(report, renderer)
 
@@ -75,11 +75,13 @@ def check_style(out: OutputOptions, options: Mapping[str, bool]) -> None:
             raise SelectionError(f"--style torchinfo is a table of types and parameters; leave {option} out")
 
 
-def show_as_torchinfo(source: ModelSource, model: "nn.Module", depth: int | None, out: OutputOptions) -> None:
+def show_as_torchinfo(
+    source: ModelSource, model: "nn.Module", depth: int | None, out: OutputOptions, shapes: Any = None
+) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
     from bertscope.analyses.params.tree import tree as analyse
 
-    report = analyse(model, name=source.name, folded=False)
+    report = analyse(model, name=source.name, folded=False, shapes=shapes)
     out.show(report, SimpleNamespace(table=torchinfo.table), depth=depth)
     totals = report.totals
     if totals.distinct_params != totals.layer_params:

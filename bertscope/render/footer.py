@@ -8,7 +8,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.texts import TEXTS, say
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport, WrittenSum
-from bertscope.units import bytes_text, count_text
+from bertscope.units import bytes_text, count_text, flops_text
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
@@ -60,6 +60,9 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         ("buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"),
         ("size", f"{size} (unique parameters; 1 MiB = 2**20 B)"),
     ]
+    if isinstance(report, TreeReport) and report.matmul_flops is not None:
+        flops = f"{flops_text(report.matmul_flops)}, {count_text(report.matmul_flops // 2)} multiply-adds"
+        lines.append(("forward pass", f"{flops} (matrix products, at these shapes)"))
     if report.unknown:
         lines.append(("not counted", f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"))
     return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}")]

@@ -1,19 +1,24 @@
-"""The module tree in the layout of torchinfo 1.8.0 without input data, in plain text.
+"""The module tree in the layout of torchinfo 1.8.0, with or without output shapes, in plain text.
 
 A parent shows only the parameters that it holds itself, or `--`. A module at the largest depth or without children
 shows the sum over layers, in parentheses if all of it is frozen. The column of names is as wide as the longest
-name at any depth, 5 columns for each depth, rounded up to a multiple of 5.
+name at any depth, 5 columns for each depth, rounded up to a multiple of 5. The totals below the shapes are those of
+torchinfo, except the multiply-adds: all matrix products of the forward pass, those of attention too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 
 from bertscope.render.console import Target
+from bertscope.reports.base import TensorShape
 from bertscope.reports.params import TreeReport, TreeRow
 from bertscope.units import count_text
 
 DEPTH = 3
 _INDENT = 5
-_MIN_NAME_WIDTH, _PARAM_WIDTH = 40, 25
+_MIN_NAME_WIDTH, _COLUMN_WIDTH = 40, 25
+_ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float64": 8}  # others: 4
+_UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"))
 
 
 def table(report: TreeReport, target: Target, depth: int | None = None) -> str:
@@ -21,7 +26,8 @@ def table(report: TreeReport, target: Target, depth: int | None = None) -> str:
     names = [_type(row) for row in report.rows]
     needed = max(_INDENT * row.depth + 1 + len(name) for row, name in zip(report.rows, names, strict=True))
     width = max(_MIN_NAME_WIDTH, -(-needed // _INDENT) * _INDENT)
-    total = width + _PARAM_WIDTH
+    has_shapes = report.matmul_flops is not None
+    total = width + _COLUMN_WIDTH * (1 + has_shapes)
     divider = "=" * min(total, target.width or total) + "\n"
     shown = [row for row in report.rows if row.depth <= (DEPTH if depth is None else depth)]
     params = {row.path: row.params for row in shown}
@@ -30,16 +36,46 @@ def table(report: TreeReport, target: Target, depth: int | None = None) -> str:
         if row.depth:
             parent = row.path.rpartition(".")[0]
             below[parent] = below.get(parent, 0) + row.params
+
+    def line(name: str, shape: str, count: str) -> str:
+        """Return a line of the table."""
+        return f"{name:<{width}} " + (f"{shape:<{_COLUMN_WIDTH}} " if has_shapes else "") + f"{count}\n"
+
     rows = "".join(
-        f"{_branches(row.depth, target) + _type(row):<{width}} {_params(row, params, below)}\n" for row in shown
+        line(_branches(row.depth, target) + _type(row), _shape(row), _params(row, params, below)) for row in shown
     )
     totals = report.totals
     return (
-        f"{divider}{'Layer (type:depth-idx)':<{width}} Param #\n{divider}{rows}{divider}"
+        f"{divider}{line('Layer (type:depth-idx)', 'Output Shape', 'Param #')}{divider}{rows}{divider}"
         f"Total params: {count_text(totals.layer_params)}\n"
         f"Trainable params: {count_text(totals.trainable_layer_params)}\n"
-        f"Non-trainable params: {count_text(totals.frozen_layer_params)}\n{divider}"
+        f"Non-trainable params: {count_text(totals.frozen_layer_params)}\n"
+        f"{_sizes(report, divider) if has_shapes else ''}{divider}"
     )
+
+
+def _sizes(report: TreeReport, divider: str) -> str:
+    """Return the multiply-adds of the forward pass and the sizes of tensors, those of outputs with their gradients."""
+    macs = (report.matmul_flops or 0) // 2
+    factor, unit = next(((factor, unit) for factor, unit in _UNITS if macs >= factor), _UNITS[-1])
+    above = {row.path.rpartition(".")[0] for row in report.rows if row.depth}
+    outputs = sum(2 * _bytes(row.outputs[:1]) for row in report.rows if row.params and row.path not in above)
+    inputs, params = _bytes(report.rows[0].inputs), report.totals.param_bytes
+    return (
+        f"Total mult-adds ({unit}): {macs / factor:,.2f}\n{divider}"
+        f"Input size (MB): {inputs / 1e6:.2f}\n"
+        f"Forward/backward pass size (MB): {outputs / 1e6:.2f}\n"
+        f"Params size (MB): {params / 1e6:.2f}\n"
+        f"Estimated Total Size (MB): {(inputs + outputs + params) / 1e6:.2f}\n"
+    )
+
+
+def _bytes(tensors: Iterable[TensorShape]) -> int:
+    return sum(prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 4) for tensor in tensors)
+
+
+def _shape(row: TreeRow) -> str:
+    return str(list(row.outputs[0].shape)) if row.outputs else "--"
 
 
 def _params(row: TreeRow, params: Mapping[str, int], below: Mapping[str, int]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
+from bertscope.errors import SelectionError
 from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
 
@@ -92,3 +94,15 @@ class TreeReport(TableReport):
     rows: tuple[TreeRow, ...]
     ties: tuple[Tie, ...]
     unknown: tuple[str, ...] = ()
+    matmul_flops: int | None = None  # of the forward pass that gave the shapes
+
+    def to_torchinfo(self, depth: int = 3) -> str:
+        """Return the table in the layout of torchinfo, with output shapes if the report has shapes.
+
+        The report needs one row for each module. Raises SelectionError for one whose equal layers are folded.
+        """
+        if any(row.copies > 1 for row in self.rows):
+            raise SelectionError("torchinfo's layout has a row for each module; give tree(..., folded=False)")
+        target = import_module("bertscope.render.console").Target()
+        text: str = import_module("bertscope.render.torchinfo").table(self, target, depth)
+        return text.rstrip("\n")

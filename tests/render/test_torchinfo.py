@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import bertscope
 from bertscope.analyses.params.tree import tree
+from bertscope.errors import SelectionError
 from bertscope.render.console import Target
 from bertscope.render.torchinfo import table
 
@@ -68,3 +70,19 @@ def test_the_text_is_that_of_torchinfo(module, depth):
     torchinfo = pytest.importorskip("torchinfo")  # in the extra dev
     made = module()
     assert shown(made, depth) == f"{torchinfo.summary(made, depth=depth, verbose=0)}\n"
+
+
+def test_the_table_with_shapes_is_that_of_torchinfo_but_for_the_name_of_the_unit():
+    torchinfo = pytest.importorskip("torchinfo")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5))
+    theirs = str(torchinfo.summary(model, input_size=(2, 3, 16, 16), verbose=0))
+    ours = bertscope.tree(model, input_size=(2, 3, 16, 16)).to_torchinfo()
+    assert ours.replace("(M)", "") == theirs.replace("(Units.MEGABYTES)", "").replace("(M)", "")
+
+
+def test_the_multiply_adds_of_the_table_have_the_products_of_attention():
+    report = bertscope.tree("bert-tiny", shapes=True, batch=2, seq=8, folded=False)
+    assert report.matmul_flops == bertscope.flops("bert-tiny", batch=2, seq=8)[""].forward.matmul_flops
+    assert f"Total mult-adds (M): {report.matmul_flops / 2e6:.2f}" in report.to_torchinfo()
+    with pytest.raises(SelectionError, match="folded=False"):
+        bertscope.tree("bert-tiny").to_torchinfo()

@@ -20,7 +20,8 @@ def tree(
 ) -> TreeReport:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`.
+    The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`,
+    whose FLOPs the report has too.
     """
     root = read_with(model, shapes)
     sums = totals(root, None)
@@ -32,6 +33,7 @@ def tree(
         rows=tuple(row for row in rows if depth is None or row.depth <= depth),
         ties=ties(root),
         unknown=unknown(root),
+        matmul_flops=getattr(shapes, "matmul_flops", None),
     )
 
 

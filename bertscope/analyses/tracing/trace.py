@@ -81,7 +81,13 @@ def _keep(shapes: dict[str, Shapes], path: str, tree: Any) -> None:
     shapes.setdefault(path, tuple(map(shape_of, tensors(tree))))
 
 
-def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]:
+class RunShapes(dict[str, InOut]):
+    """The shapes of a run by the path of the module, and the FLOPs of its matrix products."""
+
+    matmul_flops: int = 0
+
+
+def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> RunShapes:
     """Return the shapes and dtypes of each module's inputs and outputs by path, without computing values.
 
     A module that does not run is absent. Raises SelectionError for sizes that the model cannot run.
@@ -89,7 +95,7 @@ def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> dict[str, InOut]
     return shapes_of(model, inputs_for(model, batch, seq))
 
 
-def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> dict[str, InOut]:
+def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> RunShapes:
     """Return the same for the model of a source, with the `given` inputs of `inputs_for`."""
 
     def made(device: str = "meta") -> nn.Module:
@@ -100,11 +106,13 @@ def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[s
     return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of, made)
 
 
-def shapes_of(model: nn.Module, inputs: Any) -> dict[str, InOut]:
+def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
     """Return the same for given inputs."""
     args, kwargs = arguments(inputs)
     recorded, _ = trace(model, lambda: model(*args, **kwargs))
-    return {path: (given, recorded.outputs.get(path, ())) for path, given in recorded.inputs.items()}
+    found = RunShapes((path, (given, recorded.outputs.get(path, ()))) for path, given in recorded.inputs.items())
+    found.matmul_flops = sum(calls.work.matmul_flops for calls in recorded.calls.values())
+    return found
 
 
 def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
