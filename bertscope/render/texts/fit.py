@@ -60,7 +60,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "nothing_tried": ("nothing that was tried", "试过的设置都不行"),
     "note_fit_estimated": (
         "estimated: every operator of the step dispatched, nothing allocated",
-        "估算：分派了这一步的每个算子，没有实际分配显存",
+        "估算：分派了这一步的每个算子，没有实际分配内存",
     ),
     "note_no_fused_kernel": (
         "{dtype}: no fused kernel for it on {gpu}, attention saves its scores; {other} has one",
