@@ -213,7 +213,7 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if hub.is_hub_name(name):
         if hub.is_installed():
-            hint += "; so does a model in the local Hugging Face cache, where it is not; --download fetches it"
+            hint += "; the local Hugging Face cache does not have it either; --download fetches a model"
         else:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
     short = name.rsplit("/", 1)[-1]
