@@ -40,12 +40,12 @@ so that an error in the picture does not lose the table. Start the program as `b
 
 The nearest pyproject.toml, in the working directory or above, may set defaults for the command line. Options replace
 them, a note on stderr names those that are used, and functions of Python ignore them. Python 3.10, which has no reader
-of TOML, ignores the table.
+of TOML, ignores the table and says so.
 
 ```toml
 [tool.bertscope]
-gpu = "t4"                              # of fit, unless --budget is given
-precision = "autocast-bf16"             # of fit; a single one is also --dtype and --autocast of estimate and profile
+gpu = "t4"                              # of fit and report, unless --budget is given
+precision = "autocast-bf16"             # of fit and report; a single one also of estimate and profile
 head = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
 lang = "zh"                             # of fit, estimate, profile, explain and report: Chinese
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml

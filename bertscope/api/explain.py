@@ -1,6 +1,7 @@
 """`bertscope.explain` and `bertscope.diagram`."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
@@ -18,7 +19,7 @@ def explain(
     model: Model,
     path: str | None = None,
     *,
-    language: str = "en",
+    language: Literal["en", "zh"] = "en",
     batch: int = 1,
     seq: int = 128,
     inputs: Sequence[str] = (),

@@ -45,7 +45,8 @@ def _with_sums(report: CountReport) -> list[CountRow]:
         parts = list(group)
         below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
         if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not _nested(parts):
-            parts = [_sum(parent, parts)]
+            own = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
+            parts = [_sum(parent, [*own, *parts])]
         rows += parts
     totals = report.totals
     everything = _sum(_TOTAL, report.rows)
@@ -61,7 +62,7 @@ def _sum(path: str, rows: Sequence[CountRow]) -> CountRow:
     """Return a row with the sums of the others, which are its parts."""
     sums = {name: sum(getattr(row, name) for row in rows)
             for name in ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")}  # fmt: skip
-    parts = tuple(replace(row, name=row.path.rpartition(".")[2]) for row in rows)
+    parts = tuple(replace(row, name="(own)" if row.path == path else row.path.rpartition(".")[2]) for row in rows)
     return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
 
 

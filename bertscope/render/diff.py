@@ -70,8 +70,8 @@ def notes(report: DiffReport) -> list[str]:
 def table(report: DiffReport, target: Target) -> str:
     """Return the settings, parameters and totals that differ, for the terminal."""
     heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
-    body = "".join(table_text(columns, rows, target) for columns, rows in parts(report))
-    return heading + body + "".join(f"{line}\n" for line in notes(report))
+    tables = "".join(f"{table_text(columns, rows, target).rstrip()}\n" for columns, rows in parts(report))
+    return f"{heading}{tables}\n" + "".join(f"{line}\n" for line in notes(report))
 
 
 def markdown(report: DiffReport) -> str:

@@ -116,7 +116,7 @@ def _group(name: str) -> str:
     layer, each, count = name.partition(" (each of ")
     if each:
         return say("explain_each", name=layer, count=count.rstrip(")"))
-    return say("explain_total") if name == "total" else name
+    return say("total") if name == "total" else name
 
 
 def _columns() -> list[Column]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import TEXTS, say
+from bertscope.render.texts import TEXTS, say, word
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 from bertscope.units import bytes_text, count_text, flops_text
@@ -38,34 +38,39 @@ def _whose(implementation: str) -> str:
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     """Return the names and figures of the totals, one line each."""
     totals, ties, subject = report.totals, report.ties, report.subject
-    tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
+    tied = say("tied_at_each_layer") if ties else say("nothing_tied")
     share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
-    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
+    trainable = say("and_frozen", trainable=f"{count_text(totals.trainable_params)}{share}",
+                    frozen=count_text(totals.frozen_params))  # fmt: skip
     if ties:
-        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
-        trainable += f" (sum over layers {over})"
-    size = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16"
+        over = say("and_frozen", trainable=count_text(totals.trainable_layer_params),
+                   frozen=count_text(totals.frozen_layer_params))  # fmt: skip
+        trainable = say("with_layers", text=trainable, over=over)
+    size = say("sizes", fp32=bytes_text(totals.fp32_bytes), bf16=bytes_text(totals.bf16_bytes))
+    buffers = say("elements", count=count_text(totals.buffer_params), size=bytes_text(totals.buffer_bytes))
     sums = report.sums if isinstance(report, CountReport) else ()
+    tied_names = [say("tie", path=tie.path, other=tie.is_path, count=count_text(tie.params)) for tie in ties]
     lines = [
-        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
-        ("sum over layers", f"{count_text(totals.layer_params)} ({tied})"),
+        (say("unique"), say("each_once", count=count_text(totals.distinct_params))),
+        (say("over_layers"), say("with_remark", text=count_text(totals.layer_params), remark=tied)),
         *(("", f"{item.terms} = {count_text(item.params)}") for item in sums if item.name == "total"),
-        *(("", f"{tie.path} is {tie.is_path} ({count_text(tie.params)})") for tie in ties[:SHOWN_TIES]),
+        *(("", text) for text in tied_names[:SHOWN_TIES]),
     ]
     if len(ties) > SHOWN_TIES:
-        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; --format json lists them all"))
+        lines.append(("", say("more_ties", count=len(ties) - SHOWN_TIES)))
     lines += _layer_sums(sums)
     lines += [
-        ("trainable", trainable),
-        ("buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"),
-        ("size", f"{size} (unique parameters; 1 MiB = 2**20 B)"),
+        (say("trainable"), trainable),
+        (say("part_buffers"), buffers),
+        (say("size"), size),
     ]
     if isinstance(report, TreeReport) and report.matmul_flops is not None:
         flops = f"{flops_text(report.matmul_flops)}, {count_text(report.matmul_flops // 2)} multiply-adds"
         lines.append(("forward pass", f"{flops} (matrix products, at these shapes)"))
     if report.unknown:
-        lines.append(("not counted", f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"))
-    return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}")]
+        unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))
+        lines.append((say("not_counted"), unknown))
+    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=subject.torch_version))]
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
@@ -75,7 +80,7 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
     for item in sums:
         if item.name == "layer":
             place = f"{item.path}: " if several else ""
-            yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
+            yield say("one_layer"), f"{place}{item.terms} = {count_text(item.params)}"
         elif item.name != "total" and has_few:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 

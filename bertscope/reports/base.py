@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bertscope.errors import MissingExtraError, RowError, suggestion
 from bertscope.reports.layer_ranges import expand
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,18 +136,18 @@ class Report:
         return visible_lines(renderer.table(self, target))
 
 
-class TableReport(Report):
+class TableReport(Report, Generic[Row]):
     """A report of rows, which are found by path or name: `report["encoder"]`."""
 
     rows_in: ClassVar[str] = "rows"  # the field with the rows
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Row]:
         return iter(getattr(self, self.rows_in))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and bool(self._found(key))
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Row:
         """Return the row of this path ("" for the whole model), end of a path, or name.
 
         One of several equal layers, such as `encoder.layer.3`, has their common row. Raises RowError, a KeyError, for
@@ -161,13 +162,13 @@ class TableReport(Report):
         known = dict.fromkeys(name for row in self._all() for name in _names(row))
         raise RowError(f"no row {str(key)[:100]!r}; {suggestion(str(key), filter(None, known))}")
 
-    def _all(self) -> Iterator[Any]:
+    def _all(self) -> Iterator[Row]:
         """Yield the rows with the parts of each."""
         for row in self:
             yield row
             yield from getattr(row, "parts", ())
 
-    def _found(self, key: str) -> list[Any]:
+    def _found(self, key: str) -> list[Row]:
         """Return the rows of this path; if there are none, those with this end of a path; or else of this name."""
         rows = [(row, [path, *expand(path)]) for row in self._all() if (path := getattr(row, "path", None)) is not None]
         return (

@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CheckReport(TableReport):
+class CheckReport(TableReport[Finding]):
     """Every expectation of every file; passes when no finding failed."""
 
     kind: ClassVar[str] = "check"

@@ -70,7 +70,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CheckpointReport(TableReport):
+class CheckpointReport(TableReport[StoredRow]):
     """The contents of a checkpoint, read from its header; the rows sum to `stored.stored_params`."""
 
     kind: ClassVar[str] = "checkpoint"
@@ -103,7 +103,7 @@ class VerifyRow:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class VerifyReport(TableReport):
+class VerifyReport(TableReport[VerifyRow]):
     """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
 
     kind: ClassVar[str] = "verify"

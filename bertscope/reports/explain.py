@@ -88,7 +88,7 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ExplainReport(TableReport):
+class ExplainReport(TableReport[Step]):
     """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
 
     kind: ClassVar[str] = "explain"

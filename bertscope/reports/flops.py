@@ -102,7 +102,7 @@ class Convention:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FlopsReport(TableReport):
+class FlopsReport(TableReport[FlopsRow]):
     """The work of each module. `matmul_flops` of the root row equals torch's FlopCounterMode."""
 
     kind: ClassVar[str] = "flops"

@@ -221,7 +221,7 @@ class TrainingFile:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MemoryReport(TableReport):
+class MemoryReport(TableReport[Variant]):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices."""
 
     kind: ClassVar[str] = "memory"
@@ -284,7 +284,7 @@ class FitRow:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FitReport(TableReport):
+class FitReport(TableReport[FitRow]):
     """The largest batch in `budget_bytes` for each variant, or the variants that fit with a given `asked_batch`."""
 
     kind: ClassVar[str] = "fit"

@@ -60,7 +60,7 @@ class PageReport(Report):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ComparisonReport(TableReport):
+class ComparisonReport(TableReport[CountReport | FlopsReport | MemoryReport | FitReport]):
     """The reports of several models, or of one model on several GPUs, in the order in which they were given."""
 
     kind: ClassVar[str] = "comparison"
@@ -92,7 +92,7 @@ class DiffRow:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DiffReport(TableReport):
+class DiffReport(TableReport[DiffRow]):
     """The differences of two models; empty for a model and itself."""
 
     kind: ClassVar[str] = "diff"

@@ -49,7 +49,7 @@ class WrittenSum:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CountReport(TableReport):
+class CountReport(TableReport[CountRow]):
     """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
 
     kind: ClassVar[str] = "count"
@@ -84,7 +84,7 @@ class TreeRow:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TreeReport(TableReport):
+class TreeReport(TableReport[TreeRow]):
     """The module tree down to a depth; the root's `params` is `totals.layer_params` at every depth."""
 
     kind: ClassVar[str] = "tree"

@@ -213,7 +213,7 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if hub.is_hub_name(name):
         if hub.is_installed():
-            hint += "; a name in the Hugging Face cache works too, and this one is not in it; --download fetches it"
+            hint += "; the local Hugging Face cache does not have it either; --download fetches it"
         else:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
     short = name.rsplit("/", 1)[-1]

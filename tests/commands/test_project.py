@@ -135,3 +135,11 @@ def test_a_table_of_another_type_and_a_file_that_is_too_large_are_one_line(cli, 
 def test_a_project_without_the_table_is_not_parsed(cli, folder):
     (folder / "pyproject.toml").write_text("this is no TOML")
     assert cli("count", "bert-tiny").err == ""
+
+
+def test_python_3_10_says_that_it_ignores_the_table(folder, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "version_info", (3, 10, 0))
+        found = _read.__wrapped__(folder / "pyproject.toml")
+    assert found is None
+    assert "[tool.bertscope] needs Python 3.11; it is ignored" in capsys.readouterr().err

@@ -9,8 +9,11 @@ from string import Formatter
 import pytest
 
 import bertscope
+from bertscope.analyses.explain import section_texts
+from bertscope.analyses.explain import texts as sentences
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
+from bertscope.render.page import texts as page_texts
 from bertscope.render.texts import TEXTS, explain, fit, in_language, memory, say, shared
 from tests.conftest import ROOT
 
@@ -35,6 +38,23 @@ def test_every_text_has_a_chinese_one_with_the_same_values():
 def test_every_saved_tensor_has_its_words_in_chinese():
     assert sorted({words for *_, words in summary._WHAT}) == sorted(memory.PHRASES)
     assert all(CHINESE.search(words) or words == "Q、K、V" for words in memory.PHRASES.values())
+
+
+# Other words for the terms of the Chinese texts: 梯度检查点, 批大小, 参数量, 激活值, 估算, 一步, 任务头, 矩阵乘法,
+# 优化器更新, 按层累加; 检查点文件 is a file, 激活函数 a function.
+OTHER_TERMS = re.compile(
+    "(?<!梯度)检查点(?!文件)|批次大小|批量|参数数量|激活(?![值函])|估计|单步|输出头|头部|矩阵乘积|优化器步|逐层求和|显存/内存"
+)
+
+
+def test_a_term_has_one_chinese_word():
+    modules = (page_texts, sentences, section_texts)
+    catalogues = [TEXTS, *(value for module in modules for name, value in vars(module).items()
+                           if name.isupper() and isinstance(value, dict))]  # fmt: skip
+    texts = [str(pair[1]) for catalogue in catalogues for pair in catalogue.values()]
+    assert len(texts) > 300
+    texts += [*memory.PHRASES.values(), (ROOT / "README.zh.md").read_text()]
+    assert [(found[0], text) for text in texts for found in OTHER_TERMS.finditer(text)] == []
 
 
 def asked() -> tuple[set[str], set[str]]:
@@ -100,7 +120,7 @@ def test_notes_in_json_and_rows_in_markdown_are_in_the_language(cli):
     data = cli(*words, "json").json
     assert all(CHINESE.search(note) for note in data["notes"])
     assert data["variants"][0]["checkpointing"] == "none"
-    assert "| 为反向保存 |" in cli(*words, "markdown").out
+    assert "| 为反向保存的张量 |" in cli(*words, "markdown").out
     assert cli(*words, "csv").out == cli("estimate", "bert-tiny", "--format", "csv").out
     flow = "[batch, seq, hidden_size] and [batch, seq, hidden_size] -> [batch, seq, hidden_size]"
     assert flow in cli("explain", "bert-tiny", "--lang", "zh", "--format", "csv").out
@@ -108,7 +128,7 @@ def test_notes_in_json_and_rows_in_markdown_are_in_the_language(cli):
 
 def test_a_report_of_explain_prints_in_its_language_in_python():
     text = str(bertscope.explain("bert-tiny", "pooler", language="zh"))
-    assert "参数：hidden_size x hidden_size" in text
+    assert "参数量：hidden_size x hidden_size" in text
     assert str(bertscope.explain("bert-tiny", "pooler")).count("parameters: ") == 1
 
 

@@ -48,7 +48,7 @@ INPUTS: dict[str, tuple[str, str]] = {
     ),
     "inputs_embeds": (
         "Vectors in place of the rows of the token table, if input_ids are not given.",
-        "不传 input_ids 时，直接给出向量，代替词表中的行。",
+        "不传 input_ids 时，直接给出向量，代替词嵌入表中的行。",
     ),
     "encoder_hidden_states": (
         "The output of an encoder, for the cross-attention of a decoder (is_decoder and add_cross_attention).",
@@ -88,8 +88,8 @@ INPUTS: dict[str, tuple[str, str]] = {
 }
 
 OUTPUTS: dict[str, tuple[str, str]] = {
-    "loss": ("A single number, present only if the labels are given.", "一个数，只有传入标签时才有。"),
-    "logits": ("The scores of the head.", "头部的分数。"),
+    "loss": ("A single number, present only if the labels are given.", "标量，只有传入标签时才有。"),
+    "logits": ("The scores of the head.", "任务头的分数。"),
     "prediction_logits": ("A score for every word of the vocabulary.", "词表中每个词的分数。"),
     "seq_relationship_logits": (
         "Two scores: the second sentence follows the first, or it does not.",
@@ -130,7 +130,7 @@ OUTPUTS: dict[str, tuple[str, str]] = {
     ),
     "order": (
         "An output that was not asked for has no place: without hidden_states, attentions are output[{place}].",
-        "没有请求的输出不占位置：不返回 hidden_states 时，attentions 是 output[{place}]。",
+        "未要求返回的输出不占位置：不返回 hidden_states 时，attentions 是 output[{place}]。",
     ),
     "encoder": (
         "An encoder returns no past_key_values and no cross_attentions; a decoder (is_decoder) has the cache before "
@@ -164,7 +164,7 @@ CACHES: dict[str, tuple[str, str]] = {
     ),
     "no_cache": (
         "This model is an encoder (is_decoder: false) and returns no cache; as a decoder it would have these shapes.",
-        "本模型是编码器（is_decoder: false），不返回缓存；以下是它作为解码器时的形状。",
+        "本模型是编码器（is_decoder: false），不返回缓存；下列形状是它作为解码器时的。",
     ),
 }
 
@@ -207,7 +207,7 @@ CHECKPOINTING: dict[str, tuple[str, str]] = {
     "forward": (
         "A layer saves only its input and none of its intermediate activations: {saved_terms} x 4 bytes = {saved_size} in "
         "fp32 for all layers.",
-        "每层只保存自己的输入，不保存中间激活值：全部层在 fp32 下为 {saved_terms} x 4 字节 = {saved_size}。",
+        "每层只保存自己的输入，不保存中间的激活值：全部层在 fp32 下为 {saved_terms} x 4 字节 = {saved_size}。",
     ),
     "backward": (
         "From the last layer to the first: the layer runs forward again from its saved input, with the same dropout, and "
@@ -222,6 +222,6 @@ CHECKPOINTING: dict[str, tuple[str, str]] = {
     ),
     "no_cache": (
         "A decoder returns no cache while checkpointing is active.",
-        "检查点生效时，解码器不返回缓存。",
+        "启用梯度检查点时，解码器不返回缓存。",
     ),
 }

@@ -13,7 +13,7 @@ SENTENCES: dict[str, tuple[str, str]] = {
     ),
     "embedding_token": (
         "A lookup: every token id becomes its row of a table, a vector of hidden_size numbers; no product is computed.",
-        "查表：每个 token 编号取出词表矩阵中的一行，得到 hidden_size 维向量，不做矩阵乘法。",
+        "查表：每个 token 编号取出词嵌入表中的一行，得到 hidden_size 维向量，不做矩阵乘法。",
     ),
     "embedding_segment": (
         "A lookup in a table with one vector for each sentence: all tokens of a sentence get the same vector.",
@@ -68,7 +68,7 @@ SENTENCES: dict[str, tuple[str, str]] = {
     ),
     "mlm_decoder": (
         "A score for every word of the vocabulary; its weight is the token table itself (tied), its bias its own.",
-        "对词表中每个词打分；权重与词嵌入矩阵共享，偏置独立。",
+        "对词表中每个词打分；权重与词嵌入表共享，偏置独立。",
     ),
     "seq_relationship": (
         "Two scores: the second sentence follows the first, or it does not.",
@@ -98,11 +98,11 @@ SENTENCES: dict[str, tuple[str, str]] = {
     ),
     "multihead": (
         "Query, key and value by a dense layer each, the two products of attention, and the output layer out_proj.",
-        "Q、K、V 各经过一个全连接层，再做注意力的两个矩阵乘积和输出层 out_proj。",
+        "Q、K、V 各经过一个全连接层，再做注意力的两次矩阵乘法，最后是输出层 out_proj。",
     ),
     "products": (
         "The products of attention: queries with keys give the scores, and their softmax weighs the values.",
-        "注意力的矩阵乘积：Q 与 K 的点积得到分数，经 softmax 后对 V 加权求和。",
+        "注意力的矩阵乘法：Q 与 K 的点积得到分数，经 softmax 后对 V 加权求和。",
     ),
     "own_products": (
         "Matrix products that the module computes itself.",
@@ -135,7 +135,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "vector is multiplied by gamma[i] and shifted by beta[i]. All tokens share the same gamma and beta.",
         ),
         (
-            "LayerNorm 的 {norm:,} 个参数怎么用？",
+            "LayerNorm 的 {norm:,} 个参数有什么作用？",
             "gamma 和 beta 各有 hidden_size = {hidden:,} 个数。输入为 [batch, seq, hidden_size] 时，对每个 token 在最后"
             "一维上求均值和方差；归一化后，第 i 个元素乘 gamma[i] 再加 beta[i]。所有 token 共用同一组 gamma 和 beta。",
         ),
@@ -148,7 +148,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ),
         (
             "为什么单句输入的 token_type_ids 全为 0？",
-            "该编号表示 token 属于哪一句：0 为第一句，1 为第二句。只有一句时全部属于第一句，都取表的第 0 行；不传入时模型默认如此。",
+            "该编号表示 token 属于哪一句：0 为第一句，1 为第二句。只有一句时，所有 token 都属于第一句，都取表的第 0 行；不传入时模型默认如此。",
         ),
     ),
     "padding_idx": (
@@ -160,7 +160,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ),
         (
             "padding_idx 是什么意思？",
-            "词表的第 {padding} 行对应填充 token：初始化为零向量，查表时不产生梯度，但仍计入参数量。是否忽略填充位置由 attention_mask 决定。",
+            "词嵌入表的第 {padding} 行对应填充 token：初始化为零向量，查表不为它产生梯度，但仍计入参数量。是否忽略填充位置由 attention_mask 决定。",
         ),
     ),
     "totals": (
@@ -175,7 +175,7 @@ QUESTIONS: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "为什么公布的参数总量不一致？",
             "本模型去重后有 {distinct:,} 个参数，按层累加为 {layers:,}（共享张量在每个使用它的层都计一次）。BERT-base 通常称 110M"
             "（uncased BertModel 为 109,482,240），BERT-large 称 340M（实为 335,141,888）；base-cased 去重为 108.3M（108,340,804），"
-            "按层为 130.6M（130,609,732），差别在于共享的解码器权重 22,268,928 又计了一次。词表、pooler 和头部不同也会影响总量。",
+            "按层累加为 130.6M（130,609,732），差别在于共享的解码器权重 22,268,928 又计了一次。词表、池化层和任务头不同也会影响总量。",
         ),
     ),
 }

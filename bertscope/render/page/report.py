@@ -27,6 +27,7 @@ from bertscope.render.page.templating import markup, page
 from bertscope.render.page.texts import Words
 from bertscope.render.page.verdict import figures, verdict
 from bertscope.render.table import Column, number, shown
+from bertscope.render.texts import in_language, say
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
@@ -40,27 +41,29 @@ def html(report: PageReport, language: str = "en") -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
     words = Words(language)
     subject = report.models[0].tree.subject
-    subtitles = list(
-        dict.fromkeys(title(model.tree).removeprefix(f"{model.tree.subject.name}: ") for model in report.models)
-    )
-    names = [model.tree.subject.name for model in report.models]
-    differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
-    headings = names if differ_by_name else [title(model.tree) for model in report.models]
     written = {"date": report.written, "torch": subject.torch_version, "bertscope": subject.bertscope_version}
-    return page(
-        "report.html",
-        words=words,
-        title=" and ".join(title(model.tree) for model in report.models),
-        shown_names=names,
-        subtitles=subtitles,
-        models=[
-            {"title": heading, "sections": _sections(model, words)}
-            for heading, model in zip(headings, report.models, strict=True)
-        ],
-        diff=None if report.diff is None else _differences(report.diff, words),
-        written=words("written", **written),
-        command=page_command(report),
-    )
+    with in_language(language):
+        names = [model.tree.subject.name for model in report.models]
+        titles = [title(model.tree) for model in report.models]
+        subtitles = list(
+            dict.fromkeys(text.removeprefix(name).lstrip(":\uff1a ") for name, text in zip(names, titles, strict=True))
+        )
+        differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
+        headings = names if differ_by_name else titles
+        return page(
+            "report.html",
+            words=words,
+            title=", ".join(titles),
+            shown_names=names,
+            subtitles=subtitles,
+            models=[
+                {"title": heading, "sections": _sections(model, words)}
+                for heading, model in zip(headings, report.models, strict=True)
+            ],
+            diff=None if report.diff is None else _differences(report.diff, words),
+            written=words("written", **written),
+            command=page_command(report),
+        )
 
 
 def _sections(model: ModelPart, words: Words) -> dict[str, dict[str, Any]]:
@@ -104,7 +107,7 @@ def _parameters(model: ModelPart, words: Words) -> dict[str, Any]:
         "roles": roles(drawn["data"][0]["marker"]["colors"], words),
         "columns": _titled(columns, words),
         "rows": rows,
-        "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
+        "notes": [say("named", name=name, text=value) if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
     }
 

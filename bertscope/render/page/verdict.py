@@ -6,6 +6,7 @@ from bertscope.render.colors import PARTS, variable
 from bertscope.render.fit import settings_text
 from bertscope.render.footer import title
 from bertscope.render.page.texts import Words
+from bertscope.render.texts import say
 from bertscope.render.timeline.panels import run_text
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.reports.page import ModelPart
@@ -39,14 +40,14 @@ def verdict(model: ModelPart, words: Words) -> dict[str, Any]:
         context = bytes_text(asked.overhead_bytes)
         sentences.append(words("reserved", context=context, bytes=bytes_text(row.reserved_bytes)))
     if row.answer != YES and (others := [_way_of(words, other) for other in asked.rows if other.answer == YES]):
-        sentences.append(words("other_ways", ways="; ".join(others)))
+        sentences.append(words("other_ways", ways=say("semicolon").join(others)))
     return {
         "answer": row.answer,
         "heading": words(row.answer, place=place(fit, words)),
         "sentences": [_sentence(text) for text in sentences],
         "bars": _bars(model, words),
         "rows": [
-            (words("largest"), "; ".join(_largest(words, found) for found in fit.rows)),
+            (words("largest"), say("semicolon").join(_largest(words, found) for found in fit.rows)),
             (words("assumed"), settings_text(fit)),
         ],
     }

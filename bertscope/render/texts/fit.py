@@ -5,7 +5,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "answer_yes": ("yes", "可以"),
     "answer_uncertain": ("not certain", "不确定"),
     "answer_no": ("no", "不行"),
-    "short_by": ("{answer}, short by {size}", "{answer}，差 {size}"),
+    "short_by": ("{answer}, short by {size}", "{answer}，还差 {size}"),
     "seq": ("seq", "序列长度"),
     "precision": ("precision", "精度"),
     "checkpointing": ("checkpointing", "梯度检查点"),
@@ -21,11 +21,11 @@ TEXTS: dict[str, tuple[str, str]] = {
     # the verdict of fit
     "verdict_yes": (
         "yes: batch {batch} fits{on} at seq {seq} with {way}: {memory}",
-        "可以：{on}批大小 {batch} 放得下（序列长度 {seq}，{way}）：{memory}",
+        "可以：{on}放得下批大小 {batch}（序列长度 {seq}，{way}）：{memory}",
     ),
     "verdict_uncertain": (
         "not certain: batch {batch} may fit{on} at seq {seq} with {way}: {memory}",
-        "不确定：{on}批大小 {batch} 可能放得下（序列长度 {seq}，{way}）：{memory}",
+        "不确定：{on}可能放得下批大小 {batch}（序列长度 {seq}，{way}）：{memory}",
     ),
     "verdict_no": (
         "no: batch {batch} does not fit{on} at seq {seq}; the closest setting is {way}: {memory}",
@@ -33,7 +33,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "verdict_no_batch": (
         "no: not even batch {batch} fits{on} at seq {seq} with {way}: {memory}",
-        "不行：{on}连批大小 {batch} 也放不下（序列长度 {seq}，{way}）：{memory}",
+        "不行：{on}连批大小 {batch} 都放不下（序列长度 {seq}，{way}）：{memory}",
     ),
     "on": (" on {name}", "{name} 上"),
     "way": ("{precision}, checkpointing {strategy}", "{precision}，梯度检查点 {strategy}"),
@@ -46,12 +46,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     # the notes of fit
     "note_head": (
         "the head matters: with --architecture {head} the answer is {answers}",
-        "结论与任务头有关：用 --architecture {head} 时，{answers}",
+        "结论与任务头有关：改用 --architecture {head} 时，{answers}",
     ),
     "note_head_answer": ("{answer} for {way} at seq {seq}", "{way}、序列长度 {seq}：{answer}"),
     "note_answers": (
         "yes: the simulated allocator serves it; no: not even the tensors fit; else it is not certain",
-        "可以：模拟的分配器能满足全部请求；不行：单是张量就放不下；其余为不确定",
+        "可以：模拟的分配器能满足全部请求；不行：单是张量就放不下；其余情况：不确定",
     ),
     "note_batches": (
         "batch: the simulated allocator serves it; by bytes: only the tensors fit, so it is not certain",
@@ -64,7 +64,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "nothing_tried": ("nothing that was tried", "试过的设置都不行"),
     "note_fit_estimated": (
         "estimated: every operator of the step dispatched, nothing allocated",
-        "估计：分派了这一步的每个算子，没有分配内存",
+        "估算：分派了这一步的每个算子，没有实际分配内存",
     ),
     "note_no_fused_kernel": (
         "{dtype}: no fused kernel for it on {gpu}, attention saves its scores; {other} has one",
@@ -106,6 +106,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "note_fit_units": (
         "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2",
-        "1 MiB = 2**20 B；FLOPs 只计矩阵乘积，一次乘加计 2",
+        "1 MiB = 2**20 B；FLOPs 只计矩阵乘法，一次乘加计 2",
     ),
 }

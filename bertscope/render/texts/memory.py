@@ -4,10 +4,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     # the table of estimate and profile
     "at_peak": ("at the peak of the step", "一步的峰值时刻"),
     "peak": ("peak", "峰值"),
-    "saved": ("saved for backward", "为反向保存"),
+    "saved": ("saved for backward", "为反向保存的张量"),
     "allocated": ("allocated on the device", "设备上已分配"),
     "reserved_by_torch": ("reserved by torch", "torch 预留"),
-    "estimated_peak": ("estimated peak", "估计的峰值"),
+    "estimated_peak": ("estimated peak", "估算的峰值"),
     "worst_error": ("  worst error", "  最大误差"),
     "process_step": ("process: one step", "进程：一步"),
     "process_run": ("process: whole run", "进程：全程"),
@@ -15,12 +15,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     "spread": ("  fastest to slowest", "  最快至最慢"),
     "tokens_per_second": ("tokens per second", "每秒 token 数"),
     "flops_per_second": ("FLOP/s", "FLOP/s"),
-    "obtained_estimated": ("estimated", "估计"),
+    "obtained_estimated": ("estimated", "估算"),
     "obtained_measured": ("measured", "实测"),
     "obtained_nothing": ("nothing measured", "未测得"),
     "variant": ("{name} ({obtained})", "{name}（{obtained}）"),
     "bytes": ("{count} bytes", "{count} 字节"),
-    "saved_by_module": ("saved for backward, by module", "为反向保存，按模块"),
+    "saved_by_module": ("saved for backward, by module", "为反向保存的张量，按模块"),
     "whole_model": ("(model)", "（模型）"),
     "what": ("what", "内容"),
     "each": ("each", "每个"),
@@ -29,6 +29,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "and {count} more, {sizes}; --rows 0 lists them all",
         "另有 {count} 行，{sizes}；--rows 0 全部列出",
     ),
+    # the pictures of a step
+    "live_memory": ("live memory, {unit}", "内存，{unit}"),
+    "order": ("in the order of allocations (not time)", "按分配的先后次序（不是时间）"),
+    "sample": ("sample", "采样点"),
     # the verdict and the conclusions of estimate and profile
     "peak_of": ("peak {size} {place}", "峰值 {size}（{place}）"),
     "with_reserved": ("{text}, reserved {size}", "{text}，预留 {size}"),
@@ -52,19 +56,19 @@ TEXTS: dict[str, tuple[str, str]] = {
         "峰值不变：峰值时刻已没有为反向保存的张量",
     ),
     "peak_rises": ("the peak rises by {size}", "峰值升高 {size}"),
-    "takes": ("; a step takes {ratio} x as long", "；一步的用时为 {ratio} 倍"),
+    "takes": ("; a step takes {ratio} x as long", "；一步的用时为原来的 {ratio} 倍"),
     "takes_flops": (" ({ratio} x the FLOPs)", "（FLOPs 为 {ratio} 倍）"),
     "times_overlap": (
         "; the times overlap: more --steps tell more",
-        "；两者用时有重叠：增大 --steps 可看得更清楚",
+        "；两者用时有重叠：增大 --steps 可以更准确",
     ),
     "lower_from": (
         "the peak is lower from batch {batch} on{points} (estimated)",
-        "从批大小 {batch} 起峰值才会降低{points}（估计）",
+        "从批大小 {batch} 起峰值才会降低{points}（估算）",
     ),
     "lower_at": (
         "; at batch {batch}: {size} instead of {before}",
-        "；批大小 {batch}：{size}，原为 {before}",
+        "；批大小 {batch} 时为 {size}，原为 {before}",
     ),
     # the notes of estimate and profile
     "note_measured": (
@@ -74,7 +78,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "note_estimated": (
         "estimated for {device}: a run on fake tensors; torch dispatches every operator, nothing is allocated; "
         "{accuracy}",
-        "{device} 上的估计：在 fake tensor 上运行，torch 分派每个算子，但不分配内存；{accuracy}",
+        "{device} 上的估算：用 fake tensor 运行，torch 分派每个算子，但不实际分配内存；{accuracy}",
     ),
     "accuracy_cpu": (
         "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)",
@@ -144,7 +148,7 @@ PHRASES = {
     "dropout mask": "dropout 掩码",
     "dropout's output and mask": "dropout 的输出和掩码",
     "dropout's output": "dropout 的输出",
-    "adapter's inner activations": "适配器内部的激活",
+    "adapter's inner activations": "适配器内部的激活值",
     "LayerNorm's output, mean and deviation": "LayerNorm 的输出、均值和标准差",
     "residual sum, LayerNorm's input": "残差和，即 LayerNorm 的输入",
     "copy in another dtype": "另一 dtype 的副本",

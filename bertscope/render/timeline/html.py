@@ -1,5 +1,6 @@
 """The timeline as one HTML page: a chart for each variant, drawn by plotly, and the peaks as a table."""
 
+from collections.abc import Callable
 from typing import Any
 
 from bertscope.render.colors import variable
@@ -7,8 +8,8 @@ from bertscope.render.footer import title
 from bertscope.render.page.templating import page
 from bertscope.render.page.texts import Words
 from bertscope.render.table import Column
+from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import (
-    X_LABEL,
     Panel,
     PhaseMark,
     Pictured,
@@ -32,7 +33,7 @@ def memory_charts(report: MemoryReport, words: Words | None = None) -> dict[str,
     picture = pictured(report)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     return {
-        "run": f"{run_text(report.run)}; {report.machine}" if report.machine else run_text(report.run),
+        "run": f"{run_text(report.run)}; {report.machine}" if "measured" in obtained else run_text(report.run),
         "colors": {words.of("part", part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
         "columns": _columns(picture, words, are_mixed=len(obtained) > 1),
@@ -60,14 +61,14 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": "system-ui, sans-serif", "size": 13},
             "xaxis": {
-                "title": {"text": X_LABEL, "standoff": 12},
+                "title": {"text": say("order"), "standoff": 12},
                 "range": [0, max(len(panel.samples) - 1, 1)],
-                "unifiedhovertitle": {"text": "sample %{x}"},  # the index in the CSV
+                "unifiedhovertitle": {"text": f"{say('sample')} %{{x}}"},  # the index in the CSV
                 "showticklabels": False,
                 "showgrid": False,
                 "zeroline": False,
             },
-            "yaxis": {"title": {"text": f"live memory, {picture.unit}"}, "range": [0, top], "zeroline": False},
+            "yaxis": {"title": {"text": say("live_memory", unit=picture.unit)}, "range": [0, top], "zeroline": False},
             "shapes": [_line(mark) for mark in panel.marks if mark.start],
             "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
         },
@@ -91,9 +92,9 @@ def _area(panel: Panel, picture: Pictured, part: str) -> dict[str, Any]:
 def _total(panel: Panel) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "name": "total",
+        "name": say("total"),
         "y": [0] * len(panel.samples),
-        "customdata": [f"{bytes_text(sample.parts.total)}, {sample.phase}" for sample in panel.samples],
+        "customdata": [f"{bytes_text(sample.parts.total)}, {word('phase', sample.phase)}" for sample in panel.samples],
         "hovertemplate": "%{customdata}",
         "mode": "lines",
         "line": {"width": 0, "color": "rgba(0,0,0,0)"},
@@ -146,14 +147,18 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
 
 def _columns(picture: Pictured, words: Words, *, are_mixed: bool) -> list[Column]:
     """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
+
+    def column(name: str, value: Callable[[Any], str], *, right: bool = False) -> Column:
+        return Column(words.of("column", name), value, right=right)
+
     return [
-        Column("checkpointing", lambda row: variant_name(row[0])),
-        *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
-        Column("phase", lambda row: row[1].phase),
-        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        column("checkpointing", lambda row: variant_name(row[0])),
+        *([column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
+        column("phase", lambda row: word("phase", row[1].phase)),
+        column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
         *(_part_column(part, words) for part in picture.parts),
-        Column("operator", lambda row: row[1].operator),
-        Column("module", lambda row: row[1].path),
+        column("operator", lambda row: row[1].operator),
+        column("module", lambda row: row[1].path),
     ]
 
 

@@ -5,7 +5,8 @@ import textwrap
 from typing import Any
 
 from bertscope.render.footer import title
-from bertscope.render.timeline.panels import COLORS, X_LABEL, Panel, PhaseMark, Pictured, part_name, pictured, run_text
+from bertscope.render.texts import say
+from bertscope.render.timeline.panels import COLORS, Panel, PhaseMark, Pictured, part_name, pictured, run_text
 from bertscope.reports.memory import MemoryReport
 
 _PANEL_INCHES = (6.4, 4.2)
@@ -53,7 +54,7 @@ def _figure(report: MemoryReport) -> Any:
     for axes in grid.flat[len(picture.panels) :]:
         axes.remove()
     for axes in grid[:, 0]:
-        axes.set_ylabel(f"live memory, {picture.unit}")
+        axes.set_ylabel(say("live_memory", unit=picture.unit))
         axes.set_ylim(0, picture.top)
     _legend(figure, picture)
     return figure
@@ -70,7 +71,7 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
         axes.fill(*_outline(heights), color=COLORS[part], linewidth=0, gid=part)
     axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
     axes.set_xlim(0, len(panel.samples))
-    axes.set_xlabel(X_LABEL)
+    axes.set_xlabel(say("order"))
     for mark in panel.marks:
         _mark_phase(axes, mark)
     _mark_peak(axes, panel, picture)

@@ -10,7 +10,6 @@ from bertscope.render.texts import say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
-X_LABEL = "in the order of allocations (not time)"
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
 _NARROW = 0.16  # of the width of a panel: a narrower phase shows no name
 
@@ -19,7 +18,7 @@ _NARROW = 0.16  # of the width of a panel: a narrower phase shows no name
 class PhaseMark:
     """A phase: its samples `start` to `end`, and the place of its name (`row` 0 is the highest)."""
 
-    phase: str
+    phase: str  # in words
     peak_text: str
     start: int
     end: int
@@ -83,14 +82,16 @@ def pictured(report: MemoryReport) -> Pictured:
 def _panel(variant: Variant) -> Panel:
     memory = variant.memory
     samples = memory.timeline if memory else ()
-    obtained = f" ({memory.obtained})" if memory and memory.obtained else ""
+    name = variant_name(variant)
+    if memory and memory.obtained:
+        name = say("variant", name=name, obtained=word("obtained", memory.obtained))
     return Panel(
-        title=f"checkpointing: {variant_name(variant)}{obtained}",
+        title=say("named", name=say("checkpointing"), text=name),
         failure="" if samples else variant.failure or "no samples",
         samples=samples,
         marks=tuple(_marks(memory)) if memory else (),
         peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
-        peak_text=f"peak {bytes_text(memory.peak.peak_bytes)}" if memory and samples else "",
+        peak_text=say("peak_size", size=bytes_text(memory.peak.peak_bytes)) if memory and samples else "",
     )
 
 
@@ -102,7 +103,7 @@ def _marks(memory: Memory) -> list[PhaseMark]:
     for phase, group in groupby(memory.timeline, key=lambda sample: sample.phase):
         end = start + len(list(group)) - 1
         marks.append(
-            PhaseMark(phase=phase, peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
+            PhaseMark(phase=word("phase", phase), peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
                       at_end=start > (1 - _NARROW) * last > 0)
         )  # fmt: skip
         row = row + 1 if end - start < _NARROW * last else 0

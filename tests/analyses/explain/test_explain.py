@@ -132,7 +132,7 @@ def test_every_sentence_and_answer_is_there_in_both_languages(cli):
     assert all(len(texts) == 2 for texts in QUESTIONS.values())
     out = cli("explain", "bert-large-zh", "--lang", "zh").out
     assert "残差连接" in out
-    assert "LayerNorm 的 2,048 个参数怎么用？" in out
+    assert "LayerNorm 的 2,048 个参数有什么作用？" in out
     assert len(cli("explain", "bert-large-zh", "--lang", "zh", "--format", "json").json["questions"]) == 4
     with pytest.raises(SelectionError, match="en, zh"):
         bertscope.explain(bertscope.load(), language="de")

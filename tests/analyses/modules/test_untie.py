@@ -43,6 +43,14 @@ def test_a_cycle_ends_and_frozen_parameters_stay_frozen():
     assert not model.two.weight.requires_grad
 
 
+def test_the_bias_of_the_head_itself_is_a_part_of_its_row(cli):
+    out = cli("count", "bert-tiny", "-a", "BertForPreTraining", "--untie", "--by", "layer").out
+    rows = [line.split() for line in out[out.index(" cls.predictions ") : out.index(" cls.seq_")].splitlines()]
+    assert [row[0] for row in rows] == ["cls.predictions", "(own)", "transform", "decoder"]
+    assert "30,522" in rows[1]
+    assert "3,984,628" in rows[0]  # 30,522 + 16,768 + 3,937,338
+
+
 def test_a_checkpoint_cannot_be_untied(cli, user_folder):
     result = cli("count", user_folder / "my-bert" / "model.safetensors", "--untie")
     assert (result.code, result.out) == (2, "")
