@@ -210,6 +210,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 TRANSFORMERS, INSTALLED, BERTSCOPE = "transformers", "transformers-installed", "bertscope"
 MODEL_IMPLEMENTATIONS = (TRANSFORMERS, INSTALLED, BERTSCOPE)
 AUTOCAST = "autocast-"  # before a dtype, in the text of a precision
+FIT_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
 STORED = "stored"  # the dtypes of the model's own parameters
 MODES = ("inference", "forward", "training")
 DEVICES = ("cpu", "cuda")

@@ -240,7 +240,6 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 NUMBERS_ELSEWHERE = {
     "analyses/check/check.py",  # file:line
-    "analyses/check/doctor.py",  # cgroup limits
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal

@@ -53,7 +53,7 @@ def count(
     ] = None,
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
     untie: Annotated[
-        bool, typer.Option("--untie", help="Count a shared tensor at each of its names, as a tensor of its own.")
+        bool, typer.Option("--untie", help="Count a shared tensor at each of its names, as separate tensors.")
     ] = False,
     style: Style = "bertscope",
     expect: Annotated[

@@ -1,20 +1,19 @@
 """`bertscope fit`."""
 
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.registry import command, numbers, size
-from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions, by_strategy
+from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions
 from bertscope.errors import SelectionError
-from bertscope.gpus import GPUS, find_gpu, fit_precisions
+from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as renderer
 from bertscope.reports.memory import FitReport, Gpu
-from bertscope.run_config import AUTOCAST, CHEAPEST_FIRST, DEVICES, NONE, STORED, RunConfig
-from bertscope.units import BF16, FP16, FP32, PRECISIONS
+from bertscope.run_config import CHEAPEST_FIRST, DEVICES, FIT_PRECISIONS, RunConfig
+from bertscope.units import BF16, FP16, FP32
 
 EXAMPLES = """
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
@@ -23,7 +22,13 @@ EXAMPLES = """
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
-_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast))
+
+DeviceOfBudget = Annotated[
+    str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
+]
+Context = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
+]
 
 
 @command(place=60, examples=EXAMPLES, short_help="Find the largest batch that fits in a memory budget.")
@@ -50,18 +55,14 @@ def fit(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(_PRECISIONS)}.",
+        typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(FIT_PRECISIONS)}.",
                      show_default=f"{FP32.name} and autocast in {BF16.name}, on GPUs before Ampere in {FP16.name}"),
     ] = None,
     step: StepOptions,
-    device: Annotated[
-        str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
-    ] = None,
+    device: DeviceOfBudget = None,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
-    context: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
-    ] = None,
+    context: Context = None,
     inputs: Inputs = None,
     model: ModelOptions,
     out: NotedOutputOptions,
@@ -80,26 +81,18 @@ def fit(
     seqs, context_bytes = numbers("--seq", seq), size("--context", context)
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     source = model.found()
-    strategies = checkpointing or ",".join(source.strategies(source.build()))
+    from bertscope.analyses.memory.fit import Steps, fit_report, fit_variants
+
+    checkpointing = checkpointing or ",".join(source.strategies(source.build()))
     runs, given = [], tuple(inputs or ())
     for limit in limits:
         known = limit if isinstance(limit, Gpu) else None
         place = device or ("cuda" if known else RunConfig.device)
         run_config = step.run_config(device=place, sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=given)
-        plain, half = fit_precisions(known)
-        variants = [
-            variant
-            for name in (precision or f"{plain},{AUTOCAST}{half}").split(",")
-            for variant in _ways(run_config, name.strip(), strategies, reentrant=reentrant)
-        ]
-        if source.has_own_dtypes:
-            variants = [
-                replace(variant, dtype=STORED) if precision is None or variant.autocast else variant
-                for variant in variants
-            ]
+        variants = fit_variants(
+            source, run_config, known, precision=precision, checkpointing=checkpointing, reentrant=reentrant
+        )
         runs.append((limit, variants))
-    from bertscope.analyses.memory.fit import Steps, fit_report
-
     reports: list[FitReport] = []
     steps: dict[str | None, Steps] = {}
     with Progress(len(seqs) * sum(len(variants) for _, variants in runs)) as progress:
@@ -109,12 +102,3 @@ def fit(
             reports.append(step.with_training_file(report, variants, searched="batch", is_noted=not reports))
     out.show_all(reports, renderer)
     return 0 if any(report.fits for report in reports) else 1
-
-
-def _ways(run_config: RunConfig, precision: str, strategies: str, *, reentrant: bool) -> list[RunConfig]:
-    if precision not in _PRECISIONS:
-        raise SelectionError(f"--precision takes {', '.join(_PRECISIONS)}; got {precision[:40]!r}")
-    name = precision.removeprefix(AUTOCAST)
-    changes: dict[str, Any] = {"dtype": name} if name == precision else {"autocast": name}
-    strategies = strategies if run_config.mode != "inference" else NONE
-    return by_strategy(replace(run_config, **changes), strategies, reentrant=reentrant)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bertscope.commands.fit import Context, DeviceOfBudget
 from bertscope.commands.model_options import Inputs, ModelOptions, complete_model
 from bertscope.commands.output import Lang, Progress, note, output_option, show, write
 from bertscope.commands.registry import command, size
@@ -15,7 +16,7 @@ from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.reports.memory import Gpu
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import COMPARED, DEVICES, RunConfig
+from bertscope.run_config import COMPARED, RunConfig
 from bertscope.units import FP32
 
 EXAMPLES = """
@@ -59,14 +60,10 @@ def report(
                      help="The precision, as for fit; of several the fit table has all, the page the first."),
     ] = None,
     step: StepOptions,
-    device: Annotated[
-        str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
-    ] = None,
+    device: DeviceOfBudget = None,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
-    context: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
-    ] = None,
+    context: Context = None,
     inputs: Inputs = None,
     lang: Lang = "en",
     model: ModelOptions,

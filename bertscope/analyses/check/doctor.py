@@ -12,6 +12,7 @@ from typing import Any
 
 import bertscope
 from bertscope.analyses.memory.child import child_command
+from bertscope.analyses.memory.system_memory import machine_bytes
 from bertscope.errors import install_command, one_line
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
@@ -47,7 +48,7 @@ def doctor() -> DoctorReport:
     """
     answer, problem = _ask()
     threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
-    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=_memory_bytes())
+    cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=machine_bytes())
     cards = [DeviceRow(threads=None, **card) for card in answer.get("cards", ())]
     folder, presets = preset_dir(), preset_paths()
     missing = "" if presets else f"no preset in {folder}; install bertscope anew"
@@ -126,16 +127,3 @@ def tell() -> None:
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
     sys.stdout.write(json.dumps(answer) + "\n")
-
-
-def _memory_bytes() -> int | None:
-    """Return the machine's memory, or the limit of its control group."""
-    try:
-        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not available on this system
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return whole
-    return min(whole, int(limit)) if limit.isdecimal() else whole

@@ -29,7 +29,7 @@ INPUTS: dict[str, tuple[str, str]] = {
         "token 编号，取值为 0 到 {last_id} 的整数。与 inputs_embeds 二选一。",
     ),
     "attention_mask": (
-        "1 for a token to attend to, 0 for padding; [batch, seq, seq] gives each token a mask of its own. "
+        "1 for a token to attend to, 0 for padding; [batch, seq, seq] gives each token a separate mask. "
         "Default: all ones.",
         "1 表示参与注意力，0 表示填充；也可为 [batch, seq, seq]，即每个 token 各有掩码。默认全为 1。",
     ),

@@ -16,9 +16,10 @@ from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of,
 from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
+from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
-from bertscope.run_config import AUTOCAST, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
+from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -251,6 +252,8 @@ def fit_variants(
     strategies = checkpointing or ",".join(source.strategies(source.build()))
     variants = []
     for name in (word.strip() for word in (precision or f"{plain},{AUTOCAST}{half}").split(",")):
+        if name not in FIT_PRECISIONS:
+            raise SelectionError(f"--precision takes {', '.join(FIT_PRECISIONS)}; got {name[:40]!r}")
         autocast = name.removeprefix(AUTOCAST) if name.startswith(AUTOCAST) else None
         own = source.has_own_dtypes and (precision is None or autocast)
         dtype = STORED if own else plain if autocast else name

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.memory.child import child_command
 from bertscope.analyses.memory.profile_worker import MESSAGES, Job
+from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
@@ -88,20 +88,6 @@ def _has_room(children: Sequence[_Child]) -> bool:
     largest = max((child.sent.process.peak_bytes for child in children if child.sent.process), default=None)
     available = available_bytes()
     return largest is not None and available is not None and 2 * largest <= available
-
-
-def available_bytes() -> int | None:
-    """Return the memory that a process can still get, by /proc/meminfo and the control group; None if unknown."""
-    available = None
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")  # version 2; "max" stands for no limit
-    with suppress(OSError, ValueError):
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        available = min(available, limit - used) if available is not None else None
-    return available
 
 
 def _subject(job: Job) -> Subject:

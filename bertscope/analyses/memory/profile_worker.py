@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, SelectionError, UnknownValueError
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
@@ -258,8 +259,4 @@ def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
 
 
 def _status(field: str) -> int | None:
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return proc_bytes("/proc/self/status", field)

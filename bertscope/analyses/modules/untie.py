@@ -6,7 +6,7 @@ from bertscope.torch_access import nn, torch
 
 
 def untie(model: nn.Module) -> int:
-    """Give each further name of a shared parameter or module one of its own; return the number of parameters added.
+    """Give each further name of a shared parameter or module a separate one; return the number of parameters added.
 
     The new tensors are on meta, so the model can be counted and not run.
     """

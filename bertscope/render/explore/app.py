@@ -157,7 +157,7 @@ class Explorer(App[BaseException]):
         except BertscopeError as error:
             self.call_later(screen.show, partial(_error_text, str(error)))
             return
-        note = "" if found == path else f"The module has no step of its own; these are those of {found or 'the model'}."
+        note = "" if found == path else f"The module has no separate step; these are those of {found or 'the model'}."
         self.call_later(screen.show, partial(_explain_text, report, note))
 
     def _change(self, **changes: Any) -> None:
