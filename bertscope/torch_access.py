@@ -31,7 +31,32 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+
+
+class DispatchMode(TorchDispatchMode):
+    """torch's TorchDispatchMode, in which compiled functions run as they were written.
+
+    torch protects each call of a mode from torch.compile, which imports torch._dynamo (0.7 s) and takes longer than
+    most of what our modes do in a call. Here nothing is compiled as long as the mode is active.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stances = ExitStack()
+
+    def __enter__(self) -> Any:
+        if "torch._dynamo.eval_frame" in sys.modules:
+            self.stances.enter_context(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.stances.close()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Embedding(nn.Embedding):
@@ -187,6 +212,24 @@ def fake_tensor_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
+
+
+def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
+    """Return a fake tensor of that layout on the device of another one, in the storage of it or in an own one."""
+    fake: Any = type(given)
+    with torch._C._DisableTorchDispatch():
+        if shares:
+            layout = torch.empty(0, dtype=dtype, device="meta")
+            layout.set_(given.untyped_storage(), offset, shape, stride)
+        else:
+            layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return fake(given.fake_mode, layout, given.fake_device)
+
+
+def is_plain_fake(value: Any) -> bool:
+    """Return True for a fake tensor with strides and real elements that has no value; some have that of a constant."""
+    is_fake = getattr(value, "fake_mode", None) is not None
+    return is_fake and value.constant is None and value.layout == torch.strided and not value.dtype.is_complex
 
 
 class _LaterPackage(ModuleType):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead, with_softmax_inputs
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
@@ -107,6 +108,52 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
     monkeypatch.setattr(growth, "memory_growth", lambda one, other, batch: None)
     (again,) = fit_report(source, [run_config], [8], budget).rows
     assert again == row
+
+
+DEEP = small(num_hidden_layers=8)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_three_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
+    run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
+    runs, traced = [], estimate.source_trace
+    monkeypatch.setattr(
+        estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
+    )
+    traces = MemoryTraces(DEEP)
+    growth = traces.growth(run_config, 2)
+    for batch in (5, 2, 7):
+        assert growth.peak_bytes(batch) == traces.trace(replace(run_config, batch=batch)).peak_bytes
+    assert runs == [(3, 2), (4, 3), (3, 5), (3, 7)]
+    assert growth.peak_bytes(7) == traced(DEEP, replace(run_config, batch=7)).peak_bytes
+
+
+def test_the_first_batch_of_a_growth_cannot_verify_it():
+    traces, run_config = MemoryTraces(DEEP), RunConfig(seq=8, batch=2, optimizer="sgd")
+    traces.growth(run_config, 2)
+    traces.trace(run_config)
+    assert list(traces.verified.values()) == [True]
+    assert traces.shallow.cache_info().currsize == 3  # the deeper run at this batch too
+
+
+def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
+    traced = estimate.source_trace
+
+    def uneven(source, run_config):
+        trace = traced(source, run_config)
+        events = [
+            event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
+            for event in trace.events
+        ]
+        return replace(trace, events=tuple(events))
+
+    monkeypatch.setattr(estimate, "source_trace", uneven)
+    run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
+    traces = MemoryTraces(DEEP)
+    traces.growth(run_config, 2)
+    assert traces.trace(run_config) == uneven(DEEP, run_config)
+    assert list(traces.verified.values()) == [False]
 
 
 def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
