@@ -49,6 +49,11 @@ class ForkedChild:
             self._status.close()
         return self.returncode
 
+    def kill_group(self) -> None:
+        """Kill the process and those that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
 
 def _received(sock: socket.socket, size: int) -> bytes:
     data = b""

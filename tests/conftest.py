@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import sys
+from contextlib import nullcontext
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -218,7 +219,7 @@ def _children_of_a_server() -> Iterator[None]:
     from tests.child_server import ForkedChild
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "_start", ForkedChild)
+        patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
         yield
 
 

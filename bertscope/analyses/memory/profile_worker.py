@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, SelectionError, UnknownValueError
 from bertscope.reports.base import Subject
@@ -30,7 +31,6 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
 
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 Say = Callable[[str, Any], None]
 
@@ -97,11 +97,19 @@ def main() -> None:
         say(*_explained(error, job))
 
 
+def load() -> None:
+    """Import what every job needs, without running anything that starts a thread."""
+    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
+    from bertscope.torch_access import fake_tensor_mode
+
+    fake_tensor_mode()  # imports torch._dynamo
+
+
 def _set_up_process() -> None:
     """Have the system kill this process when the parent dies, and first when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
