@@ -15,8 +15,8 @@ import shlex
 import shutil
 import signal
 import sys
-from contextlib import nullcontext
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
