@@ -6,8 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -27,7 +26,7 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._device import DeviceContext, _device_constructors  # noqa: E402  (what `with torch.device()` enters)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
@@ -68,29 +67,31 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
 
-class _NoInitialValues(TorchFunctionMode):
-    """A mode without initial values of tensors on meta, which have none: torch.nn.init takes half of a build."""
+class _OnMeta(DeviceContext):
+    """`with torch.device("meta")` without initial values: tensors on meta have none, and they take half of a build."""
+
+    def __init__(self) -> None:
+        super().__init__("meta")
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in _FILLING:
+        if function in _CONSTRUCTORS:
+            if kwargs.get("device") is None:
+                kwargs["device"] = self.device
+        elif function in _FILLING or getattr(function, "__module__", "") == "torch.nn.init":
             tensor = args[0] if args else kwargs.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
         return function(*args, **kwargs)
 
 
+_CONSTRUCTORS = frozenset(_device_constructors())
 _FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
 
 
-@contextmanager
-def on_device(device: str | torch.device) -> Iterator[None]:
+def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
     """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.device(device))
-        if torch.device(device).type == "meta":
-            stack.enter_context(_NoInitialValues())
-        yield
+    return _OnMeta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:
