@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertscope.render.colors import ROLES, variable
-from bertscope.render.page.texts import Words
+from bertscope.render.texts import phrase, say
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import CountReport, CountRow, TreeReport
@@ -31,9 +31,9 @@ def _color(path: str) -> str:
     return variable("role", found) if found else MIXED
 
 
-def roles(shown: Sequence[str], words: Words) -> dict[str, str]:
+def roles(shown: Sequence[str]) -> dict[str, str]:
     """Return the roles that have one of the colours shown, with their colours."""
-    colors = {words.of("role", name): variable("role", name) for name in ROLES}
+    colors = {phrase(name): variable("role", name) for name in ROLES}
     return {name: color for name, color in colors.items() if color in shown}
 
 
@@ -124,7 +124,7 @@ def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], 
     return "<br>".join(lines)
 
 
-def flops_bars(report: FlopsReport, words: Words | None = None) -> dict[str, Any]:
+def flops_bars(report: FlopsReport) -> dict[str, Any]:
     """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
     own = {row.path: row.forward.matmul_flops for row in report.rows}
     inner = set()
@@ -153,7 +153,7 @@ def flops_bars(report: FlopsReport, words: Words | None = None) -> dict[str, Any
             }
         ],
         "layout": {**_BARE, "margin": {"l": 10, "r": 10, "t": 8, "b": 36}, "bargap": 0.12,
-                   "xaxis": {"title": {"text": (words or Words())("axis_flops")}, "zeroline": False,
+                   "xaxis": {"title": {"text": say("axis_flops")}, "zeroline": False,
                              "exponentformat": "SI"},
                    "yaxis": {"showticklabels": False}},
     }  # fmt: skip
@@ -169,7 +169,7 @@ def _short(path: str) -> str:
     return layer + name if layer and before.endswith("encoder.") else path or "(model)"
 
 
-def lengths(report: FlopsReport, words: Words) -> dict[str, Any]:
+def lengths(report: FlopsReport) -> dict[str, Any]:
     """Draw the forward FLOPs over the sequence lengths of the sweep."""
     points = sorted(report.sweep, key=lambda point: point.seq)
     return {
@@ -185,6 +185,6 @@ def lengths(report: FlopsReport, words: Words) -> dict[str, Any]:
             }
         ],
         "layout": {**_BARE, "margin": {"l": 60, "r": 10, "t": 8, "b": 36},
-                   "xaxis": {"title": {"text": words("axis_length")}, "tickvals": [point.seq for point in points]},
-                   "yaxis": {"title": {"text": words("axis_flops")}, "rangemode": "tozero", "exponentformat": "SI"}},
+                   "xaxis": {"title": {"text": say("axis_length")}, "tickvals": [point.seq for point in points]},
+                   "yaxis": {"title": {"text": say("axis_flops")}, "rangemode": "tozero", "exponentformat": "SI"}},
     }  # fmt: skip

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from bertscope.render.texts import explain, fit, memory, shared
+from bertscope.render.texts import explain, fit, memory, page, shared
+from bertscope.render.texts.phrases import PHRASES
 
 LANGUAGES = ("en", "zh")
-TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS}
+TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
 
@@ -20,6 +21,11 @@ def in_language(language: str) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+def language() -> str:
+    """Return the chosen language."""
+    return LANGUAGES[_chosen.get()]
 
 
 def say(key: str, **values: Any) -> str:
@@ -34,5 +40,5 @@ def word(kind: str, name: str) -> str:
 
 
 def phrase(english: str) -> str:
-    """Return a phrase of a report in the chosen language, as it is if memory.PHRASES does not have it."""
-    return memory.PHRASES.get(english, english) if _chosen.get() else english
+    """Return a text of a report in the chosen language, as it is if PHRASES does not have it."""
+    return PHRASES.get(english, english) if _chosen.get() else english

@@ -133,25 +133,3 @@ TEXTS: dict[str, tuple[str, str]] = {
         "另有 {count} 个键不影响训练步的内存（--format json 会列出）",
     ),
 }
-
-# What the tensors saved for backward are, as analyses/memory/summary.py names them.
-PHRASES = {
-    "attention probabilities": "注意力概率",
-    "attention dropout mask": "注意力的 dropout 掩码",
-    "dropped probabilities and mask": "dropout 后的概率和掩码",
-    "dropped probabilities, or scaled query and key": "dropout 后的概率，或缩放后的 Q 和 K",
-    "query, key, value and context, by head": "按头划分的 Q、K、V 和上下文",
-    "query, key, value": "Q、K、V",
-    "attention output and logsumexp": "注意力输出和 logsumexp",
-    "activation's input": "激活函数的输入",
-    "activation's output": "激活函数的输出",
-    "dropout mask": "dropout 掩码",
-    "dropout's output and mask": "dropout 的输出和掩码",
-    "dropout's output": "dropout 的输出",
-    "adapter's inner activations": "适配器内部的激活值",
-    "LayerNorm's output, mean and deviation": "LayerNorm 的输出、均值和标准差",
-    "residual sum, LayerNorm's input": "残差和，即 LayerNorm 的输入",
-    "copy in another dtype": "另一 dtype 的副本",
-    "log-probabilities of the vocabulary": "词表上的对数概率",
-    "random state for recomputation": "重计算所需的随机数状态",
-}

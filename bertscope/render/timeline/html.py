@@ -1,12 +1,10 @@
 """The timeline as one HTML page: a chart for each variant, drawn by plotly, and the peaks as a table."""
 
-from collections.abc import Callable
 from typing import Any
 
 from bertscope.render.colors import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
-from bertscope.render.page.texts import Words
 from bertscope.render.table import Column
 from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import (
@@ -27,19 +25,18 @@ def html(report: MemoryReport) -> str:
     return page("timeline.html", title=title(report), timeline=memory_charts(report))
 
 
-def memory_charts(report: MemoryReport, words: Words | None = None) -> dict[str, Any]:
+def memory_charts(report: MemoryReport) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table."""
-    words = words or Words()
     picture = pictured(report)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     return {
         "run": f"{run_text(report.run)}; {report.machine}" if "measured" in obtained else run_text(report.run),
-        "colors": {words.of("part", part): variable("part", part) for part in picture.parts},
+        "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": _columns(picture, words, are_mixed=len(obtained) > 1),
+        "columns": _columns(picture, are_mixed=len(obtained) > 1),
         "peaks": [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases],
         "is_highest": lambda row: row[1] == row[0].memory.peak,
-        "note": words("axis_note"),
+        "note": say("axis_note"),
     }
 
 
@@ -145,22 +142,18 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
     }
 
 
-def _columns(picture: Pictured, words: Words, *, are_mixed: bool) -> list[Column]:
+def _columns(picture: Pictured, *, are_mixed: bool) -> list[Column]:
     """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
-
-    def column(name: str, value: Callable[[Any], str], *, right: bool = False) -> Column:
-        return Column(words.of("column", name), value, right=right)
-
     return [
-        column("checkpointing", lambda row: variant_name(row[0])),
-        *([column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
-        column("phase", lambda row: word("phase", row[1].phase)),
-        column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(_part_column(part, words) for part in picture.parts),
-        column("operator", lambda row: row[1].operator),
-        column("module", lambda row: row[1].path),
+        Column("checkpointing", lambda row: variant_name(row[0])),
+        *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
+        Column("phase", lambda row: word("phase", row[1].phase)),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        *(_part_column(part) for part in picture.parts),
+        Column("operator", lambda row: row[1].operator),
+        Column("module", lambda row: row[1].path),
     ]
 
 
-def _part_column(part: str, words: Words) -> Column:
-    return Column(words.of("part", part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
+def _part_column(part: str) -> Column:
+    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)

@@ -1,0 +1,93 @@
+"""The texts of the page of `report`, and of the page of a timeline."""
+
+TEXTS: dict[str, tuple[str, str]] = {
+    # Sections
+    "section_overview": ("Overview", "概览"),
+    "section_differences": ("Differences", "差异"),
+    "section_parameters": ("Parameters", "参数量"),
+    "section_FLOPs": ("FLOPs", "计算量（FLOPs）"),
+    "section_memory": ("Memory of a step", "训练一步的内存"),
+    "section_fit": ("What fits", "能否放下"),
+    "section_forward": ("Data flow", "数据流"),
+    "section_configuration": ("Configuration", "配置"),
+    "page_contents": ("Sections", "目录"),
+    # Verdict
+    "page_size": ("batch {batch}, sequence length {seq}", "批大小 {batch}、序列长度 {seq}"),
+    "place_budget": ("in {memory}", "在 {memory} 内"),
+    "place_gpu": ("on {card} ({memory})", "在 {card}（{memory}）上"),
+    "heading_yes": ("Fits {place}", "{place}放得下"),
+    "heading_uncertain": ("May fit {place}", "{place}可能放得下"),
+    "heading_no": ("Does not fit {place}", "{place}放不下"),
+    "needs": ("{size}, {way}: peak {peak}.", "{size}，{way}：峰值 {peak}。"),
+    "short_of": ("It is short by {bytes}.", "还差 {bytes}。"),
+    "heading_unasked": ("Peak {peak}", "峰值 {peak}"),
+    "of_it_reserved": (
+        "{context} of it is the CUDA context with workspaces; with fragmentation {bytes} are reserved.",
+        "其中 CUDA 上下文与工作区占 {context}；连同显存碎片共预留 {bytes}。",
+    ),
+    "way_plain": ("{precision} without checkpointing", "{precision}，不使用梯度检查点"),
+    "other_ways": ("This batch fits with {ways}.", "改用以下设置时，该批大小放得下：{ways}。"),
+    "largest": ("Largest batch", "最大批大小"),
+    "largest_of": ("{batch} with {way}", "{way}：{batch}"),
+    "none_fits": ("none with {way}", "{way}：无"),
+    "assumed_title": ("Assumed", "假定"),
+    "peak_bar": ("parts of the memory at the peak, {way}: {parts}", "峰值时刻的内存构成，{way}：{parts}"),
+    "unique_how": ("every tensor once", "每个张量只计一次"),
+    "layers_how": ("tied tensors at each layer", "共享张量在每个使用它的层都计一次"),
+    "weights": ("Weights in fp32", "fp32 权重"),
+    "weights_how": ("{bf16} in bf16", "bf16 为 {bf16}"),
+    "forward_pass": ("Forward pass", "一次前向的 FLOPs"),
+    "training_step": ("Training step", "训练一步的 FLOPs"),
+    # Page
+    "written": (
+        "Written on {date} by bertscope {bertscope} with torch {torch}.",
+        "由 bertscope {bertscope}（torch {torch}）于 {date} 生成。",
+    ),
+    "how_obtained": ("How these numbers were obtained", "这些数字的来源与条件"),
+    "copy": ("copy", "复制"),
+    "copied": ("copied", "已复制"),
+    "search": ("Search {name}", "搜索{name}"),
+    "table_modules": ("modules", "模块"),
+    "table_flops": ("FLOPs by module", "各模块的 FLOPs"),
+    "table_parts": ("parts", "构成"),
+    "table_saved": ("saved tensors", "保存的张量"),
+    "table_peaks": ("Peaks", "峰值"),
+    "table_batches": ("batches that fit", "放得下的批大小"),
+    "table_settings": ("settings", "配置项"),
+    "differing": ("differing {name}s", "不同的{name}"),
+    "side": ("{side}: {name} ({architecture})", "{side}：{name}（{architecture}）"),
+    "as_icicle": ("Show as icicle", "显示为冰柱图"),
+    "as_treemap": ("Show as treemap", "显示为矩形树图"),
+    "map_title": ("Parameters by module, down to tensors", "各模块参数量，细到张量"),
+    "map_help": (
+        "Click a box to zoom. Keyboard: arrow keys choose, Enter zooms in, Escape goes back.",
+        "点击方块放大；键盘：方向键选择，Enter 放大，Esc 返回。",
+    ),
+    "bars_title": ("Forward FLOPs by module", "各模块的前向 FLOPs"),
+    "lengths_title": ("Forward FLOPs over the sequence length", "前向 FLOPs 随序列长度的变化"),
+    "axis_flops": ("forward FLOPs, matrix products", "前向 FLOPs（矩阵乘法）"),
+    "axis_length": ("sequence length", "序列长度"),
+    "not_asked": ("not asked for", "未要求"),
+    "the_whole_model": ("the whole model", "整个模型"),
+    "no_dataflow": (
+        "left out: the dataflow is drawn for BERTs only; diagram --kind tree draws any model",
+        "未绘制：只为 BERT 绘制数据流；diagram --kind tree 可绘制任意模型",
+    ),
+    "flops_of_forward": ("forward, {size}: {flops} FLOPs", "前向，{size}：{flops} FLOPs"),
+    "flops_of_step": ("training step, {size}: {flops} FLOPs", "训练一步，{size}：{flops} FLOPs"),
+    "convention": (
+        "as {name} counts: {value} {unit} ({how}; {source})",
+        "按 {name} 的计法：{value} {unit}（{how}；{source}）",
+    ),
+    "flops_obtained": (
+        "computed: the operators that torch dispatches; matrix products, a multiply-add is 2",
+        "由 torch 分派的算子计算；只计矩阵乘法，一次乘加计 2",
+    ),
+    "axis_note": (
+        "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
+        "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never "
+        "lost. 1 GiB = 2**30 B, 1 MiB = 2**20 B.",
+        "横轴是这一步分配与释放内存的先后次序，不是时间。步骤很多时会抽稀：每一小段只画最高点和最后一点，因此不会漏掉峰值。"
+        "1 GiB = 2**30 B，1 MiB = 2**20 B。",
+    ),
+}
