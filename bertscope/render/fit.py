@@ -74,22 +74,18 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
 
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
+    return say("comma").join((title(report), *settings(report, *words)))
+
+
+def settings(report: FitReport, *words: str) -> list[str]:
+    """Return the kernel, the words, and the settings of the run."""
     run: dict[str, Any] = report.run
     kernel = ""
     if report.subject.attention == "sdpa" and _is_on_gpu(report):
         chosen = run.get("sdpa_kernel", "auto")
         kernel = say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
     place = (run.get("device"), run.get("alloc_conf"))
-    settings = (title(report), kernel, *words, mode_word(run), *loop_words(run), *place)
-    return say("comma").join(filter(None, settings))
-
-
-def heading(report: FitReport) -> str:
-    """Return the model with its head and attention, the precisions, the run, and the budget."""
-    precisions = say("both").join(dict.fromkeys(row.precision for row in report.rows))
-    place = say("named", name=report.card.name, text="") if report.card else ""
-    size = bytes_text(report.budget_bytes)
-    return say("budget", settings=settings_text(report, precisions), place=place, size=size) + "\n"
+    return [text for text in (kernel, *words, mode_word(run), *loop_words(run), *place) if text]
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:

@@ -17,14 +17,19 @@ _OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend 
 
 def title(report: Any) -> str:
     """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
+    text, subject = subtitle(report), report.subject
+    if subject.name == subject.architecture:
+        return text
+    return say("named", name=one_line(subject.name, limit=120), text=text)
+
+
+def subtitle(report: Any) -> str:
+    """Return the title without the name of the model."""
     subject: Subject = report.subject
     attention = say("attention", name=subject.attention) if subject.attention else ""
     adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     whose = _whose(subject.implementation) if subject.implementation and report.kind in _OF_A_RUN else ""
-    text = say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
-    if subject.name == subject.architecture:
-        return text
-    return say("named", name=one_line(subject.name, limit=120), text=text)
+    return say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
 
 
 def _whose(implementation: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from bertscope.errors import MissingExtraError
@@ -9,7 +10,7 @@ from bertscope.render import fit as fit_words
 from bertscope.render.diagram.diagram import inline_svg, mermaid
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
-from bertscope.render.footer import footer, title
+from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.memory_words import conclusions, footnotes
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
@@ -22,7 +23,7 @@ from bertscope.render.page.commands import (
     page_command,
 )
 from bertscope.render.page.templating import markup, page
-from bertscope.render.page.verdict import figures, verdict
+from bertscope.render.page.verdict import figures, place, verdict
 from bertscope.render.table import Column, number
 from bertscope.render.texts import in_language, say
 from bertscope.render.timeline.html import memory_charts
@@ -41,9 +42,9 @@ def html(report: PageReport, language: str = "en") -> str:
     with in_language(language):
         names = [model.tree.subject.name for model in report.models]
         titles = [title(model.tree) for model in report.models]
-        subtitles = list(
-            dict.fromkeys(text.removeprefix(name).lstrip(":\uff1a ") for name, text in zip(names, titles, strict=True))
-        )
+        subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
+        totals = [model.tree.totals for model in report.models]
+        are_tied = any(found.layer_params != found.distinct_params for found in totals)
         differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
         headings = names if differ_by_name else titles
         return page(
@@ -52,7 +53,7 @@ def html(report: PageReport, language: str = "en") -> str:
             shown_names=names,
             subtitles=subtitles,
             models=[
-                {"title": heading, "sections": _sections(model)}
+                {"title": heading, "sections": _sections(model, are_tied=are_tied)}
                 for heading, model in zip(headings, report.models, strict=True)
             ],
             diff=None if report.diff is None else _differences(report.diff),
@@ -61,10 +62,10 @@ def html(report: PageReport, language: str = "en") -> str:
         )
 
 
-def _sections(model: ModelPart) -> dict[str, dict[str, Any]]:
+def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
     """Return what each section of the page shows, in their order."""
     return {
-        "overview": {"verdict": verdict(model), "figures": figures(model)},
+        "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
         "fit": {} if model.fit is None else _fit(model, model.fit),
         "memory": _memory(model),
         "parameters": _parameters(model),
@@ -86,13 +87,18 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
     }
 
 
+def _numbers_first(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns in the order in which a narrow screen shows them: names, numbers, words."""
+    return [columns[0], *sorted(columns[1:], key=lambda column: not column.right)]
+
+
 def _parameters(model: ModelPart) -> dict[str, Any]:
     drawn = parameter_map(model.tensors, model.tree)
     columns, rows = tree_table(model.tree)
     return {
         "map": drawn,
         "roles": roles(drawn["data"][0]["marker"]["colors"]),
-        "columns": columns,
+        "columns": _numbers_first(columns),
         "rows": rows,
         "notes": [say("named", name=name, text=value) if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
@@ -112,11 +118,11 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     columns = [
         Column("module", lambda row: row.path or "(model)"),
-        Column("type", lambda row: row.type),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
         number("bytes moved", "total.bytes_moved", bytes_text),
+        Column("type", lambda row: row.type),
     ]
     bars = flops_bars(flops)
     return {
@@ -140,9 +146,9 @@ def _memory(model: ModelPart) -> dict[str, Any]:
         "timeline": memory_charts(memory),
         "columns": memory_columns(memory),
         "rows": list(memory_lines(memory)),
-        "kept_columns": kept_columns(memory),
+        "kept_columns": _numbers_first(kept_columns(memory)),
         "kept_rows": kept_rows(memory),
-        "notes": [*conclusions(memory), *footnotes(memory)],
+        "notes": [*conclusions(memory), say("axis_note"), *footnotes(memory)],
         "commands": [estimate_command(model)],
     }
 
@@ -150,8 +156,8 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     reports = [report for report in (fit, model.asked) if report is not None]
     return {
-        "heading": fit_words.heading(fit).strip(),
-        "columns": fit_words.columns(fit),
+        "heading": say("largest_at", place=place(fit), seq=model.seq),
+        "columns": fit_words.columns(fit)[1:],  # the heading has the length
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in reports],

@@ -3,8 +3,8 @@
 from typing import Any
 
 from bertscope.render.colors import PARTS, variable
-from bertscope.render.fit import settings_text
-from bertscope.render.footer import title
+from bertscope.render.fit import settings
+from bertscope.render.footer import subtitle
 from bertscope.render.texts import say
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
@@ -26,7 +26,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
             "heading": say("heading_unasked", peak=peak),
             "sentences": [_sentence(say("needs", size=size, way=way, peak=peak))],
             "bars": _bars(model),
-            "rows": [(say("assumed_title"), f"{title(model.memory)}, {run_text(model.memory.run)}")],
+            "rows": [(say("assumed_title"), say("comma").join((subtitle(model.memory), run_text(model.memory.run))))],
         }
     row = next(
         row for row in asked.rows if (row.precision, row.checkpointing) == (_precision(model), first.checkpointing)
@@ -47,7 +47,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         "bars": _bars(model),
         "rows": [
             (say("largest"), say("semicolon").join(_largest(found) for found in fit.rows)),
-            (say("assumed_title"), settings_text(fit)),
+            (say("assumed_title"), say("comma").join((subtitle(fit), *settings(fit)))),
         ],
     }
 
@@ -119,8 +119,8 @@ def _bars(model: ModelPart) -> dict[str, Any]:
     }
 
 
-def figures(model: ModelPart) -> list[tuple[str, str, str, str]]:
-    """Return names, figures, their exact values and how each was obtained."""
+def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
+    """Return names, figures, their exact values and how each was obtained; `are_tied`: with the sum over layers."""
     totals = model.tree.totals
     how = say("comma").join((say("batch", count=count_text(model.batch)), say("sequence", count=count_text(model.seq))))
     flops = (
@@ -128,8 +128,9 @@ def figures(model: ModelPart) -> list[tuple[str, str, str, str]]:
         (say("training_step"), model.training.rows[0].total.matmul_flops),
     )
     found = [(_sentence(say("unique")), count_text(totals.distinct_params), "", say("unique_how"))]
-    if totals.layer_params != totals.distinct_params:
-        found.append((_sentence(say("over_layers")), count_text(totals.layer_params), "", say("layers_how")))
+    if are_tied:
+        how_tied = say("layers_how" if totals.layer_params != totals.distinct_params else "nothing_tied")
+        found.append((_sentence(say("over_layers")), count_text(totals.layer_params), "", how_tied))
     weights = say("weights_how", bf16=bytes_text(totals.bf16_bytes))
     found.append((say("weights"), bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
     found += [(name, flops_text(count), f"{count_text(count)} FLOP", how) for name, count in flops]

@@ -27,6 +27,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "way_plain": ("{precision} without checkpointing", "{precision}，不使用梯度检查点"),
     "other_ways": ("This batch fits with {ways}.", "改用以下设置时，该批大小放得下：{ways}。"),
+    "largest_at": (
+        "Largest batches that fit {place} at sequence length {seq}",
+        "序列长度 {seq} 时{place}放得下的最大批大小",
+    ),
     "largest": ("Largest batch", "最大批大小"),
     "largest_of": ("{batch} with {way}", "{way}：{batch}"),
     "none_fits": ("none with {way}", "{way}：无"),
@@ -84,10 +88,9 @@ TEXTS: dict[str, tuple[str, str]] = {
         "由 torch 分派的算子计算；只计矩阵乘法，一次乘加计 2",
     ),
     "axis_note": (
-        "The horizontal axis follows the order in which the step allocates and frees memory; it is not time. "
         "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is never "
-        "lost. 1 GiB = 2**30 B, 1 MiB = 2**20 B.",
-        "横轴是这一步分配与释放内存的先后次序，不是时间。步骤很多时会抽稀：每一小段只画最高点和最后一点，因此不会漏掉峰值。"
-        "1 GiB = 2**30 B，1 MiB = 2**20 B。",
+        "lost.",
+        "步骤很多时会抽稀：每一小段只画最高点和最后一点，因此不会漏掉峰值。",
     ),
+    "units": ("1 GiB = 2**30 B, 1 MiB = 2**20 B.", "1 GiB = 2**30 B，1 MiB = 2**20 B。"),
 }
