@@ -19,6 +19,7 @@ import typer
 
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.render.console import Target, progress_bar, stdout_target
+from bertscope.render.texts import phrase, say
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
@@ -193,7 +194,7 @@ def _umask() -> int:
 
 def note(text: str) -> None:
     """Print a note for the user on stderr."""
-    print(f"note: {one_line(text, limit=2000)}", file=sys.stderr)
+    print(f"note: {one_line(phrase(text), limit=2000)}", file=sys.stderr)
 
 
 class Progress:
@@ -221,12 +222,12 @@ class Progress:
         if seconds < 1 or (text == self.shown and not self.is_terminal):
             return
         self.shown = text
-        words = one_line(text, limit=60)
+        words = one_line(phrase(text), limit=60)
         if self.is_terminal:
             self._draw(words)
         else:
-            place = f"{len(self.begun)} of {self.total}, " if self.total else ""
-            print(f"{words} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
+            place = say("progress_place", number=len(self.begun), total=self.total) if self.total else ""
+            print(say("progress", text=words, place=place, seconds=f"{seconds:.0f}"), file=sys.stderr, flush=True)
 
     def _draw(self, words: str) -> None:
         if self.bar is None:

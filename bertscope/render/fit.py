@@ -8,7 +8,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import say
+from bertscope.render.texts import phrase, say
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.reports.memory import NO, FitReport, FitRow
 from bertscope.units import BF16, FP16, bytes_text, count_text
@@ -137,7 +137,7 @@ def notes(report: FitReport) -> Iterator[str]:
             yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
     yield say("note_fit_estimated")
     if report.card:
-        yield say("named", name=report.card.name, text=report.card.source)
+        yield say("named", name=report.card.name, text=phrase(report.card.source))
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
@@ -165,7 +165,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     low, high = report.context_low_bytes, report.context_high_bytes
     workspaces = bytes_text(report.overhead_bytes - high)
     if low < high:
-        source = report.card.context_source if report.card else ""
+        source = phrase(report.card.context_source) if report.card else ""
         where = say("published_for_it", source=source) if source else say("published_for_others")
         yield say("note_published_context", range=range_text(low, high), where=where)
     yield say("note_included", context=bytes_text(high), workspaces=workspaces)

@@ -25,7 +25,7 @@ from bertscope.render.page.commands import (
 from bertscope.render.page.templating import markup, page
 from bertscope.render.page.verdict import figures, place, verdict
 from bertscope.render.table import Column, number
-from bertscope.render.texts import in_language, say
+from bertscope.render.texts import in_language, phrase, say
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
@@ -49,7 +49,7 @@ def html(report: PageReport, language: str = "en") -> str:
         headings = names if differ_by_name else titles
         return page(
             "report.html",
-            title=", ".join(titles),
+            title=say("comma").join(titles),
             shown_names=names,
             subtitles=subtitles,
             models=[
@@ -111,8 +111,8 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     lines = [
         say("flops_of_forward", size=size, flops=count_text(flops.rows[0].total.matmul_flops)),
         say("flops_of_step", size=size, flops=count_text(training.rows[0].total.matmul_flops)),
-        *(say("convention", name=item.name, value=count_text(item.value), unit=item.unit, how=item.how,
-                source=item.source) for item in flops.conventions),
+        *(say("convention", name=item.name, value=count_text(item.value), unit=item.unit, how=phrase(item.how),
+                source=phrase(item.source)) for item in flops.conventions),
         say("flops_obtained"),
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))

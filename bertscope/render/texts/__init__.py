@@ -1,8 +1,10 @@
 """The texts of reports in English and in Chinese, by key: a module for the texts of each subject."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from bertscope.render.texts import explain, fit, memory, page, shared
@@ -40,5 +42,25 @@ def word(kind: str, name: str) -> str:
 
 
 def phrase(english: str) -> str:
-    """Return a text of a report in the chosen language, as it is if PHRASES does not have it."""
-    return PHRASES.get(english, english) if _chosen.get() else english
+    """Return a text of a report or an error in the chosen language, as it is if PHRASES does not have it."""
+    if not _chosen.get():
+        return english
+    if english in PHRASES:
+        return PHRASES[english]
+    for pattern, chinese in _patterns():
+        if found := pattern.fullmatch(english):
+            values = {
+                name: phrase(text) if name.startswith("words") else text for name, text in found.groupdict().items()
+            }
+            return chinese.format(**values)
+    return english
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Return the phrases with values as patterns."""
+    return [
+        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*)", re.escape(english))), chinese)
+        for english, chinese in PHRASES.items()
+        if "{" in english
+    ]

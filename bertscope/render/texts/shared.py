@@ -2,6 +2,7 @@
 
 TEXTS: dict[str, tuple[str, str]] = {
     # between parts of a sentence
+    "space": (" ", ""),
     "comma": (", ", "，"),
     "semicolon": ("; ", "；"),
     "named": ("{name}: {text}", "{name}：{text}"),
@@ -28,6 +29,9 @@ TEXTS: dict[str, tuple[str, str]] = {
     "outputs_held": ("outputs held", "反向期间保留输出"),
     "grad_scaler": ("GradScaler", "GradScaler"),
     "assumed": ("{answer}; assumed: {settings}", "{answer}；假定：{settings}"),
+    "progress": ("{text} ({place}{seconds} s)", "{text}（{place}{seconds} 秒）"),
+    "progress_place": ("{number} of {total}, ", "第 {number} 项，共 {total} 项，"),
+    "seconds_left": ("about {seconds} s left", "约剩 {seconds} 秒"),
     "more_notes": ("{note} (-v: {count} more notes)", "{note}（另有 {count} 条说明，用 -v 显示）"),
     "left_out": (
         "(columns left out: {names}; widen the terminal, or pipe)",

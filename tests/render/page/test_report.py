@@ -24,6 +24,7 @@ from bertscope.render.table import Column, number
 from bertscope.render.texts import LANGUAGES
 from bertscope.sources.find import load
 from bertscope.units import bytes_text, flops_text
+from tests.render.test_texts import words_of
 
 
 def commands_named(path) -> list[str]:
@@ -236,6 +237,8 @@ def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written
         assert f"<h2>{text}</h2>" not in chinese
     cells = [re.findall(r"<td[^>]*>([\d,.]+(?: [KMGT]?i?B| [KMGT]?FLOP)?)</td>", text) for text in (english, chinese)]
     assert cells[0] == cells[1] != []
+    plain = re.sub("(?s)<(script|style|svg|code).*?</\\1>|<wbr>", "", chinese)
+    assert words_of(re.sub("<.*?>", "\n", plain)) == []
 
 
 def test_every_variable_of_the_style_that_the_page_names_is_defined(written):
