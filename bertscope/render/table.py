@@ -25,7 +25,7 @@ _GAP = "   "
 _NARROWEST_NAME = 12  # columns
 _BRANCHES = re.compile(r"[ │├└─|`-]+")
 _CONTINUED = str.maketrans({"├": "│", "└": " ", "─": " ", "`": " ", "-": " "})
-_BREAKS = re.compile(r"(?<=[.,]) ?| ")
+_BREAKS = re.compile(r"(?<=[.,]) ?| (?!x\))")  # not in `(12 x)`
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
 

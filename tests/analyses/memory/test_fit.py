@@ -452,6 +452,16 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
+@pytest.mark.parametrize(
+    ("peak_bytes", "budget_bytes", "text"),
+    [(2**30 - 2**16, 2**30, "peak 1,023.94 MiB of 1,024.00 MiB"), (2**30, 2**34, "peak 1.00 GiB of 16.00 GiB"),
+     (2**29, 2**34, "peak 0.50 GiB of 16.00 GiB")],
+)  # fmt: skip
+def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget_bytes, text):
+    report = replace(fitted(), rows=(replace(fitted().rows[0], peak_bytes=peak_bytes),), budget_bytes=budget_bytes)
+    assert f": {text};" in fit_renderer.verdict(report)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
     text = renderer.table(profiled(), Target(width=width), verbose=True)
