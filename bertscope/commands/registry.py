@@ -27,7 +27,12 @@ Color = Annotated[
     typer.Option(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.", show_default=False),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.",
+        show_default=False,
+    ),
 ]
 _MODULES = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
 _REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the command of each name

@@ -1,6 +1,7 @@
 """The fit report as a table, CSV and Markdown."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
@@ -11,7 +12,7 @@ from bertscope.render.table import Column, csv_only, csv_text, markdown_text, nu
 from bertscope.render.texts import phrase, say
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.reports.memory import NO, FitReport, FitRow
-from bertscope.units import BF16, FP16, bytes_text, count_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -107,15 +108,21 @@ def verdict(report: FitReport) -> str:
     row = best_row(report, seq)
     batch = count_text(report.asked_batch or row.batch or 1)
     on = say("on", name=report.card.name) if report.card else ""
-    memory = say("peak_size", size=bytes_text(row.peak_bytes))
+    size_text = partial(bytes_text, unit_of=_common_unit(row.peak_bytes, report.budget_bytes))
+    memory = say("peak_size", size=size_text(row.peak_bytes))
     if _is_on_gpu(report):
-        memory = say("with_reserved", text=memory, size=bytes_text(row.reserved_bytes))
-    memory = say("of_budget", text=memory, size=bytes_text(report.budget_bytes))
+        memory = say("with_reserved", text=memory, size=size_text(row.reserved_bytes))
+    memory = say("of_budget", text=memory, size=size_text(report.budget_bytes))
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
+
+
+def _common_unit(*sizes: int) -> int:
+    """Return the smallest size, whose unit is that of all, or the largest if that would give five digits."""
+    return max(sizes) if max(sizes) >= 10_000 * binary_unit(min(sizes))[0] else min(sizes)
 
 
 def notes(report: FitReport) -> Iterator[str]:

@@ -90,10 +90,17 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
 
-def notes_text(notes: Sequence[str], target: Target, *, verbose: bool) -> str:
-    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others."""
-    if not verbose and len(notes) > 2:
-        notes = [say("more_notes", note=notes[0], count=len(notes) - 1)]
+def notes_text(notes: Sequence[str], target: Target, *, verbose: bool, more_rows: int = 0) -> str:
+    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others.
+
+    `more_rows` is the number of rows that the table has with -v only.
+    """
+    if not verbose and (len(notes) > 2 or more_rows):
+        first, count = notes[0], len(notes) - 1
+        if more_rows:
+            notes = [say("more_notes_and_rows", note=first, count=count, rows=more_rows)]
+        else:
+            notes = [say("more_notes", note=first, count=count)]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

@@ -25,7 +25,7 @@ _GAP = "   "
 _NARROWEST_NAME = 12  # columns
 _BRANCHES = re.compile(r"[ │├└─|`-]+")
 _CONTINUED = str.maketrans({"├": "│", "└": " ", "─": " ", "`": " ", "-": " "})
-_BREAKS = re.compile(r"(?<=[.,]) ?| ")
+_BREAKS = re.compile(r"(?<=[.,]) ?| (?!x\))")  # not in `(12 x)`
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
 
@@ -254,7 +254,12 @@ def tables_text(
         return target.width is None or max(widths) <= target.width
 
     size = next(filter(fits, range(len(others), 1, -1)), 1)
-    return "\n".join(table_text([*first, *group], rows, target, strong) for group in groups(size))
+    return stacked(*(table_text([*first, *group], rows, target, strong) for group in groups(size)))
+
+
+def stacked(*tables: str) -> str:
+    """Return the tables one below the other, with one empty line between two."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(tables))
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:

@@ -65,7 +65,7 @@ def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_
     [
         ("estimate bert-tinny", "没有名为 'bert-tinny' 的预设或文件；是否想写 'bert-tiny' 或 'bert-mini'？"),
         ("fit bert-tiny --budget 16", "--budget 16 没有单位；是 16GiB 吗？"),
-        ("fit bert-tiny --gpu t44", "没有名为 't44' 的 GPU；是否想写 't4'？；或用 --budget"),
+        ("fit bert-tiny --gpu t44", "没有名为 't44' 的 GPU；是否想写 't4'？或用 --budget"),
         ("estimate bert-tiny --seq 600", "seq 至少为 1，至多为 max_position_embeddings 512；给出的是 600"),
         ("report bert-tiny -o /nowhere/page.html", "无法写入 /nowhere/page.html："),
     ],

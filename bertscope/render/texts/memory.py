@@ -2,7 +2,7 @@
 
 TEXTS: dict[str, tuple[str, str]] = {
     # the table of estimate and profile
-    "at_peak": ("at the peak of the step", "一步的峰值时刻"),
+    "at_peak": ("at the peak", "峰值时刻"),
     "peak": ("peak", "峰值"),
     "saved": ("saved for backward", "为反向保存的张量"),
     "allocated": ("allocated on the device", "设备上已分配"),
@@ -46,10 +46,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "of": ("{phase} of {path}", "{phase}，{path}"),
     "of_own_code": ("{phase} of the model's own code", "{phase}，模型自身的代码"),
     "peak_is": ("{name}: peak {place}", "{name}：峰值位于{place}"),
-    "saves": (
-        "{name} saves {size} for backward instead of {before}; ",
-        "{name} 为反向保存 {size}，原为 {before}；",
-    ),
     "peak_falls": ("the peak falls by {size} ({percent} %)", "峰值降低 {size}（{percent} %）"),
     "peak_stays": (
         "the peak does not change: no tensor saved for backward exists at the peak",
@@ -59,7 +55,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "takes": ("; a step takes {ratio} x as long", "；一步的用时为原来的 {ratio} 倍"),
     "takes_flops": (" ({ratio} x the FLOPs)", "（FLOPs 为 {ratio} 倍）"),
     "times_overlap": (
-        "; the times overlap: more --steps tell more",
+        "; the times overlap: raise --steps",
         "；两者用时有重叠：增大 --steps 可以更准确",
     ),
     "lower_from": (

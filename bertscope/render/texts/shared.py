@@ -33,6 +33,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "progress_place": ("{number} of {total}, ", "第 {number} 项，共 {total} 项，"),
     "seconds_left": ("about {seconds} s left", "约剩 {seconds} 秒"),
     "more_notes": ("{note} (-v: {count} more notes)", "{note}（另有 {count} 条说明，用 -v 显示）"),
+    "more_notes_and_rows": (
+        "{note} (-v: {count} more notes, {rows} more rows)",
+        "{note}（另有 {count} 条说明和 {rows} 行，用 -v 显示）",
+    ),
     "left_out": (
         "(columns left out: {names}; widen the terminal, or pipe)",
         "（未显示的列：{names}；加宽终端或输出到管道即可显示）",
