@@ -499,16 +499,46 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
+@pytest.mark.parametrize(
+    ("peak_bytes", "budget_bytes", "text"),
+    [(2**30 - 2**16, 2**30, "peak 1,023.94 MiB of 1,024.00 MiB"), (2**30, 2**34, "peak 1.00 GiB of 16.00 GiB"),
+     (2**29, 2**34, "peak 0.50 GiB of 16.00 GiB")],
+)  # fmt: skip
+def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget_bytes, text):
+    report = replace(fitted(), rows=(replace(fitted().rows[0], peak_bytes=peak_bytes),), budget_bytes=budget_bytes)
+    assert f": {text};" in fit_renderer.verdict(report)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
     text = renderer.table(profiled(), Target(width=width), verbose=True)
-    tables = text.count("at the peak of the step")
+    tables = text.count("\n at the peak")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
         assert text.count(f" {name}") >= tables
     for name in ("none", "full reentrant", "selective", "every-2"):
         assert f"{name} (" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
+    report = profiled()
+    short = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80))
+    full = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80), verbose=True)
+    assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
+    details = ("  in optimizer step", "process: one step", "tokens per second")
+    assert all(name in full and name not in short for name in details)
+    phases, process, rates = 3, 2, 2
+    assert " ".join(short.split()).endswith(f", {phases + process + rates} more rows)")
+
+
+def test_parts_below_a_thousandth_of_every_peak_are_one_row():
+    memory = made_up(100, "estimated")
+    parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
+    memory = replace(memory, phases=(replace(memory.phases[1], parts=parts),))
+    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
+    assert re.search(r"^ buffers, inputs +24 B$", renderer.table(report, Target()), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", renderer.table(report, Target(), verbose=True), re.MULTILINE)
 
 
 def test_no_bar_is_cut_in_a_narrow_terminal():

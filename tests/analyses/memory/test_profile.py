@@ -88,7 +88,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen:
-    environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "BERTSCOPE_DEBUG": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "bertscope", *args], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
