@@ -198,11 +198,13 @@ def _watch(entry: str, files: list[int]) -> None:
     pid = os.fork()
     if not pid:
         _be_child(entry, files)
-    os.write(files[3], struct.pack("i", pid))
+    with suppress(OSError):  # the parent has closed its end
+        os.write(files[3], struct.pack("i", pid))
     for descriptor in files[:3]:
         os.close(descriptor)
     _, status = os.waitpid(pid, 0)
-    os.write(files[3], struct.pack("i", status))
+    with suppress(OSError):
+        os.write(files[3], struct.pack("i", status))
     os._exit(0)
 
 

@@ -29,6 +29,7 @@ from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
 from bertscope.units import bytes_text
 
 _Progress = Callable[[str], None]
+_Start = Callable[[], Child | ForkedChild]
 _ENTRY = "bertscope.analyses.memory.profile_worker:main"
 _POLL_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
@@ -49,7 +50,7 @@ def profile_report(
     with _starting(jobs) as start:
         try:
             for job in jobs:
-                children.append(_Child(job, timeout_seconds, progress, start()))
+                children.append(_Child(job, timeout_seconds, progress, start))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
@@ -126,7 +127,7 @@ class _Sent:
 
 
 @contextmanager
-def _starting(jobs: Sequence[Job]) -> Iterator[Callable[[], Child | ForkedChild]]:
+def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
     """Yield a function that starts a child, which waits for its job: a fork if there are several on a CPU."""
     if len(jobs) == 1 or jobs[0].run_config.device != "cpu" or not can_fork():
         yield partial(Child, _ENTRY)
@@ -141,7 +142,7 @@ def _starting(jobs: Sequence[Job]) -> Iterator[Callable[[], Child | ForkedChild]
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
-    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress, process: Child | ForkedChild) -> None:
+    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress, start: _Start) -> None:
         self.job, self.progress = job, progress
         self.timeout_seconds = self.left_seconds = timeout_seconds
         self.sent = _Sent()
@@ -149,7 +150,7 @@ class _Child:
         self.is_stopped = False
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
-        self.process = process
+        self.process = start()
         self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
         self.stderr: deque[bytes] = deque(maxlen=21)  # its last lines
         threading.Thread(target=_receive, args=(self.process.stdout, self.messages), daemon=True).start()
