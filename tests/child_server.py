@@ -6,6 +6,7 @@ The tests of the child itself (tests/analyses/memory/test_profile.py) start it a
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -82,6 +83,8 @@ def serve() -> None:
     fake_tensor_mode()  # imports torch._dynamo; nothing runs here, so that there are no threads to fork
     with suppress(ImportError):
         import_module("transformers.modeling_utils")
+    gc.collect()
+    gc.freeze()  # the children collect often; torch's objects stay
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
     sock = socket.socket(fileno=int(sys.argv[1]))
     while True:
