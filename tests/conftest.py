@@ -234,7 +234,7 @@ def _children_of_a_server() -> Iterator[None]:
 SIZES = ("--batch", "--seq", "--steps")
 LONG = {
     "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
-    "fit": {"--precision": "fp32", "--checkpointing": "none,full"},
+    "fit": {"--precision": "fp32", "--checkpointing": "none,full", "--optimizer": "sgd"},
     "report": {"--no-fit": ""},
 }
 
