@@ -1,42 +1,46 @@
-"""Children of `profile` for tests, forked from a server that has torch loaded: each saves 2 s of CPU time.
+"""Processes for tests, forked from a server that has torch loaded: each saves 2 s of CPU time.
 
-The tests of the child itself (tests/analyses/memory/test_profile.py) start it as the program does.
+`ForkedChild` is a child of `profile`; `loaded` is the beginning of a command that runs a module. The tests of what a
+process does until torch is loaded start it as a user does.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import gc
 import os
+import runpy
+import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 from bertscope.analyses.memory.child import _paths
+from tests.loaded_python import number, request
 
-_FILES = 4  # stdin, stdout, stderr, and the pipe on which the server writes the exit status
+_CLIENT = Path(__file__).with_name("loaded_python.py")
+_ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before any test changes them
 
 
 class ForkedChild:
     """A child of the server, with what `profile` uses of subprocess.Popen."""
 
     def __init__(self) -> None:
-        (stdin, to_stdin), *outputs = (os.pipe() for _ in range(_FILES))
-        theirs = [stdin, *(writer for _, writer in outputs)]
-        settings = json.dumps({"folder": os.getcwd(), "environment": dict(os.environ), "paths": _paths()}).encode()
-        server = _server()
-        socket.send_fds(server, [struct.pack("i", len(settings))], theirs)
-        server.sendall(settings)
-        (self.pid,) = struct.unpack("i", _received(server, 4))
-        for descriptor in theirs:
+        (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
+        self._server = request(_server(), {"paths": _paths()}, [stdin, stdout, stderr])
+        self.pid = number(self._server)
+        for descriptor in (stdin, stdout, stderr):
             os.close(descriptor)
         self.stdin = os.fdopen(to_stdin, "wb", 0)
-        self.stdout, self.stderr, self._status = (os.fdopen(reader, "rb") for reader, _ in outputs)
+        self.stdout, self.stderr = os.fdopen(from_stdout, "rb"), os.fdopen(from_stderr, "rb")
         self.returncode: int | None = None
 
     def poll(self) -> None:
@@ -45,8 +49,8 @@ class ForkedChild:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, negative for a signal."""
         if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(struct.unpack("i", self._status.read(4))[0])
-            self._status.close()
+            self.returncode = os.waitstatus_to_exitcode(number(self._server))
+            self._server.close()
         return self.returncode
 
     def kill_group(self) -> None:
@@ -55,84 +59,100 @@ class ForkedChild:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _received(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise EOFError("the server of children has ended")
-        data += part
-    return data
+def loaded(module: str) -> list[str]:
+    """Return the words that stand for `python -m MODULE`, in a process that has torch loaded."""
+    return [sys.executable, "-I", "-S", str(_CLIENT), _server(), module]
 
 
 @cache
-def _server() -> socket.socket:
-    """Start the server of this process."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", "from tests.child_server import serve; serve()", str(theirs.fileno())]
+def _server() -> str:
+    """Start the server of this process and return its address."""
+    folder = tempfile.mkdtemp(dir="/tmp" if os.path.isdir("/tmp") else None)  # an address has at most 107 characters
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/server")
+    listener.listen(64)
     process = subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    theirs.close()
+        [sys.executable, "-c", "from tests.child_server import serve; serve()", str(listener.fileno())],
+        stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=_ENVIRONMENT,
+    )  # fmt: skip
+    address = listener.getsockname()
+    listener.close()
+    atexit.register(shutil.rmtree, folder)
     atexit.register(process.wait)
-    atexit.register(ours.close)
-    return ours
+    atexit.register(process.stdin.close)  # the first of the three
+    return address
 
 
 def serve() -> None:
     """Fork a child for each request, until the tests end."""
+    from bertscope import cli  # noqa: F401
     from bertscope.analyses.memory import estimate, profile_worker, profiler_run  # noqa: F401
     from bertscope.torch_access import fake_tensor_mode
 
     fake_tensor_mode()  # imports torch._dynamo; nothing runs here, so that there are no threads to fork
     with suppress(ImportError):
         import_module("transformers.modeling_utils")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    while True:
-        try:
-            size, files, _, _ = socket.recv_fds(sock, 4, _FILES)
-        except OSError:
-            return
-        if not size:
-            return
-        settings = json.loads(_received(sock, struct.unpack("i", size)[0]))
+    gc.collect()
+    gc.freeze()  # the children collect often; torch's objects stay
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        client, _ = listener.accept()
         if not os.fork():
-            _watch(sock, settings, files)
-        for descriptor in files:
-            os.close(descriptor)
+            listener.close()
+            _watch(client)
+        client.close()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
-def _watch(sock: socket.socket, settings: dict, files: list[int]) -> None:
-    """Fork the child, send its process id, wait for its end, and write its exit status: several children may live."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _watch(client: socket.socket) -> None:
+    """Fork the child, send its process id and, when it has ended, its exit status: several children may live."""
+    import json
+
+    size, files, _, _ = socket.recv_fds(client, 4, 3)
+    with client.makefile("rb") as stream:
+        settings = json.loads(stream.read(struct.unpack("i", size)[0]))
     pid = os.fork()
     if not pid:
+        client.close()
         _run(settings, files)
-    sock.sendall(struct.pack("i", pid))
-    for descriptor in files[:3]:
+    for descriptor in files:
         os.close(descriptor)
-    _, status = os.waitpid(pid, 0)
-    os.write(files[3], struct.pack("i", status))
+    with suppress(BrokenPipeError):
+        client.sendall(struct.pack("i", pid))
+        client.sendall(struct.pack("i", os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
 def _run(settings: dict, files: list[int]) -> None:
-    """Be the child: run its main function, and end."""
+    """Be the child: the main function of a child of `profile`, or the module that the words name; and end."""
     from bertscope.analyses.memory.profile_worker import main
 
     code = 1
     try:
-        os.setsid()
-        os.chdir(settings["folder"])
         os.environ.clear()
         os.environ.update(settings["environment"])
-        sys.path[:] = settings["paths"]
-        for number, descriptor in enumerate(files[:3]):
-            os.dup2(descriptor, number)
+        os.chdir(settings["folder"])
+        for wanted, descriptor in enumerate(files):
+            os.dup2(descriptor, wanted)
         sys.stdin = os.fdopen(0, "r")
-        main()
+        if "words" in settings:
+            module, *sys.argv[1:] = settings["words"]
+            own = settings["environment"].get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:] = [os.getcwd(), *filter(None, own), *sys.path]
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            os.setsid()
+            sys.path[:] = settings["paths"]
+            main()
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.child_server import loaded
 from tests.conftest import ROOT
 from tests.test_readme import CI, block
 
@@ -44,11 +46,14 @@ def project(folder: Path, **files: str) -> Path:
 
 @pytest.fixture
 def plugin() -> list[str]:
-    """Arguments that load the plugin where its entry point is not installed."""
+    """The options that load the plugin where its entry point is not installed."""
     from importlib.metadata import entry_points
 
     known = any(point.value == "bertscope.pytest_plugin" for point in entry_points(group="pytest11"))
-    return [sys.executable, "-m", "pytest", *([] if known else ["-p", "bertscope.pytest_plugin"])]
+    return [] if known else ["-p", "bertscope.pytest_plugin"]
+
+
+PYTEST = (sys.executable, "-m", "pytest")  # where no test needs torch
 
 
 def test_the_entry_point_of_the_plugin_is_declared():
@@ -69,7 +74,7 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
         "import torch\n\ndef test_fixture(assert_params):\n"
         "    assert_params(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), 14)\n"
     )
-    done = run(*plugin, "-q", "--junitxml", "report.xml", cwd=tmp_path)
+    done = run(*loaded("pytest"), *plugin, "-q", "--junitxml", "report.xml", cwd=tmp_path)
     assert done.returncode == 1
     assert f"\n{LINE}\n" in done.stdout
     assert "broken.bertscope.yaml:1: no preset or file named 'bert-tony'" in done.stdout
@@ -92,9 +97,9 @@ def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp
         "import sys\n\ndef pytest_collection_finish(session):\n    assert 'torch' not in sys.modules\n"
     )
     asked = ("-k", "layer_params", "wrong.bertscope.yaml::layer_params", "other.bertscope.yaml")
-    assert "2 passed, 1 deselected" in run(*plugin, "-q", *asked, cwd=tmp_path).stdout
+    assert "2 passed, 1 deselected" in run(*PYTEST, *plugin, "-q", *asked, cwd=tmp_path).stdout
     (tmp_path / "other.bertscope.yaml").unlink()
-    out = run(*plugin, "--collect-only", "-q", cwd=tmp_path).stdout
+    out = run(*PYTEST, *plugin, "--collect-only", "-q", cwd=tmp_path).stdout
     assert out.splitlines()[:2] == ["wrong.bertscope.yaml::distinct_params", "wrong.bertscope.yaml::layer_params"]
 
 
@@ -103,7 +108,7 @@ def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_pa
         "import sys\n\ndef test_it():\n"
         "    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
     )
-    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
+    assert "1 passed" in run(*PYTEST, *plugin, "-q", cwd=tmp_path).stdout
 
 
 def test_this_suite_collects_no_expectation_file(request):
@@ -135,12 +140,13 @@ def test_assert_params_knows_both_conventions_and_what_is_trainable():
 def test_pytest_imports_the_code_that_a_file_names_when_its_first_test_runs(plugin, tmp_path):
     project(tmp_path, own=OWN)
     (tmp_path / "my_models.py").write_text(CODE)
-    assert "own.bertscope.yaml::layers.0" in run(*plugin, "--collect-only", "-q", cwd=tmp_path).stdout
+    python = loaded("pytest")
+    assert "own.bertscope.yaml::layers.0" in run(*python, *plugin, "--collect-only", "-q", cwd=tmp_path).stdout
     assert not (tmp_path / "imported").exists()
-    done = run(*plugin, "-q", cwd=tmp_path)
+    done = run(*python, *plugin, "-q", cwd=tmp_path)
     assert (done.returncode, f"\n{OWN_LINE}\n" in done.stdout) == (1, True), done.stdout
     project(tmp_path, own=OWN.replace("8", "9"))
-    assert "1 passed" in run(*plugin, "-q", cwd=tmp_path).stdout
+    assert "1 passed" in run(*python, *plugin, "-q", cwd=tmp_path).stdout
 
 
 # ---- pre-commit ---------------------------------------------------------------------------------
@@ -170,7 +176,7 @@ def hooked(tmp_path):
     config = block(CI, "yaml", "repos:").replace("https://github.com/OWNER/bertscope", str(hooks))
     (repository / ".pre-commit-config.yaml").write_text(config.replace("REVISION", git(hooks, "rev-parse", "HEAD")))
     program = programs / "bertscope"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bertscope "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(loaded("bertscope"))} "$@"\n')
     program.chmod(0o755)
     git(repository, "init", "--quiet")
     variables = {"PRE_COMMIT_HOME": str(tmp_path / "cache"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

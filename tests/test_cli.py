@@ -9,16 +9,19 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 import bertscope
+from tests.child_server import loaded
 from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, shortened
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
     "verify", "estimate", "profile", "fit", "report", "explore",
 )  # fmt: skip
+PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
 
@@ -26,7 +29,7 @@ def spawn(*args: str, **options) -> subprocess.CompletedProcess:
     """`python -m bertscope ARGS` in a process of its own."""
     options = {"capture_output": True, "text": True, "env": ENV, "timeout": 120, "check": False,
                "preexec_fn": default_signals, **options}  # fmt: skip
-    return subprocess.run([sys.executable, "-m", "bertscope", *args], **options)
+    return subprocess.run([*PROGRAM, *args], **options)
 
 
 def test_version_is_the_packages(cli):
@@ -239,7 +242,7 @@ def test_a_failed_question_leaves_the_output_file_alone(cli, tmp_path):
 
 def test_a_reader_that_goes_away_is_no_error():
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertscope", "count", "bert-large-zh", "--by", "parameter"],
+        [*loaded("bertscope"), "count", "bert-large-zh", "--by", "parameter"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV,
     )  # fmt: skip
     process.stdout.close()
@@ -273,12 +276,12 @@ def test_an_ascii_pipe_gets_ascii():
     assert "|- embeddings" in done.stdout
 
 
-def on_a_terminal(*args: str, columns: int = 80, **variables: str) -> str:
-    """Return the output for a terminal of that width."""
+def on_a_terminal(*args: str, columns: int = 80, program: Sequence[str] = (), **variables: str) -> str:
+    """Return the output for a terminal of that width; `program` is by default one that has torch loaded."""
     master, slave = pty.openpty()
     environment = ENV | {"COLUMNS": str(columns), "TERM": "xterm-256color"} | variables
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertscope", *args], stdout=slave, stderr=slave, stdin=slave, env=environment
+        [*(program or loaded("bertscope")), *args], stdout=slave, stderr=slave, stdin=slave, env=environment
     )
     os.close(slave)
     chunks = []

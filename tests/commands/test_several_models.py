@@ -162,7 +162,9 @@ def test_a_word_after_checkpointing_with_several_models_is_refused_with_the_stra
 
 # Several GPUs.
 
-TINY = ("fit", "bert-tiny", "--seq", "64", "--checkpointing", "none,full", "--precision", "fp32")
+TINY = (
+    "fit", "bert-tiny", "--seq", "64", "--checkpointing", "none,full", "--precision", "fp32", "--optimizer", "sgd",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("batch", [(), ("--batch", "4")])

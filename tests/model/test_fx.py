@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.model.outputs import ModelOutput
+from tests.child_server import loaded
 from tests.conftest import ROOT
 
 SMALL = {
@@ -128,8 +128,7 @@ def trace_with_transformers() -> None:
 def test_the_tracer_of_transformers_takes_the_model():
     pytest.importorskip("transformers.utils.fx")  # transformers 5 has no tracer
     # In its own process: after this tracer torch.compile does not accept torch.finfo.
-    code = "from tests.model.test_fx import trace_with_transformers as trace; trace()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(loaded(__name__), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -141,3 +140,7 @@ def test_an_exported_model_has_the_same_outputs_at_every_size():
     for size in ((3, 4), (4, 9)):
         inputs = inputs_of(model, TEXT, *size)
         torch.testing.assert_close(exported(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
+if __name__ == "__main__":
+    trace_with_transformers()

@@ -12,7 +12,6 @@ with warnings.catch_warnings():
     import transformers
 
 transformers.logging.set_verbosity_error()
-torch.set_num_threads(1)  # tiny models: threads only wait for each other
 
 from bertscope import BertConfig  # noqa: E402
 from bertscope.model import CLASSES, build  # noqa: E402

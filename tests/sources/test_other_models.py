@@ -15,6 +15,7 @@ import bertscope
 from bertscope.errors import BertscopeError, BertscopeWarning
 from bertscope.sources.find import find
 from bertscope.sources.other_models import FactorySource
+from tests.child_server import loaded
 from tests.conftest import ROOT
 
 CODE = """
@@ -299,7 +300,7 @@ def test_an_input_that_is_absent_or_wrong_is_one_line_with_the_signature(cli, co
 @pytest.mark.parametrize("command", ["flops", "estimate"])
 def test_what_fails_on_fake_tensors_too_is_one_line(code, command):
     """In a process of its own, since torch's log goes past what a test captures."""
-    run = [sys.executable, "-m", "bertscope", command, f"{code}:Broken"]
+    run = [*loaded("bertscope"), command, f"{code}:Broken"]
     result = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     *before, told = result.stderr.splitlines()
     expected = ("note: ", "chatter", "estimating")

@@ -14,14 +14,14 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 
 SMALL = {
-    "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
+    "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40,
     "max_position_embeddings": 32,
 }  # fmt: skip
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fields: Any) -> BertSource:
-    """A model of 2 layers, 16 wide, or as `fields` say."""
+    """A model of one layer, 16 wide, or as `fields` say."""
     source = load("bert-tiny", architecture=architecture, attention=attention)
     return replace(source, config=replace(source.config, **{**SMALL, **fields}))
 

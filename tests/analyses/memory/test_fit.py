@@ -45,7 +45,7 @@ from tests.conftest import GOLDEN
 
 MIB = 2**20
 SMALL_YAML = """architecture: BertForMaskedLM
-config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 40}
+config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 40}
 """
 
 
@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
 @example(10_000, "none", "cpu")
 @example(20 * MIB, "full", "cuda")
 def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
-    source, run_config = small(num_hidden_layers=1), RunConfig(checkpointing=checkpointing, device=device, seq=8)
+    source, run_config = small(), RunConfig(checkpointing=checkpointing, device=device, seq=8)
     context = 0
     (row,) = fit_report(source, [run_config], [8], budget, context_bytes=context).rows
     extra = overhead(run_config, context).highest_bytes
@@ -103,7 +103,7 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
     from bertscope.analyses.memory import growth
 
     budget = MIB // 2
-    source, run_config = small(num_hidden_layers=1), RunConfig(optimizer="sgd")
+    source, run_config = small(), RunConfig(optimizer="sgd")
     (row,) = fit_report(source, [run_config], [8], budget).rows
     monkeypatch.setattr(growth, "memory_growth", lambda one, other, batch: None)
     (again,) = fit_report(source, [run_config], [8], budget).rows
@@ -158,16 +158,17 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
 
 def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "every-2", "full")]
-    batches = [row.batch for row in fit_report(small(), ways, [32], 50 * MIB).rows]
+    batches = [row.batch for row in fit_report(small(num_hidden_layers=3), ways, [32], 50 * MIB).rows]
     assert batches == sorted(batches)
     assert batches[0] < batches[-1]
 
 
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
-    fitter = Fitter(Steps(small()), 0)
+    source = small(num_hidden_layers=2)
+    fitter = Fitter(Steps(source), 0)
     peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
-    report = fit_report(small(), ways, [32], peaks["none"] - 1, batch=64)
+    report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
     costs = [row.extra_flops for row in report.rows if row.fits]
     assert costs == sorted(costs)
@@ -241,14 +242,16 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
     run_config = RunConfig(device="cuda", seq=32, batch=64)
     trace = estimated_trace(small(attention="eager"), run_config)
     more = with_softmax_inputs(trace)
-    scores, logits = 2 * 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two layers with two heads; of 99 words
+    scores, logits = 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two heads; of 99 words
     assert more.peak_bytes == trace.peak_bytes + scores + logits
     assert more.live_bytes()[-1] == trace.live_bytes()[-1]
     fused = estimated_trace(small(), run_config)
     assert with_softmax_inputs(fused) is fused
     card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
     unknown, known = (
-        fit_report(small(attention="eager"), [run_config], [32], card, batch=64, context_bytes=context).rows[0]
+        fit_report(
+            small(attention="eager", num_hidden_layers=2), [run_config], [32], card, batch=64, context_bytes=context
+        ).rows[0]
         for context in (None, MIB)
     )
     assert unknown.peak_bytes == known.peak_bytes
@@ -361,7 +364,7 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
         rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
         batches[name] = {row["precision"]: row["peak_bytes"] for row in rows}
     old, new = batches["v100-16gb"], batches["a100-40gb"]
-    scores = 2 * 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them, of two layers
+    scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
     assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
     assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
     table = cli(
@@ -479,7 +482,7 @@ def profiled() -> MemoryReport:
 
 @functools.cache
 def fitted() -> FitReport:
-    report = fit_report(small(), [RunConfig(), RunConfig(checkpointing="full")], [8, 32], 2 * MIB)
+    report = fit_report(small(num_hidden_layers=2), [RunConfig(), RunConfig(checkpointing="full")], [8, 32], 2 * MIB)
     return replace(report, subject=SUBJECT)
 
 

@@ -32,26 +32,25 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
 from bertscope.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
-from tests.conftest import ROOT, default_signals
-from tests.test_cli import ENV, on_a_terminal
+from tests.child_server import loaded
+from tests.conftest import ROOT, TERMINAL, default_signals, run_cli
+from tests.test_cli import ENV, PROGRAM, on_a_terminal
 
 SMALL_YAML = """architecture: BertForMaskedLM
 config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 40}
 """
-ONE_WAY = ("--budget", "1GiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32")
 LONG = ("profile", "small.yaml", "--steps", "1000", "--batch", "4", "--optimizer", "sgd")
 SHORT = ("--steps", "1", "--batch", "1", "--seq", "8", "--mode", "inference")
 
 
 STARTED: list[subprocess.Popen] = []
-STARTING = profile_module._starting  # as the program starts children; other tests fork theirs from a server
+STARTING = profile_module._starting
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _children_of_the_program():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile_module, "_starting", STARTING)
-        yield
+@pytest.fixture
+def as_the_program_starts_it(monkeypatch):
+    """Start children as the program does; in other tests a server with torch loaded forks them."""
+    monkeypatch.setattr(profile_module, "_starting", STARTING)
 
 
 @pytest.fixture
@@ -63,7 +62,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))  # as the program itself does
     monkeypatch.setattr(tempfile, "tempdir", None)
-    others = children_of(os.getpid())  # another test may keep a server
+    loaded("bertscope")  # the server
+    others = children_of(os.getpid())
     yield tmp_path
     while STARTED:
         process = STARTED.pop()
@@ -90,7 +90,7 @@ def children_of(parent: int) -> list[int]:
 def start(folder: Path, *args: str) -> subprocess.Popen:
     environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "BERTSCOPE_DEBUG": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertscope", *args], cwd=folder, env=environment, text=True,
+        [*PROGRAM, *args], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         preexec_fn=default_signals,
     )  # fmt: skip
@@ -126,12 +126,14 @@ def measured(tmp_path_factory):
     """One whole run, `--checkpointing` alone, with everything that it can write."""
     folder = tmp_path_factory.mktemp("profile")
     (folder / "small.yaml").write_text(SMALL_YAML)
-    (folder / "tmp").mkdir()
-    process = start(folder, "profile", "small.yaml", "--checkpointing", "--batch", "2", "--seq", "16", "--format",
-                    "json", "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2")  # fmt: skip
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return folder, json.loads(out), err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in TERMINAL:
+            patch.delenv(name, raising=False)
+        done = run_cli("profile", "small.yaml", "--checkpointing", "--batch", "2", "--seq", "16", "--format", "json",
+                       "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2")  # fmt: skip
+    assert done.code == 0, done.err
+    return folder, done.json, done.err
 
 
 def test_stdout_is_data_and_stderr_is_progress(measured):
@@ -160,7 +162,7 @@ def test_every_phase_is_measured_as_it_was_estimated(measured):
 
 def test_what_selective_checkpointing_keeps_is_measured_in_the_modules_that_made_it():
     """Its own mode hides what is dispatched to a profile, names of modules too."""
-    source, run_config = small(), RunConfig(batch=3, seq=24, checkpointing="selective")
+    source, run_config = small(num_hidden_layers=2), RunConfig(batch=3, seq=24, checkpointing="selective")
     rows = row_paths(run_model(source, run_config))
     paths = [
         {row.path for row in memory(trace(source, run_config), "", rows).kept}
@@ -194,7 +196,7 @@ def test_the_timeline_and_the_snapshot_are_written(measured):
     folder, data, _ = measured
     records = list(csv.DictReader(io.StringIO((folder / "step.csv").read_text())))
     assert {record["variant"] for record in records} == {"none", "full"}
-    assert sorted(path.name for path in folder.iterdir()) == ["small.yaml", "step.csv", "step.pickle", "tmp"]
+    assert sorted(path.name for path in folder.iterdir()) == ["small.yaml", "step.csv", "step.pickle"]
     found = pickle.loads((folder / "step.pickle").read_bytes())
     live = peak = 0
     for entry in found["device_traces"][0]:
@@ -213,11 +215,6 @@ def test_pytorchs_own_viewer_reads_the_snapshot(measured):
     assert "MemoryViz" in page
 
 
-def test_no_temporary_file_is_left(measured):
-    folder, _, _ = measured
-    assert list((folder / "tmp").iterdir()) == []
-
-
 def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, folder):
     result = cli("profile", "small.yaml", "--batch", "8192", "--memory-limit", "700MiB", "--steps", "1")
     assert (result.code, result.out) == (3, "")
@@ -233,6 +230,7 @@ def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
     assert "ran out of memory (limit 50.00 MiB, of which torch and Python take" in result.err
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monkeypatch):
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8))
     timing = Timing(warmup_seconds=1.0)
@@ -258,6 +256,7 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
     assert (full["failure"], full["measured"] is None) == ("", False)
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 @pytest.mark.parametrize(("available", "asked"), [(10 * 100, "mmtt"), (2 * 100 - 1, "mtmt"), (None, "mtmt")])
 def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatch, available, asked):
     process = {"resident_before_bytes": 1, "high_water_bytes": 2, "peak_bytes": 100}
@@ -279,7 +278,7 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatc
 
 
 def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
-    result = cli(*LONG, "--timeout", "1")
+    result = cli(*LONG, "--batch", "512", "--timeout", "1")
     assert result.code == 3
     assert "the child ran for longer than 1 s while" in result.err
     assert "or a longer --timeout" in result.err
@@ -319,12 +318,10 @@ def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
     assert "nothing that is trained" in result.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [("estimate",), ("fit", *ONE_WAY)], ids=str)
-def test_what_only_estimates_leaves_no_file_either(folder, arguments):
-    command, *rest = arguments
+def test_what_only_estimates_leaves_no_file_either(folder):
     environment = {name: value for name, value in ENV.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     environment |= {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "bertscope", command, "small.yaml", *rest]
+    words = [*PROGRAM, "estimate", "small.yaml"]
     done = subprocess.run(words, capture_output=True, env=environment, check=False)
     assert (done.returncode, list((folder / "tmp").iterdir())) == (0, [])
 
@@ -372,15 +369,16 @@ def test_a_failure_that_nobody_foresaw_has_its_own_words():
     assert worker._explained(MemoryError(), job)[0] == "out of memory"
 
 
-def test_a_terminal_gets_a_bar_of_one_line_that_goes_away(folder):
-    out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, NO_COLOR="1",
-                        PYTHONPATH=str(ROOT))  # fmt: skip
+def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):
+    out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, program=PROGRAM, NO_COLOR="1",
+                        PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))  # fmt: skip
     progress, _, rest = out.rpartition("\x1b[2K")
     assert progress.count("\n") == 1  # after the bar, which the next code removes
     assert " 0/1 0:00:0" in progress  # without colour an empty bar is blank
     assert rest.startswith("peak ")
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_the_child_runs_no_module_of_the_working_directory(cli, folder, monkeypatch):
     canary = folder / "canary"
     for name in ("typing", "torch", "json", "bertscope", "sitecustomize", "ctypes", "yaml", "numpy", "pickle"):
@@ -438,6 +436,7 @@ def test_an_answer_arrives_as_it_was():
         ("import sys; sys.exit('broken \\x1b')", "ended with exit code 1: broken \\x1b while loading torch"),
     ],
 )
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)

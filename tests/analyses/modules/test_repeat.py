@@ -44,5 +44,5 @@ def test_what_tells_layers_apart_ends_the_repetition(run, layers):
 
 def test_the_layers_of_every_class_lie_at_the_path_of_its_source():
     for architecture in bertscope.config.ARCHITECTURES:
-        source = small(architecture)
+        source = small(architecture, num_hidden_layers=2)
         assert len(source.build().get_submodule(source.layer_path)) == source.layers == 2

@@ -32,6 +32,7 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
 from bertscope.units import short_count_text
+from tests.child_server import loaded
 
 TINY = BertConfig(
     vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
@@ -565,13 +566,10 @@ def examples():
 
 @pytest.mark.parametrize("example", examples())
 def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example):
-    import gc
-
     shown = []
     monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
     monkeypatch.setattr("bertscope.render.explore.app.run", lambda first, later, *_: shown.extend((first, *later)))
     result = cli(*example.split()[1:])
-    gc.unfreeze()
     assert (result.code, result.out) == (0, ""), result.err
     assert (len(shown), shown[-1].awaited) == (3, ())
 
@@ -580,7 +578,7 @@ def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int
     """Exit code and what the terminal got; the keys are sent once `after` has been drawn."""
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"} | variables
-    command = [sys.executable, "-m", "bertscope", *args]
+    command = [*loaded("bertscope"), *args]
     process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment, close_fds=True)
     os.close(slave)
     got, deadline, sent = b"", time.monotonic() + 120, False
