@@ -131,7 +131,7 @@ def measured(tmp_path_factory):
         for name in TERMINAL:
             patch.delenv(name, raising=False)
         done = run_cli("profile", "small.yaml", "--checkpointing", "--batch", "2", "--seq", "16", "--format", "json",
-                       "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2")  # fmt: skip
+                       "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2", "--debug")  # fmt: skip
     assert done.code == 0, done.err
     return folder, done.json, done.err
 
