@@ -50,7 +50,8 @@ def profile_report(
     with _starting(jobs) as start:
         try:
             for job in jobs:
-                children.append(_Child(job, timeout_seconds, progress, start))
+                beside = children[0].sent.estimated.peak.peak_bytes if children and children[0].sent.estimated else 0
+                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, progress, start))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break

@@ -46,6 +46,7 @@ class Job:
     seed: int = 0
     memory_limit_bytes: int | None = None
     beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    beside_peak_bytes: int = 0  # its estimate
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
 
     def to_json(self) -> str:
@@ -156,9 +157,11 @@ def run(job: Job, say: Say) -> None:
     if job.source.bert_config is None:
         say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
     with suppress(UnknownValueError):  # then there is only the measurement
-        say("estimated", estimate_memory(job.source, job.run_config))
-    if job.beside is not None and job.source.layer_path:
-        say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
+        trace_of = MemoryTraces(job.source).trace
+        found = estimate_memory(job.source, job.run_config, trace_of=trace_of)
+        say("estimated", found)
+        if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
+            say("outlook", break_even(trace_of, job.beside, job.run_config))
     flops = step_flops(job.source, job.run_config)
     gc.enable()
     gc.collect()
