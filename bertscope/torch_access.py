@@ -6,7 +6,8 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -26,11 +27,12 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._device import DeviceContext, _device_constructors  # noqa: E402  (what `with torch.device()` enters)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "TorchFunctionMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -105,7 +107,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
     Fallback: the identity of the Python object, which torch keeps as long as the storage.
     """
-    storage = tensor.untyped_storage()
+    return _key_of(tensor.untyped_storage())
+
+
+def _key_of(storage: Any) -> int:
     return getattr(storage, "_cdata", id(storage))
 
 
@@ -225,6 +230,48 @@ def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int,
         else:
             layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return fake(given.fake_mode, layout, given.fake_device)
+
+
+def is_wrapper(kind: type) -> bool:
+    """Return True for a class of tensors that hold their data in other tensors, such as DTensor."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that hold the data of a tensor: of a DTensor that of this rank, of any other itself."""
+    if not is_wrapper(type(tensor)):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):
+            yield from held_tensors(inner)
+
+
+@contextmanager
+def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
+    """Call `resized` after each resize of a storage from Python, which no mode sees, with its key and bytes before."""
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: Any, size_bytes: int) -> Any:
+        """Resize the storage."""
+        before = storage.nbytes()
+        result = original(storage, size_bytes)
+        resized(_key_of(storage), storage, before)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def fake_store() -> Any:
+    """Return the store of a process group without communication. It has no documented replacement."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
 
 
 def is_plain_fake(value: Any) -> bool:

@@ -35,13 +35,14 @@ MAY = {
     "reports": "errors units",
     "config": BASE,
     "run_config": f"{BASE} gpus",
+    "parallelism": "errors",
     "gpus": BASE,
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",
     "sources": f"{BASE} config run_config gpus text_files checkpoints <yaml>",
     "torch_access": "errors <torch>",
     "model": "errors config run_config torch_access <torch>",
-    "analyses": f"{TEXT} torch_access model bertscope",
+    "analyses": f"{TEXT} parallelism torch_access model bertscope",
     "api": f"{TEXT} torch_access model analyses",
     "render": f"{BASE} <rich> <jinja2>",
     "commands": f"{TEXT} render bertscope <typer>",
@@ -83,7 +84,7 @@ ORDER = """
 modules
 tracing
 params
-flops diagram checkpoint
+flops diagram checkpoint parallel
 memory explain
 page check
 """

@@ -252,3 +252,32 @@ def test_a_fake_tensor_is_plain_unless_it_has_a_value_no_strides_or_complex_elem
     assert torch_access.is_plain_fake(plain)
     for other in (constant, complex_one, sparse, torch.ones(2), None, 1):
         assert not torch_access.is_plain_fake(other), other
+
+
+def test_a_dtensor_holds_the_rows_of_its_rank_and_other_tensors_hold_themselves(tmp_path):
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=torch_access.fake_store())
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        whole = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)])
+        (part,) = torch_access.held_tensors(whole)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch_access.is_wrapper(DTensor)
+    assert tuple(part.shape) == (3, 3)
+    plain = torch.ones(2)
+    assert list(torch_access.held_tensors(plain)) == [plain]
+    assert not torch_access.is_wrapper(torch.Tensor)
+
+
+def test_a_resize_of_a_storage_is_seen_while_it_is_watched():
+    seen = []
+    tensor = torch.ones(4)
+    storage = tensor.untyped_storage()
+    with torch_access.watched_resizes(lambda key, storage, before: seen.append((key, before, storage.nbytes()))):
+        storage.resize_(0)
+        storage.resize_(8)
+    storage.resize_(16)
+    key = torch_access.storage_key(tensor)
+    assert seen == [(key, 16, 0), (key, 0, 8)]

@@ -15,6 +15,8 @@ PARTS = {
     "gradients": ("#E69F00", "#E8A93A"),
     "activations": ("#009E73", "#2BB38B"),
     "temporaries": ("#CC79A7", "#D58BB4"),
+    "gathered_parameters": ("#7A4B9C", "#A983C9"),
+    "communication": ("#8C5A2B", "#B98A5A"),
 }
 ROLES = {
     "embeddings": ("#C3BDEB", "#544D93"),

@@ -21,6 +21,8 @@ _MARKS = {
     "gradients": "G",
     "activations": "A",
     "temporaries": "t",
+    "gathered_parameters": "g",
+    "communication": "c",
 }
 
 

@@ -14,8 +14,9 @@ from bertscope.reports.base import Subject, TableReport
 class Parts:
     """The memory at one moment by use; the parts add up to the total.
 
-    activations: saved for backward by the forward pass or by a recomputation. temporaries: all other memory that is
-    allocated and freed within the step.
+    activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: those of all ranks
+    that FSDP collects for a layer. communication: buffers that collectives read and write. temporaries: all other
+    memory that is allocated and freed within the step.
     """
 
     parameters: int = 0
@@ -25,6 +26,8 @@ class Parts:
     gradients: int = 0
     activations: int = 0
     temporaries: int = 0
+    gathered_parameters: int = 0
+    communication: int = 0
 
     @property
     def total(self) -> int:

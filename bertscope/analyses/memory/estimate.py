@@ -5,7 +5,7 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -21,10 +21,12 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.parallel.fake_ranks import fake_ranks, layers_of, parallelize
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
+from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -208,13 +210,26 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
     return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
 
 
-def module_trace(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> MemoryTrace:
-    """Return the trace of a step of any module."""
+def module_trace(
+    module: nn.Module,
+    inputs: Any,
+    run_config: RunConfig,
+    loss: Loss | None,
+    parallelism: Parallelism = ONE_PROCESS,
+    layer_path: str = "",
+) -> MemoryTrace:
+    """Return the trace of a step of any module, of one rank if it is parallel; `layer_path` is that of its layers."""
     given, how = named_inputs(inputs, loss)
-    with fake_tensors(), cuda_semantics(run_config) if run_config.device == "cuda" else nullcontext():
+    with ExitStack() as stack:
+        mesh = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
+        stack.enter_context(fake_tensors())
+        if run_config.device == "cuda":
+            stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(module).train(run_config.mode != "inference")
+        if mesh is not None:
+            parallelize(copied, layers_of(copied, layer_path), parallelism, mesh)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
+            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, parallelism=parallelism))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

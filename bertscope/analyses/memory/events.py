@@ -50,6 +50,15 @@ class Moment:
     operator: str = ""
 
 
+class Collective(NamedTuple):
+    """A call of a collective: its phase, module, and the bytes of the tensor that all its ranks have together."""
+
+    phase: str
+    operator: str
+    path: str
+    full_bytes: int
+
+
 @dataclass(frozen=True)
 class MemoryTrace:
     """The blocks allocated before the step, and the events of the step."""
@@ -58,6 +67,7 @@ class MemoryTrace:
     events: tuple[MemoryEvent, ...]
     granule_bytes: int = 1  # sizes here are not rounded up to a multiple of it
     traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
+    collectives: tuple[Collective, ...] = ()
 
     def rounded(self, size_bytes: int) -> int:
         """Return a size as the allocator rounds it."""

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.memory.events import Allocation, Block, MemoryEvent, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.events import (
+    Allocation,
+    Block,
+    Collective,
+    MemoryEvent,
+    MemoryTrace,
+    MemoryTraceRecorder,
+    Place,
+)
 from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
@@ -23,16 +31,21 @@ from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
     fake_device,
+    held_tensors,
+    is_wrapper,
     operator_name,
     storage_key,
     torch,
+    tree_leaves,
     use_counts,
+    watched_resizes,
 )
 
 _RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
 _MOST_UPDATES = 16
+_COLLECTIVES = ("c10d", "_c10d_functional")  # the namespaces of torch.distributed's operators
 # The fields of RunConfig that change the optimizer step only by the gradients that they leave.
 _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 
@@ -45,7 +58,10 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     a first optimizer step, which is not recorded, creates it after the backward pass.
     """
     mode = _FakeRunMode(step, _owned_by_autograd())
-    with mode.tracker.track(step.model), mode, mode.random_states():
+    is_parallel = step.parallelism.world_size > 1
+    with mode.tracker.track(step.model), mode, mode.random_states(), watched_resizes(mode.resized):
+        if is_parallel:  # FSDP allocates in its first step what it keeps
+            step.run(mode.unrecorded_phase)
         if step.run_config.has_gradients_before:
             step.run_micro_batch(mode.unrecorded_phase)
         mode.add_state()
@@ -63,7 +79,9 @@ def fake_run(step: ModelStep) -> MemoryTrace:
                 _UPDATES.pop(next(iter(_UPDATES)))
             _UPDATES[known] = whole.state[len(before.state) :], whole.events[len(before.events) :]
     state, events = _UPDATES[known]
-    return replace(before, state=before.state + state, events=before.events + events)
+    return replace(
+        before, state=before.state + state, events=before.events + events, collectives=mode.trace().collectives
+    )
 
 
 class _FakeRunMode(DispatchMode):
@@ -81,11 +99,12 @@ class _FakeRunMode(DispatchMode):
         self.name, self.operator, self.updated = "", "", ""
         self.is_recording = False
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
+        self.collectives: list[Collective] = []
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
 
     def trace(self) -> MemoryTrace:
         """Return the trace of what was recorded until now."""
-        return self.recorder.trace(self.step.run_config.device)
+        return replace(self.recorder.trace(self.step.run_config.device), collectives=tuple(self.collectives))
 
     def update_key(self) -> Hashable:
         """Return all that decides the events of the optimizer step: its settings, parameters and gradients."""
@@ -122,6 +141,8 @@ class _FakeRunMode(DispatchMode):
                     self.recorder.living[key] = Allocation(size, place, block.shape, block.dtype, block.part)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # the operators on the tensors inside come next
         if (device := fake_device(operator, args)) is not None:
             return device
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -135,6 +156,8 @@ class _FakeRunMode(DispatchMode):
     def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
+        if operator.namespace in _COLLECTIVES:
+            self._note_collective((args, kwargs))
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
             first = args[0] if args else None
             self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
@@ -167,15 +190,39 @@ class _FakeRunMode(DispatchMode):
 
     def _watch(self, tensor: torch.Tensor) -> int:
         """Return the key of a new storage, whose free will be recorded."""
-        key = storage_key(tensor)
+        return self._watch_storage(tensor.untyped_storage(), storage_key(tensor))
 
+    def _watch_storage(self, storage: Any, key: int) -> int:
         def free(_: object) -> None:
             del self.watched[key]
             self.owners.pop(key, None)
             self.recorder.free(key, self._place())
 
-        self.watched[key] = weakref.ref(tensor.untyped_storage(), free)
+        self.watched[key] = weakref.ref(storage, free)
         return key
+
+    def resized(self, key: int, storage: Any, before_bytes: int) -> None:
+        """Record the new size of a storage: FSDP frees and allocates gathered parameters so."""
+        size = storage.nbytes()
+        if not self.is_recording or size == before_bytes:
+            return
+        place = Place(self.name, self._place().path, "resize_")
+        if before_bytes:
+            self.recorder.free(key, place)
+        if size:
+            if key not in self.watched:
+                self._watch_storage(storage, key)
+            self.recorder.allocate(key, Allocation(size, place, (size,), "uint8", "gathered_parameters"), place)
+
+    def _note_collective(self, args: Any) -> None:
+        """Record a collective, and mark the blocks that it reads and writes."""
+        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        size = max((leaf.nbytes for leaf in given), default=0)
+        self.collectives.append(Collective(self.name, self.operator.strip("_"), self.tracker.current()[0], size))
+        for leaf in given:
+            made = self.recorder.living.get(storage_key(leaf))
+            if made is not None and not made.part:
+                made.part = "communication"
 
     def _true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return the bytes of a result that torch's shape function gets wrong; None for any other.
@@ -209,8 +256,8 @@ class _FakeRunMode(DispatchMode):
         if name == FORWARD:
             self.recorder.end_forward()
         for path, param in self.step.model.named_parameters():
-            if param.grad is not None:
-                key = storage_key(param.grad)
+            for grad in held_tensors(param.grad) if param.grad is not None else ():
+                key = storage_key(grad)
                 self.owners[key] = path
                 self.recorder.name((key,), "gradients")
 

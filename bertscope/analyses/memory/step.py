@@ -16,9 +16,10 @@ from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
+from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, storage_key, torch
+from bertscope.torch_access import held_tensors, nn, storage_key, torch
 from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
@@ -41,6 +42,7 @@ class ModelStep:
     run_config: RunConfig
     device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
+    parallelism: Parallelism = ONE_PROCESS  # that the model was made for
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
@@ -107,11 +109,12 @@ class ModelStep:
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
         """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
         seen: set[int] = set()
-        for part, path, tensor in self._state_tensors():
-            key = storage_key(tensor)
-            if key not in seen and tensor.untyped_storage().nbytes():
-                seen.add(key)
-                yield Block(part, path, "", tuple(tensor.shape), dtype_name(tensor)), tensor
+        for part, path, whole in self._state_tensors():
+            for tensor in held_tensors(whole):
+                key = storage_key(tensor)
+                if key not in seen and tensor.untyped_storage().nbytes():
+                    seen.add(key)
+                    yield Block(part, path, "", tuple(tensor.shape), dtype_name(tensor)), tensor
 
     def _state_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for path, parameter in self.model.named_parameters():

@@ -78,6 +78,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "part_gradients": ("gradients", "梯度"),
     "part_activations": ("activations", "激活值"),
     "part_temporaries": ("temporaries", "临时张量"),
+    "part_gathered_parameters": ("gathered parameters", "聚集的参数"),
+    "part_communication": ("communication", "通信缓冲区"),
     "part_context": ("CUDA context and workspaces", "CUDA 上下文与工作区"),
     "in_forward": ("in forward", "前向"),
     "in_backward": ("in backward", "反向"),

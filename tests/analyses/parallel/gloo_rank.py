@@ -1,0 +1,96 @@
+"""A rank of a real job on gloo: a plain training loop, and the bytes that malloc has given out, phase by phase.
+
+Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It imports the
+model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one, so that malloc's own count of
+mapped bytes is that of the tensors; it is read after each operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bertscope import model as models
+from bertscope.config import BertConfig
+
+_M_MMAP_THRESHOLD = -3
+_NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
+
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES.split()]
+
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+
+
+def mapped_bytes() -> int:
+    return libc.mallinfo2().hblkhd
+
+
+class Highest(TorchDispatchMode):
+    """A mode that keeps the highest number of mapped bytes after any operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak_bytes = mapped_bytes()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        result = operator(*args, **(kwargs or {}))
+        self.peak_bytes = max(self.peak_bytes, mapped_bytes())
+        return result
+
+
+def steps_of(strategy, mesh, checkpointing, fields):
+    """The mapped bytes of a step above those before it, phase by phase: the least of several steps."""
+    ranks = init_device_mesh("cpu", mesh)
+    model = models.BertForMaskedLM(BertConfig(**fields)).train()
+    if checkpointing != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": False}, strategy=checkpointing)
+    for module in (*model.bert.encoder.layer, model):
+        fully_shard(module, mesh=ranks, reshard_after_forward=strategy != "fsdp-no-reshard")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
+    ids = torch.randint(0, fields["vocab_size"], (8, 64))
+    steps = []
+    for _ in range(4):
+        gc.collect()
+        before = mapped_bytes()
+        with Highest() as forward:
+            loss = model(input_ids=ids, labels=ids).loss
+        with Highest() as backward:
+            loss.backward()
+            del loss
+        with Highest() as update:
+            optimizer.step()
+            optimizer.zero_grad()
+        phases = {"forward": forward, "backward": backward, "optimizer": update}
+        steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
+    # The first step allocates what FSDP and the optimizer keep; threads of gloo free some buffers late.
+    return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
+
+
+def main(rank, world_size, shared, jobs):
+    libc.mallopt(_M_MMAP_THRESHOLD, 4096)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{shared}", rank=int(rank), world_size=int(world_size))
+    found = [steps_of(*job) for job in json.loads(jobs)]
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # gloo's threads may abort the interpreter's end
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,166 @@
+"""One rank of a parallel job, estimated in one process: closed forms of state and traffic, and real ranks on gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.step import meta_inputs, run_model
+from bertscope.analyses.parallel.fake_ranks import fake_ranks
+from bertscope.errors import SelectionError
+from bertscope.parallelism import Parallelism
+from bertscope.run_config import RunConfig
+from bertscope.torch_access import torch
+from tests.analyses.memory.steps import small
+from tests.conftest import ROOT
+
+# Wide enough that what malloc adds to a block, at most a page of 4 KiB and a header, is far below 0.5 %. The vocabulary
+# is large, so that the peak of backward is in the head: gloo copies what it reduces, which other backends do not.
+WIDE = {"vocab_size": 16000, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536,
+        "num_hidden_layers": 3, "max_position_embeddings": 64}  # fmt: skip
+
+
+def traced(source, run_config, strategy, mesh):
+    model = run_model(source, run_config)
+    parallelism = Parallelism(strategy, mesh)
+    return module_trace(model, meta_inputs(model, run_config), run_config, None, parallelism, source.layer_path)
+
+
+def shard_rows(parameter, ranks):
+    """The rows of a rank: those of rank 0, rounded up."""
+    return -(-parameter.shape[0] // ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+def test_a_rank_has_its_rows_of_each_parameter_and_of_both_moments(ranks):
+    source, run_config = small(), RunConfig(batch=1, seq=8)
+    parameters = list(run_model(source, run_config).parameters())
+    rows = sum(shard_rows(parameter, ranks) * parameter[0].numel() for parameter in parameters)
+    trace = traced(source, run_config, "fsdp", (ranks,))
+    found = Counter()
+    for block, size in trace.state:
+        found[block.part] += size
+    counters = 4 * len(parameters)  # AdamW's number of steps
+    assert (found["parameters"], found["optimizer_state"]) == (4 * rows, 2 * 4 * rows + counters)
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (2,)), ("fsdp", (1024,)), ("hsdp", (8, 8)), ("hsdp", (2, 4))])
+def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_once(strategy, mesh):
+    source, run_config = small(), RunConfig(batch=1, seq=8)
+    ranks = mesh[-1]
+    padded = sum(
+        4 * ranks * shard_rows(parameter, ranks) * parameter[0].numel()
+        for parameter in run_model(source, run_config).parameters()
+    )
+    found = Counter()
+    for call in traced(source, run_config, strategy, mesh).collectives:
+        found[call.phase, call.operator] += call.full_bytes
+    expected = {("forward", "allgather_base"): padded, ("backward", "allgather_base"): padded,
+                ("backward", "reduce_scatter_base"): padded}  # fmt: skip
+    if strategy == "hsdp":
+        expected["backward", "allreduce"] = padded // ranks
+    assert found == expected
+
+
+def test_of_five_rows_of_three_numbers_two_ranks_gather_six():
+    source, run_config = small(vocab_size=5, hidden_size=4, num_attention_heads=2), RunConfig(batch=1, seq=8)
+    trace = traced(source, run_config, "fsdp", (2,))
+    (words,) = [block for block, _ in trace.state if block == block._replace(part="parameters", path=WORDS)]
+    assert words.shape == (3, 4)  # of 5 x 4: rank 0 has 3 rows, and rank 1 has 2 and one of padding
+
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+def test_kept_parameters_are_gathered_once_and_need_more_memory_in_forward():
+    source, run_config = small(num_hidden_layers=4), RunConfig(batch=1, seq=8)
+    traces = {name: traced(source, run_config, name, (2,)) for name in ("fsdp", "fsdp-no-reshard")}
+    phases = {name: {call.phase for call in trace.collectives if "gather" in call.operator}
+              for name, trace in traces.items()}  # fmt: skip
+    assert phases == {"fsdp": {"forward", "backward"}, "fsdp-no-reshard": {"forward"}}
+    peaks = {name: trace.peaks()[0].live_bytes for name, trace in traces.items()}
+    assert peaks["fsdp"] < peaks["fsdp-no-reshard"]
+
+
+def test_checkpointing_adds_no_collective():
+    calls = [
+        traced(small(), RunConfig(batch=1, seq=8, checkpointing=name), "fsdp", (2,)).collectives
+        for name in ("none", "full", "selective")
+    ]
+    assert [Counter(call[1::2] for call in found) for found in calls[1:]] == [
+        Counter(call[1::2] for call in calls[0])
+    ] * 2
+
+
+REAL = (("fsdp", "none"), ("fsdp", "full"), ("fsdp-no-reshard", "none"))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The memory of two real ranks by job."""
+    shared = tmp_path_factory.mktemp("ranks") / "store"
+    jobs = json.dumps([(strategy, (2,), checkpointing, WIDE) for strategy, checkpointing in REAL])
+    script = ROOT / "tests/analyses/parallel/gloo_rank.py"
+    ranks = [
+        subprocess.Popen([sys.executable, str(script), str(rank), "2", str(shared), jobs], text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        printed = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(out for out, _ in printed), printed
+    return dict(zip(REAL, zip(*(json.loads(out) for out, _ in printed), strict=True), strict=True))
+
+
+@pytest.mark.parametrize(("strategy", "checkpointing"), REAL)
+def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing):
+    run_config = RunConfig(batch=8, seq=64, checkpointing=checkpointing, model_implementation="bertscope")
+    trace = traced(small(**WIDE), run_config, strategy, (2,))
+    estimated = {moment.phase: moment.live_bytes - trace.state_bytes for moment in trace.peaks()}
+    for rank in measured[strategy, checkpointing]:
+        assert rank == pytest.approx(estimated, rel=0.005)
+
+
+def test_a_process_of_a_real_job_is_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(SelectionError, match="belongs to a process group"), fake_ranks(Parallelism("fsdp", (2,))):
+            pass
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_after_an_estimate_the_process_belongs_to_no_job():
+    with fake_ranks(Parallelism("fsdp", (4,))):
+        assert torch.distributed.get_world_size() == 4
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "words"),
+    [
+        ("fdsp", (2,), "did you mean 'fsdp'"),
+        ("hsdp", (8,), "the mesh of hsdp has the form (replicate ranks)x(shard ranks); got 8"),
+        ("fsdp", (0,), "got 0"),
+        ("none", (2,), "2 ranks need a strategy"),
+        ("fsdp", (2**21,), "at most 1,048,576 ranks"),
+    ],
+)
+def test_a_mesh_that_cannot_be_says_why(strategy, mesh, words):
+    with pytest.raises(SelectionError) as error:
+        Parallelism(strategy, mesh)
+    assert words in str(error.value)
+
+
+def test_one_process_is_the_default():
+    assert asdict(Parallelism()) == {"strategy": "none", "mesh": (1,)}
