@@ -33,7 +33,7 @@ OUTPUTS = {
     "fit": ["fit bert-tiny --budget 200MiB --seq 64 --checkpointing none --precision fp32",
             "fit bert-tiny --budget 2GiB --seq 64 --batch 4 --checkpointing none,full --precision fp32"],
     "comparison": ["count bert-tiny bert-mini --by group", "flops bert-tiny bert-mini --seq 8,16",
-                   "estimate bert-tiny bert-mini --seq 16 --checkpointing none,full --optimizer sgd",
+                   "estimate bert-tiny bert-mini --seq 16 --optimizer sgd",
                    "fit bert-tiny --gpu t4,a10 --seq 64 --batch 4 --checkpointing none --precision fp32"],
     "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
     "schemas": ["schema"],

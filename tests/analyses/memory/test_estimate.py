@@ -429,7 +429,7 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
         (8, {}),
         (8, {"attention": "eager", "checkpointing": "full", "optimizer": "sgd", "padding": 0.5}),
         (8, {"autocast": "bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
-        (17, {"checkpointing": "every-2"}),
+        (17, {"checkpointing": "every-2", "optimizer": "sgd", "momentum": 0.9}),
         (8, {"device": "cuda", "autocast": "bf16", "optimizer": "sgd"}),
         (8, {"device": "cuda", "checkpointing": "selective", "optimizer": "none"}),
         (8, {"mode": "inference", "autocast": "bf16"}),
