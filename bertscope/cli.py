@@ -86,7 +86,8 @@ def _usage(error: Any) -> int:
         return 2
     message = f"{' '.join(message.split()).rstrip('.')}{_near_choice(message)}{_other_commands(error)}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
-    return complain(f"{message}; see '{command} --help'", error.exit_code)
+    end = "" if message.endswith("?") else ";"
+    return complain(f"{message}{end} see '{command} --help'", error.exit_code)
 
 
 def _near_choice(message: str) -> str:

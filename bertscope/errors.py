@@ -122,7 +122,8 @@ def nearest(given: str, known: Iterable[str]) -> str:
 def suggestion(given: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = sorted(known)
-    near = difflib.get_close_matches(given[:100], names, n=3, cutoff=0.6)
+    cutoff = 0.6 if len(given) > 2 else 0.5  # of two letters one may be wrong
+    near = difflib.get_close_matches(given[:100], names, n=3, cutoff=cutoff)
     if near:
         return "did you mean " + " or ".join(repr(name) for name in near) + "?"
     return "known: " + ", ".join(names)

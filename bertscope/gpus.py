@@ -152,8 +152,9 @@ def find_gpu(name: str) -> Gpu:
     alike = [known for known in GPUS if known.startswith(f"{wanted}-")]
     if len(alike) == 1:
         return GPUS[alike[0]]
-    several = f"; say which: {', '.join(alike)}" if alike else f"; {suggestion(wanted, GPUS)}"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}{several}; or give --budget")
+    hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
+    hint += " or" if hint.endswith("?") else "; or"
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give --budget")
 
 
 _INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, below 4 MiB ... from 32 GiB on

@@ -6,8 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -27,11 +26,36 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._device import DeviceContext, _device_constructors  # noqa: E402  (what `with torch.device()` enters)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "TorchDispatchMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+
+
+class DispatchMode(TorchDispatchMode):
+    """torch's TorchDispatchMode, in which compiled functions run as they were written.
+
+    torch protects each call of a mode from torch.compile, which imports torch._dynamo (0.7 s) and takes longer than
+    most of what our modes do in a call. Here nothing is compiled as long as the mode is active.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stances = ExitStack()
+
+    def __enter__(self) -> Any:
+        if "torch._dynamo.eval_frame" in sys.modules:
+            self.stances.enter_context(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.stances.close()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Embedding(nn.Embedding):
@@ -43,29 +67,31 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
 
-class _NoInitialValues(TorchFunctionMode):
-    """A mode without initial values of tensors on meta, which have none: torch.nn.init takes half of a build."""
+class _OnMeta(DeviceContext):
+    """`with torch.device("meta")` without initial values: tensors on meta have none, and they take half of a build."""
+
+    def __init__(self) -> None:
+        super().__init__("meta")
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in _FILLING:
+        if function in _CONSTRUCTORS:
+            if kwargs.get("device") is None:
+                kwargs["device"] = self.device
+        elif function in _FILLING or getattr(function, "__module__", "") == "torch.nn.init":
             tensor = args[0] if args else kwargs.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
         return function(*args, **kwargs)
 
 
+_CONSTRUCTORS = frozenset(_device_constructors())
 _FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
 
 
-@contextmanager
-def on_device(device: str | torch.device) -> Iterator[None]:
+def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
     """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.device(device))
-        if torch.device(device).type == "meta":
-            stack.enter_context(_NoInitialValues())
-        yield
+    return _OnMeta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:
@@ -187,6 +213,24 @@ def fake_tensor_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
+
+
+def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
+    """Return a fake tensor of that layout on the device of another one, in the storage of it or in an own one."""
+    fake: Any = type(given)
+    with torch._C._DisableTorchDispatch():
+        if shares:
+            layout = torch.empty(0, dtype=dtype, device="meta")
+            layout.set_(given.untyped_storage(), offset, shape, stride)
+        else:
+            layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return fake(given.fake_mode, layout, given.fake_device)
+
+
+def is_plain_fake(value: Any) -> bool:
+    """Return True for a fake tensor with strides and real elements that has no value; some have that of a constant."""
+    is_fake = getattr(value, "fake_mode", None) is not None
+    return is_fake and value.constant is None and value.layout == torch.strided and not value.dtype.is_complex
 
 
 class _LaterPackage(ModuleType):

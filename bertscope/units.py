@@ -53,9 +53,12 @@ def signed_text(difference: int) -> str:
     return f"{difference:+,}"
 
 
-def bytes_text(size_bytes: int) -> str:
-    """Return bytes in the binary unit that keeps the number below 1024: `413.29 MiB` (1 MiB = 2**20 B)."""
-    divisor, unit = binary_unit(size_bytes)
+def bytes_text(size_bytes: int, *, unit_of: int | None = None) -> str:
+    """Return bytes in the binary unit that keeps the number below 1024: `413.29 MiB` (1 MiB = 2**20 B).
+
+    `unit_of` is another size whose unit is used.
+    """
+    divisor, unit = binary_unit(size_bytes if unit_of is None else unit_of)
     return f"{size_bytes} B" if divisor == 1 else f"{size_bytes / divisor:,.2f} {unit}"
 
 

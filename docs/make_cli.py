@@ -28,9 +28,9 @@ Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are hon
 |---:|---|
 {codes}
 An error is one line on stderr, never a traceback. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
-shows the traceback; add it when you report an error with code 70. After a signal, bertscope ends child processes,
-restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the effect that the
-operating system defines.
+shows the traceback, and all progress; add it when you report an error with code 70. After a signal, bertscope ends
+child processes, restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the
+effect that the operating system defines.
 
 bertscope checks that output files can be written before the work begins. It prints the table before it draws a picture,
 so that an error in the picture does not lose the table. Start the program as `bertscope`, or as

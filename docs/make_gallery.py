@@ -19,8 +19,8 @@ HEAD = """# Gallery
 
 <!-- Written by `python docs/make_gallery.py`; do not edit. -->
 
-One output of each command, in a terminal of 80 columns; `...` where a long one goes on. Notes below a table are all
-shown with `-v`. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
+One output of each command, in a terminal of 80 columns; `...` where a long one goes on. `-v` shows all rows and
+notes. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
 
 """
 SHOWN_LINES = 40

@@ -53,6 +53,11 @@ class ForkedChild:
             self._server.close()
         return self.returncode
 
+    def kill_group(self) -> None:
+        """Kill the process and those that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
 
 def loaded(module: str, *, without: str = "") -> list[str]:
     """Return the words that stand for `python -m MODULE` in a process that has torch loaded.

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -156,7 +157,8 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
     @once
     def measured(job: Any, seconds: float) -> Any:
-        child = real(job, seconds, lambda text: None)
+        with profile._starting([job]) as start:
+            child = real(job, seconds, lambda text: None, start)
         try:
             child.measure()
             child.run_timed_steps()
@@ -167,7 +169,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
     class Child(real):  # type: ignore[misc, valid-type]
         """A child whose process ran once for all tests."""
 
-        def __init__(self, job: Any, seconds: float, progress: object) -> None:
+        def __init__(self, job: Any, seconds: float, *_: object) -> None:
             self.job, self.is_in_turn, self.is_stopped = job, True, True
             self.sent, self.problem = measured(job, seconds)
 
@@ -225,7 +227,7 @@ def _children_of_a_server() -> Iterator[None]:
     from tests.child_server import ForkedChild
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "_start", ForkedChild)
+        patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
         yield
 
 

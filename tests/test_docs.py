@@ -171,14 +171,14 @@ def headings_of_tables() -> set[str]:
     left_out = re.findall(r"\(columns left out: (.*?);", text, re.DOTALL)
     found = {word for line in above for word in re.split(r" {2,}", line)}
     found |= {word for line in left_out for word in re.split(r",\s+", line.replace("\n", " "))}
-    parts = re.findall(r"^ at the peak of .*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
+    parts = re.findall(r"^ at the peak \(.*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
     return found | {re.split(r" {2,}", line.strip())[0] for part in parts for line in part.splitlines()}
 
 
 def test_the_glossary_has_the_headings_of_the_tables():
     plain = {"path", "type", "shapes", "bytes", "module", "a", "b", "parameter", "change", "difference", "total",
              "shape in a", "shape in b", "class", "description", "package", "version", "to install", "purpose",
-             "device", "threads", "memory", "at the peak of the step"}  # fmt: skip
+             "device", "threads", "memory", "at the peak"}  # fmt: skip
     told = (DOCS / "glossary.md").read_text().lower()
     names = {re.sub(r" \((?:estimated|measured)\)|^type: |^in |^step, | of \d+$|:.*", "", name)
              for name in headings_of_tables()}  # fmt: skip

@@ -9,13 +9,13 @@ import pytest
 
 from bertscope import torch_access
 from bertscope.errors import BertscopeError
-from bertscope.torch_access import TorchDispatchMode, torch
+from bertscope.torch_access import DispatchMode, torch
 from tests.conftest import ROOT
 
 aten = torch.ops.aten
 
 
-class Backward(TorchDispatchMode):
+class Backward(DispatchMode):
     """Collect the answers of torch_access while operators of backward run."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ def test_a_convolution_has_kernels_and_without_the_private_name_none(monkeypatch
 def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_its_own():
     operators = []
 
-    class Recorder(torch_access.TorchDispatchMode):
+    class Recorder(torch_access.DispatchMode):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
             operators.append(str(operator))
             return operator(*args, **kwargs or {})
@@ -203,7 +203,7 @@ def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_
 def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loads_it():
     code = (
         "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "class Mode(torch_access.TorchDispatchMode):\n"
+        "class Mode(torch_access.DispatchMode):\n"
         "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
         "        return operator(*args, **kwargs or {})\n"
         "def run():\n"
@@ -217,3 +217,38 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == ["2 4 3 False", "2 4 3 True False"]
+
+
+def test_in_a_mode_nothing_is_compiled_so_that_it_needs_no_protection():
+    class Mode(torch_access.DispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            return operator(*args, **kwargs or {})
+
+    assert not torch_access.DispatchMode()._should_skip_dynamo()
+    assert not hasattr(Mode.__torch_dispatch__, "__wrapped__")  # torch._disable_dynamo wraps it
+    compiled = torch.compile(lambda: torch.compiler.is_compiling(), backend=lambda *_: pytest.fail("it is compiled"))
+    with Mode():
+        assert torch.ones(2).sum() == 2
+        assert not compiled()
+
+
+def test_a_fake_tensor_gets_a_layout_in_an_own_storage_or_in_that_of_another():
+    with torch_access.fake_tensor_mode():
+        given = torch.ones(2, 3)
+    new = torch_access.fake_tensor_as(given, (4, 2), (1, 4), torch.half, 0, shares=False)
+    view = torch_access.fake_tensor_as(given, (2,), (3,), torch.float, 1, shares=True)
+    for made, layout in ((new, ((4, 2), (1, 4), torch.half, 0)), (view, ((2,), (3,), torch.float, 1))):
+        assert type(made) is type(given)
+        assert (tuple(made.shape), made.stride(), made.dtype, made.storage_offset()) == layout
+        assert (made.device, made.fake_mode) == (given.device, given.fake_mode)
+    assert new.untyped_storage().nbytes() == 16
+    assert torch_access.storage_key(view) == torch_access.storage_key(given) != torch_access.storage_key(new)
+
+
+def test_a_fake_tensor_is_plain_unless_it_has_a_value_no_strides_or_complex_elements():
+    with torch_access.fake_tensor_mode():
+        plain, constant, complex_one = torch.ones(2, 3), torch.tensor(1.0), torch.ones(2, dtype=torch.cfloat)
+        sparse = torch.ones(2, 3).to_sparse()
+    assert torch_access.is_plain_fake(plain)
+    for other in (constant, complex_one, sparse, torch.ones(2), None, 1):
+        assert not torch_access.is_plain_fake(other), other

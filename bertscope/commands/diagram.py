@@ -22,6 +22,7 @@ EXAMPLES = """
   bertscope diagram --kind forward bert-tiny encoder.layer.0 --cross-attention --cache 16
   bertscope diagram --kind tree bert-base-uncased --depth 2 --output tree.svg
 """
+_STEP_BY_STEP = "eager"  # the kernel of which each step is a tensor
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
              ".json": "json"}  # fmt: skip
 
@@ -57,9 +58,12 @@ def diagram(
     ] = None,
     architecture: Architecture = None,
     attention: Annotated[
-        Literal["eager", "sdpa"],
-        typer.Option(help="The attention kernel: eager, drawn step by step, or sdpa, drawn as one box."),
-    ] = "eager",
+        Literal["eager", "sdpa"] | None,
+        typer.Option(
+            help="forward: the attention kernel: eager, drawn step by step, or sdpa, drawn as one box.",
+            show_default=_STEP_BY_STEP,
+        ),
+    ] = None,
     pooler: Pooler = None,
     position_embedding: Annotated[
         Literal["absolute", "relative_key", "relative_key_query"] | None,
@@ -102,7 +106,7 @@ def diagram(
     """
     if class_name and (kind not in (None, "class") or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
-    changes: dict[str, object] = {"attn_implementation": attention}
+    changes: dict[str, object] = {"attn_implementation": attention or _STEP_BY_STEP}
     if cross_attention:
         changes |= {"is_decoder": True, "add_cross_attention": True}
     if position_embedding:
@@ -112,6 +116,7 @@ def diagram(
     for option, is_given in (("--cross-attention", cross_attention), ("--position-embedding", position_embedding)):
         if is_given:
             source.require(option)
+    own_kernel = source.bert_config.attn_implementation if source.bert_config else _STEP_BY_STEP
     source = source.with_fields(changes)
     if kind is None:
         kind = "class" if class_name or source.bert_config else "tree"
@@ -125,7 +130,7 @@ def diagram(
         ("--batch", "forward", sizes.batch != 1),
         ("--seq", "forward", sizes.seq != 128),
         ("--direction", "forward, tree", direction is not None),
-        ("--attention", kind if source.bert_config else "", attention != "eager"),
+        ("--attention", kind if source.bert_config else "", attention is not None),
     )
     unused = [option for option, kinds, is_given in given if is_given and kind not in kinds]
     if unused:
@@ -143,3 +148,5 @@ def diagram(
     )  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, renderer, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
+    if kind == "forward" and attention is None and own_kernel != _STEP_BY_STEP:
+        note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {own_kernel} draws the model's, as one box")

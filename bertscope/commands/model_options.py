@@ -129,17 +129,24 @@ class ModelsOptions(ModelOptions):
     others: OtherModels = ()  # type: ignore[assignment]  # Typer reads the type, and a default cannot be a list
 
     def each(self, result_of: Callable[[ModelOptions], Result]) -> tuple[Result, ...]:
-        """Return the result for each model; with several models an error names the one that it concerns."""
+        """Return the result for each model; with several models an error names the one that it concerns.
+
+        Several models are all found before the work for the first begins.
+        """
         changes = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
-        results = []
-        for name in (self.model, *self.others):
-            try:
-                results.append(result_of(ModelOptions(**changes | {"model": name})))
-            except BertscopeError as error:
-                if self.others and name not in str(error):
-                    error.at(name)
-                raise
-        return tuple(results)
+        models = [ModelOptions(**changes | {"model": name}) for name in (self.model, *self.others)]
+        for model in models if self.others else ():
+            self._named(model, ModelOptions._found)
+        return tuple(self._named(model, result_of) for model in models)
+
+    def _named(self, model: ModelOptions, result_of: Callable[[ModelOptions], Result]) -> Result:
+        """Return the result for a model; with several models an error names it."""
+        try:
+            return result_of(model)
+        except BertscopeError as error:
+            if self.others and model.model not in str(error):
+                error.at(model.model)
+            raise
 
     def only_one(self, options: Mapping[str, bool]) -> None:
         """Raise SelectionError if several models are given with an option for one; `options` says which are given."""

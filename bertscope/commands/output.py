@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.render.console import Target, progress_bar, stdout_target
+from bertscope.render.texts import phrase, say
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
 
@@ -47,7 +49,7 @@ def output_option(
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
 Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the answer, the table and the notes.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all notes and details below the table.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all rows, notes and details.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +195,17 @@ def _umask() -> int:
 
 def note(text: str) -> None:
     """Print a note for the user on stderr."""
-    print(f"note: {one_line(text, limit=2000)}", file=sys.stderr)
+    print(f"note: {one_line(phrase(text), limit=2000)}", file=sys.stderr)
+
+
+_LINE_SECONDS = 5.0  # between two lines of progress in a log
 
 
 class Progress:
-    """Display of progress on stderr after the first second: a bar in a terminal, a line for each stage elsewhere.
+    """Display of progress on stderr after the first second: a bar in a terminal, a few lines elsewhere.
 
-    `total` is the number of stages; a text names its stage before a colon, if it has one.
+    `total` is the number of stages; a text names its stage before a colon, if it has one. A stage has at most one line,
+    and two lines are _LINE_SECONDS apart; with --debug each text is a line.
     """
 
     def __init__(self, total: int = 0) -> None:
@@ -208,25 +214,26 @@ class Progress:
         self.begun: list[str] = []  # the stages, in order
         self.done_seconds = 0.0  # until the current stage began
         self.shown = ""
+        self.next_seconds = 1.0  # of the next line
         self.bar: Any = None
         self.is_terminal = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
-        """Show the text, except in the first second or, outside a terminal, a second time."""
+        """Show the text, or outside a terminal its stage."""
         stage = text.partition(":")[0]
         seconds = time.monotonic() - self.started
         if [stage] != self.begun[-1:]:
             self.begun.append(stage)
             self.done_seconds = seconds
-        if seconds < 1 or (text == self.shown and not self.is_terminal):
+        if self.is_terminal and seconds >= 1:
+            self._draw(one_line(phrase(text), limit=60))
             return
-        self.shown = text
-        words = one_line(text, limit=60)
-        if self.is_terminal:
-            self._draw(words)
-        else:
-            place = f"{len(self.begun)} of {self.total}, " if self.total else ""
-            print(f"{words} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
+        words = text if is_debug() else stage
+        if words != self.shown and (seconds >= self.next_seconds or is_debug()):
+            self.shown, self.next_seconds = words, seconds + _LINE_SECONDS
+            place = say("progress_place", number=len(self.begun), total=self.total) if self.total else ""
+            shown = one_line(phrase(words), limit=60)
+            print(say("progress", text=shown, place=place, seconds=f"{seconds:.0f}"), file=sys.stderr, flush=True)
 
     def _draw(self, words: str) -> None:
         if self.bar is None:

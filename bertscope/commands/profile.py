@@ -1,6 +1,10 @@
 """`bertscope profile`."""
 
+import ctypes
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +14,7 @@ from bertscope.commands.output import NotedOutputOptions, Progress, note, write_
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
+from bertscope.errors import SelectionError
 from bertscope.render import memory as renderer
 from bertscope.run_config import STORED
 
@@ -47,6 +52,8 @@ def profile(
     """
     run_configs = run.run_configs(inputs=tuple(inputs or ()))
     view.check_timeline()
+    if run.device == "cuda" and not _may_have_cuda():  # else the child says it, after 3 s of loading torch
+        raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
@@ -81,3 +88,13 @@ def profile(
     if any(INTERRUPTED[1] in failure for failure in failures):
         return INTERRUPT
     return 3 if failures else 0
+
+
+def _may_have_cuda() -> bool:
+    """Return False if torch was built for CPUs or if no driver of a GPU is installed."""
+    if "+cpu" in version("torch"):
+        return False
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            return ctypes.CDLL(name) is not None
+    return Path("/dev/kfd").exists()  # the driver of ROCm, whose devices torch calls cuda too

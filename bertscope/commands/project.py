@@ -103,12 +103,12 @@ def _checked(table: Any, path: Path) -> Project:
     if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
         raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
     if table.get("head") not in (None, *ARCHITECTURES):
-        raise unknown_architecture(table["head"]).at(str(path))
+        raise wrong(f"head: {unknown_architecture(table['head']).message}")
     if "gpu" in table:
         try:
             find_gpu(table["gpu"])
         except SelectionError as error:
-            raise error.at(str(path)) from None
+            raise wrong(f"gpu: {error.message}") from None
     values: dict[str, Any] = {**table, "check": tuple(table.get("check", ()))}
     return Project(path=path, **values)
 

@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,9 +17,9 @@ from typer.core import TyperGroup
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
 from bertscope.commands.project import WithProjectDefaults
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeError, SelectionError
 from bertscope.render.console import choose_color
-from bertscope.render.texts import LANGUAGES, in_language
+from bertscope.render.texts import LANGUAGES, in_language, phrase
 from bertscope.units import parse_bytes
 
 Color = Annotated[
@@ -26,7 +27,12 @@ Color = Annotated[
     typer.Option(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.", show_default=False),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error, as BERTSCOPE_DEBUG=1 does.", show_default=False)
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.",
+        show_default=False,
+    ),
 ]
 _MODULES = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
 _REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the command of each name
@@ -91,12 +97,11 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*, color: Any, debug: bool, **given: Any) -> None:  # `process` reads --debug: errors may precede parsing
         if color is not None:
             choose_color(color)
-        check_outputs([value for value in given.values() if isinstance(value, Path)])
-        language = given.get("lang", LANGUAGES[0])
-        for name, bundle in bundles.items():
-            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
         try:
-            with in_language(language):
+            with in_language(given.get("lang", LANGUAGES[0])), _translated_errors():
+                check_outputs([value for value in given.values() if isinstance(value, Path)])
+                for name, bundle in bundles.items():
+                    given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
                 code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             code = failure(error)
@@ -109,6 +114,16 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Put the message of an error into the chosen language."""
+    try:
+        yield
+    except BertscopeError as error:
+        error.message = phrase(error.message)
+        raise
 
 
 def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:

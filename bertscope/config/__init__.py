@@ -16,7 +16,7 @@ from bertscope.errors import ConfigError, nearest
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
-MAX_LAYERS = 256  # each layer is built from real modules, also on the meta device; a reentrant step runs each of them
+MAX_LAYERS = 256  # each layer is built from real modules, also on the meta device
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (

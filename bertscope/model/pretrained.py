@@ -28,7 +28,8 @@ class BertPreTrainedModel(nn.Module):
 
     def post_init(self) -> None:
         """Initialise the weights and tie parameters; every constructor calls this last."""
-        for child in self.children():
+        is_meta = next(self.parameters()).is_meta  # no values to initialise
+        for child in () if is_meta else self.children():
             if not isinstance(child, BertPreTrainedModel):  # the BertModel of a head did this in its own constructor
                 child.apply(self._init_weights)
         self.tie_weights()

@@ -10,8 +10,11 @@ from bertscope.units import count_text, html_text, signed_text
 def text(report: CheckReport) -> str:
     """Return a line `file:line: model: message` for each failure, and a last line with the sums.
 
-    Files that could not be checked are not data: they go to stderr, one line each, by the command.
+    Files that could not be checked are not data: they go to stderr, one line each, by the command. Nothing else is said
+    if no file could be checked.
     """
+    if report.findings and len(report.having("error")) == len(report.findings):
+        return ""
     return "".join(f"{line(finding)}\n" for finding in report.having("failed")) + _summary(report)
 
 

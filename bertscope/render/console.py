@@ -10,6 +10,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bertscope.render.texts import say
+
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
@@ -99,7 +101,7 @@ def progress_bar() -> Any:
                 return Text("")
             done_seconds = task.fields["done_seconds"]
             left = done_seconds / task.completed * (task.total - task.completed) - (task.elapsed - done_seconds)
-            return Text(f"about {max(left, 0):.0f} s left")
+            return Text(say("seconds_left", seconds=f"{max(left, 0):.0f}"))
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
                TimeElapsedColumn(), Remaining())  # fmt: skip

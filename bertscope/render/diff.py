@@ -5,6 +5,7 @@ from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.texts import phrase
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
 from bertscope.units import count_text, shape_text, signed_text
@@ -16,7 +17,7 @@ _FIELDS = (
 )
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    Column("change", lambda row: row.status, values("status")),
+    Column("change", lambda row: phrase(row.status), values("status")),
     csv_only(values("copies")),
     Column("shape in a", lambda row: _shape(row.shape_a), {"shape_a": lambda row: _shape(row.shape_a)}, give_up=2),
     Column("shape in b", lambda row: _shape(row.shape_b), {"shape_b": lambda row: _shape(row.shape_b)}, give_up=2),
@@ -24,7 +25,7 @@ _ROWS = (
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    Column("total", lambda item: item[0]),
+    Column("total", lambda item: phrase(item[0])),
     Column("a", lambda item: _count(item[1]), right=True),
     Column("b", lambda item: _count(item[2]), right=True),
     Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
@@ -59,12 +60,12 @@ def notes(report: DiffReport) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
     found = {report.a.name: report.forward_flops_a, report.b.name: report.forward_flops_b}
     sizes = f"--batch {report.batch} --seq {report.seq}"
-    return [
+    return [phrase(note) for note in (
         "FLOPs: matrix products only, a multiply-add is 2",
         *(f"no FLOPs of {name}: its forward pass did not run; bertscope flops {shlex.quote(name)} {sizes} says why"
           for name, flops in found.items() if flops is None),
         *["the two do not differ"] * report.is_empty,
-    ]  # fmt: skip
+    )]  # fmt: skip
 
 
 def table(report: DiffReport, target: Target) -> str:

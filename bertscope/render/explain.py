@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
-from bertscope.render.texts import in_language, say
+from bertscope.render.texts import in_language, phrase, say
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
 
@@ -74,7 +74,7 @@ def _point(point: Point) -> str:
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
-        return report.note
+        return phrase(report.note)
     return say("explain_sizes", batch=report.batch, seq=report.seq)
 
 
@@ -141,7 +141,7 @@ def markdown(report: ExplainReport) -> str:
 def _markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
-    note = f"{report.note}\n\n" if report.note else ""
+    note = f"{phrase(report.note)}\n\n" if report.note else ""
     steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
     sections = "".join(_section_markdown(section) for section in report.sections)
     return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"

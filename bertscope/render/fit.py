@@ -1,6 +1,7 @@
 """The fit report as a table, CSV and Markdown."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
@@ -8,10 +9,10 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import say
+from bertscope.render.texts import phrase, say
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.reports.memory import NO, FitReport, FitRow
-from bertscope.units import BF16, FP16, bytes_text, count_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -74,22 +75,18 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
 
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
+    return say("comma").join((title(report), *settings(report, *words)))
+
+
+def settings(report: FitReport, *words: str) -> list[str]:
+    """Return the kernel, the words, and the settings of the run."""
     run: dict[str, Any] = report.run
     kernel = ""
     if report.subject.attention == "sdpa" and _is_on_gpu(report):
         chosen = run.get("sdpa_kernel", "auto")
         kernel = say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
     place = (run.get("device"), run.get("alloc_conf"))
-    settings = (title(report), kernel, *words, mode_word(run), *loop_words(run), *place)
-    return say("comma").join(filter(None, settings))
-
-
-def heading(report: FitReport) -> str:
-    """Return the model with its head and attention, the precisions, the run, and the budget."""
-    precisions = say("both").join(dict.fromkeys(row.precision for row in report.rows))
-    place = say("named", name=report.card.name, text="") if report.card else ""
-    size = bytes_text(report.budget_bytes)
-    return say("budget", settings=settings_text(report, precisions), place=place, size=size) + "\n"
+    return [text for text in (kernel, *words, mode_word(run), *loop_words(run), *place) if text]
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:
@@ -111,15 +108,21 @@ def verdict(report: FitReport) -> str:
     row = best_row(report, seq)
     batch = count_text(report.asked_batch or row.batch or 1)
     on = say("on", name=report.card.name) if report.card else ""
-    memory = say("peak_size", size=bytes_text(row.peak_bytes))
+    size_text = partial(bytes_text, unit_of=_common_unit(row.peak_bytes, report.budget_bytes))
+    memory = say("peak_size", size=size_text(row.peak_bytes))
     if _is_on_gpu(report):
-        memory = say("with_reserved", text=memory, size=bytes_text(row.reserved_bytes))
-    memory = say("of_budget", text=memory, size=bytes_text(report.budget_bytes))
+        memory = say("with_reserved", text=memory, size=size_text(row.reserved_bytes))
+    memory = say("of_budget", text=memory, size=size_text(report.budget_bytes))
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
+
+
+def _common_unit(*sizes: int) -> int:
+    """Return the smallest size, whose unit is that of all, or the largest if that would give five digits."""
+    return max(sizes) if max(sizes) >= 10_000 * binary_unit(min(sizes))[0] else min(sizes)
 
 
 def notes(report: FitReport) -> Iterator[str]:
@@ -141,7 +144,7 @@ def notes(report: FitReport) -> Iterator[str]:
             yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
     yield say("note_fit_estimated")
     if report.card:
-        yield say("named", name=report.card.name, text=report.card.source)
+        yield say("named", name=report.card.name, text=phrase(report.card.source))
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
@@ -169,7 +172,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     low, high = report.context_low_bytes, report.context_high_bytes
     workspaces = bytes_text(report.overhead_bytes - high)
     if low < high:
-        source = report.card.context_source if report.card else ""
+        source = phrase(report.card.context_source) if report.card else ""
         where = say("published_for_it", source=source) if source else say("published_for_others")
         yield say("note_published_context", range=range_text(low, high), where=where)
     yield say("note_included", context=bytes_text(high), workspaces=workspaces)

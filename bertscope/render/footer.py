@@ -17,14 +17,19 @@ _OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend 
 
 def title(report: Any) -> str:
     """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
+    text, subject = subtitle(report), report.subject
+    if subject.name == subject.architecture:
+        return text
+    return say("named", name=one_line(subject.name, limit=120), text=text)
+
+
+def subtitle(report: Any) -> str:
+    """Return the title without the name of the model."""
     subject: Subject = report.subject
     attention = say("attention", name=subject.attention) if subject.attention else ""
     adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     whose = _whose(subject.implementation) if subject.implementation and report.kind in _OF_A_RUN else ""
-    text = say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
-    if subject.name == subject.architecture:
-        return text
-    return say("named", name=one_line(subject.name, limit=120), text=text)
+    return say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
 
 
 def _whose(implementation: str) -> str:
@@ -85,10 +90,17 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
 
-def notes_text(notes: Sequence[str], target: Target, *, verbose: bool) -> str:
-    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others."""
-    if not verbose and len(notes) > 2:
-        notes = [say("more_notes", note=notes[0], count=len(notes) - 1)]
+def notes_text(notes: Sequence[str], target: Target, *, verbose: bool, more_rows: int = 0) -> str:
+    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others.
+
+    `more_rows` is the number of rows that the table has with -v only.
+    """
+    if not verbose and (len(notes) > 2 or more_rows):
+        first, count = notes[0], len(notes) - 1
+        if more_rows:
+            notes = [say("more_notes_and_rows", note=first, count=count, rows=more_rows)]
+        else:
+            notes = [say("more_notes", note=first, count=count)]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

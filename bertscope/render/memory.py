@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
 from bertscope.render.memory_words import bars, notes, verdict
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, tables_text, values
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, stacked, tables_text, values
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
@@ -18,38 +18,57 @@ from bertscope.units import bytes_text, count_text, shape_text, signed_text
 
 PARTS = tuple(field.name for field in fields(Parts))
 SHOWN_ROWS = 10
+_SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its inputs
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A name and its value for each variant."""
+    """A name and its value for each variant; the terminal shows a detail with -v."""
 
     name: str
     cells: tuple[str, ...]
     is_strong: bool = False
+    is_detail: bool = False
 
 
-def memory_lines(report: MemoryReport) -> Iterator[_Line]:
-    """Yield the lines of the table: the parts at the peak, the peaks of the phases, and other measurements."""
+def memory_lines(report: MemoryReport, *, has_details: bool = True) -> Iterator[_Line]:
+    """Yield the lines of the table: the parts at the peak, the peaks of the phases, and other measurements.
+
+    Without details, the parts below _SMALL are one line, and some lines are left out.
+    """
+    lines = _memory_lines(report, _part_groups(report, 0 if has_details else _SMALL))
+    return (line for line in lines if has_details or not line.is_detail)
+
+
+def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
+    """Return the parts of the peaks, each in a list; in one list those below this share of every peak."""
+    peaks = [variant.memory.peak for variant in report.variants if variant.memory]
+    found = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
+    few = [part for part in found if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
+    return [few if part in few else [part] for part in found if part not in few[1:]]
+
+
+def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> Iterator[_Line]:
+    """Yield all lines."""
     variants = report.variants
 
     def has(path: str) -> bool:
         return any(_at(variant, path) for variant in variants)
 
-    def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, *, is_strong: bool = False) -> _Line:
+    def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, **is_what: bool) -> _Line:
         values = [_at(variant, path) for variant in variants]
-        return _Line(name, tuple("" if value is None else text(value) for value in values), is_strong)
+        return _Line(name, tuple("" if value is None else text(value) for value in values), **is_what)
 
-    for part in PARTS:
-        if has(f"memory.peak.parts.{part}"):
-            yield line(part_name(part), f"memory.peak.parts.{part}")
+    for group in part_groups:
+        name = say("comma").join(map(part_name, group))
+        yield line(name, "memory.peak.parts", partial(_sum_text, group))
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number))
+        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number), is_detail=True)
     if report.run.get("mode") != "inference":
         yield line(say("saved"), "memory.kept_bytes")
     if has("memory.device"):
-        yield line(say("allocated"), "memory.device.allocated_bytes")
+        yield line(say("allocated"), "memory.device.allocated_bytes", is_detail=True)
         yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")
     if any(variant.error is not None for variant in variants):
         both = [variant.estimated if variant.measured else None for variant in variants]
@@ -58,16 +77,17 @@ def memory_lines(report: MemoryReport) -> Iterator[_Line]:
         )
         yield _Line(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
-        yield line(say("process_step"), "process", _step_text)
-        yield line(say("process_run"), "process.peak_bytes")
+        yield line(say("process_step"), "process", _step_text, is_detail=True)
+        yield line(say("process_run"), "process.peak_bytes", is_detail=True)
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(say("step_median", count=steps), "timing", _seconds)
         if steps > 1:
             yield line(say("spread"), "timing", _spread)
     if has("timing.tokens_per_second"):
-        yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}")
-        yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G")
+        yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}", is_detail=True)
+        yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G",
+                   is_detail=True)  # fmt: skip
 
 
 def _at(item: Any, path: str) -> Any:
@@ -75,6 +95,10 @@ def _at(item: Any, path: str) -> Any:
     for name in path.split("."):
         item = None if item is None else getattr(item, name)
     return item
+
+
+def _sum_text(names: Sequence[str], parts: Parts) -> str:
+    return bytes_text(sum(getattr(parts, name) for name in names))
 
 
 def _phase_peak(number: int, phases: Sequence[PhasePeak]) -> str:
@@ -113,12 +137,17 @@ def _kept_cell(number: int, row: tuple[KeptRow, tuple[int, ...]]) -> str:
 
 def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
-    columns = [Column(say("at_peak"), lambda line: line.name)]
-    for number, variant in enumerate(report.variants):
-        obtained = word("obtained", variant.memory.obtained if variant.memory else "nothing")
-        heading = say("variant", name=variant_name(variant), obtained=obtained)
-        columns.append(Column(heading, partial(_cell, number), right=True))
-    return columns
+    obtained = [word("obtained", variant.memory.obtained if variant.memory else "nothing")
+                for variant in report.variants]  # fmt: skip
+    first, *names = say("at_peak"), *map(variant_name, report.variants)
+    if len(set(obtained)) == 1:
+        first = say("variant", name=first, obtained=obtained[0])
+    else:
+        names = [say("variant", name=name, obtained=word) for name, word in zip(names, obtained, strict=True)]
+    return [
+        Column(first, lambda line: line.name),
+        *(Column(name, partial(_cell, number), right=True) for number, name in enumerate(names)),
+    ]
 
 
 _KEPT_NAMES = 4  # the columns that identify a row
@@ -152,23 +181,25 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
 
 
 def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None, verbose: bool = False) -> str:
-    """Return the report for the terminal; `verbose` adds the tensors saved for backward, the bars and all notes.
+    """Return the report for the terminal; `verbose` adds details, the tensors saved for backward, bars and all notes.
 
     `shown_rows` is the number of rows of saved tensors, 0 for all; None: SHOWN_ROWS if verbose, else no table of them.
     """
+    lines = list(memory_lines(report, has_details=verbose))
     text = wrapped(verdict(report), target)
-    text += tables_text(memory_columns(report), 1, list(memory_lines(report)), target, lambda line: line.is_strong)
+    text += tables_text(memory_columns(report), 1, lines, target, lambda line: line.is_strong)
     rows = kept_rows(report) if verbose or shown_rows is not None else []
     if rows:
         shown = rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
-        text += "\n" + tables_text(kept_columns(report), _KEPT_NAMES, shown, target)
+        text = stacked(text, tables_text(kept_columns(report), _KEPT_NAMES, shown, target))
         rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
         if any(rest):
             sizes = say("comma").join(map(bytes_text, rest))
             text += say("more_rows", count=len(rows) - len(shown), sizes=sizes) + "\n"
     if verbose:
         text += "\n" + bars(report, target)
-    return text + notes_text([*notes(report)], target, verbose=verbose)
+    more_rows = 0 if verbose else len([*memory_lines(report)]) - len(lines)
+    return text + notes_text([*notes(report)], target, verbose=verbose, more_rows=more_rows)
 
 
 def markdown(report: MemoryReport) -> str:

@@ -58,7 +58,7 @@ def verdict(report: MemoryReport) -> str:
     for variant, memory in known:
         place = _place(memory.peak) if is_only else _phase(memory.peak)
         text = say("peak_of", size=bytes_text(memory.peak.peak_bytes), place=place)
-        if memory.device:
+        if memory.device and is_only:
             text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
         peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
     answer = say("semicolon").join(peaks) or say("nothing_measured")
@@ -86,7 +86,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
                 for point in other.outlook.points
             )  # fmt: skip
             yield say("lower_from", batch=other.outlook.pays_from_batch, points=points)
-    for variant, memory in known:
+    for variant, memory in known if len(report.variants) > 1 else ():  # the verdict names the place of one
         yield say("peak_is", name=variant_name(variant), place=_place(memory.peak))
 
 
@@ -103,15 +103,13 @@ def _phase(peak: PhasePeak) -> str:
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
     before, after = first_memory.peak.peak_bytes, memory.peak.peak_bytes
-    text = say("saves", name=variant_name(other), size=bytes_text(memory.kept_bytes),
-               before=bytes_text(first_memory.kept_bytes))  # fmt: skip
     if after < before:
         percent = f"{100 * (before - after) / before:.1f}"
-        text += say("peak_falls", size=bytes_text(before - after), percent=percent)
+        text = say("peak_falls", size=bytes_text(before - after), percent=percent)
     elif after == before:
-        text += say("peak_stays")
+        text = say("peak_stays")
     else:
-        text += say("peak_rises", size=bytes_text(after - before))
+        text = say("peak_rises", size=bytes_text(after - before))
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
         text += say("takes", ratio=f"{ratio:.2f}")
@@ -119,7 +117,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
         if _overlap(first.timing.step_seconds, other.timing.step_seconds):
             text += say("times_overlap")
-    return text
+    return say("named", name=variant_name(other), text=text)
 
 
 def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import say
+from bertscope.render.texts import phrase, say
 from bertscope.units import count_text, visible
 
 if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
@@ -25,7 +25,7 @@ _GAP = "   "
 _NARROWEST_NAME = 12  # columns
 _BRANCHES = re.compile(r"[ │├└─|`-]+")
 _CONTINUED = str.maketrans({"├": "│", "└": " ", "─": " ", "`": " ", "-": " "})
-_BREAKS = re.compile(r"(?<=[.,]) ?| ")
+_BREAKS = re.compile(r"(?<=[.,]) ?| (?!x\))")  # not in `(12 x)`
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
 
@@ -47,6 +47,11 @@ class Column:
     below: bool = False
     csv_order: int = 0
     shown: bool = True
+
+    @property
+    def heading(self) -> str:
+        """The title in the chosen language."""
+        return phrase(self.title)
 
 
 def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
@@ -87,7 +92,7 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
             kept = _fitting([column for column in columns if not column.below], drawing, target)
         drawing = replace(drawing, excess=max(drawing.width(kept) - target.width, 0))
     text = drawing.text(kept)
-    left_out = [column.title for column in columns if column not in kept and column not in lower]
+    left_out = [column.heading for column in columns if column not in kept and column not in lower]
     if left_out:
         text += wrapped(say("left_out", names=say("comma").join(left_out)), target)
     return text
@@ -137,7 +142,7 @@ class _RichTable:
         table = Table(box=box.SIMPLE_HEAD if self.target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
         for column, width in zip(columns, [None, *widths], strict=True):
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(column.title, justify=justify, overflow="fold", no_wrap=column.right, width=width)
+            table.add_column(column.heading, justify=justify, overflow="fold", no_wrap=column.right, width=width)
         first = [self._first_lines(columns[0], row) for row in self.rows]
         longest = max((_cell_width(line) for lines in first for line in lines), default=0)
         for row, lines, others in zip(self.rows, first, cells, strict=True):
@@ -150,7 +155,7 @@ class _RichTable:
     def _narrowed(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int | None], int]:
         """Return the widths of columns of words that are narrower than their texts, and the excess that is left."""
         widths: list[int | None] = [None] * len(columns)
-        texts = [[column.title, *(row[place] for row in cells)] for place, column in enumerate(columns)]
+        texts = [[column.heading, *(row[place] for row in cells)] for place, column in enumerate(columns)]
         natural = [max(map(_cell_width, column)) for column in texts]
         least = [max(_cell_width(word) for text in column for word in text.split() or [""]) for column in texts]
         excess = self.excess
@@ -166,7 +171,7 @@ class _RichTable:
         name = visible(column.text(row))
         branches = _BRANCHES.match(name)
         indent = (branches[0].translate(_CONTINUED) if branches else "") + "  "
-        texts = [(lower.title, visible(lower.text(row))) for lower in self.below]
+        texts = [(lower.heading, visible(lower.text(row))) for lower in self.below]
         return [name, *(f"{indent}{title} {text}" for title, text in texts if text)]
 
 
@@ -205,7 +210,9 @@ class _Lines:
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> None:
         self.rule = "\u2500" if target.unicode else "-"
-        self.cells = {column.title: [column.title, *(visible(column.text(row)) for row in rows)] for column in columns}
+        self.cells = {
+            column.title: [column.heading, *(visible(column.text(row)) for row in rows)] for column in columns
+        }
         self.widths = {title: max(map(_cell_width, cells)) for title, cells in self.cells.items()}
 
     def width(self, columns: Sequence[Column]) -> int:
@@ -247,14 +254,19 @@ def tables_text(
         return target.width is None or max(widths) <= target.width
 
     size = next(filter(fits, range(len(others), 1, -1)), 1)
-    return "\n".join(table_text([*first, *group], rows, target, strong) for group in groups(size))
+    return stacked(*(table_text([*first, *group], rows, target, strong) for group in groups(size)))
+
+
+def stacked(*tables: str) -> str:
+    """Return the tables one below the other, with one empty line between two."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(tables))
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
     """Return the rows as a GitHub table."""
     columns = shown(columns)
     lines = [
-        [_markdown_cell(column.title) for column in columns],
+        [_markdown_cell(column.heading) for column in columns],
         ["---:" if column.right else "---" for column in columns],
         *([_markdown_cell(column.text(row)) for column in columns] for row in rows),
     ]

@@ -82,17 +82,17 @@ def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
 
     `what` is the start of the error: the model, and why it needs values.
     """
-    from bertscope.torch_access import TorchDispatchMode, storage_key, torch, tree_leaves
+    from bertscope.torch_access import DispatchMode, storage_key, torch, tree_leaves
 
     def tensors(tree: Any) -> list[torch.Tensor]:
         """Return the tensors with values in a structure."""
         return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
 
-    class Bounded(TorchDispatchMode):
+    class Bounded(DispatchMode):
         """A mode that adds up the bytes of the storages that exist."""
 
         def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.sizes: dict[int, int] = {}
             self.real_bytes = 0
 

@@ -142,15 +142,23 @@ def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, comman
     assert f"this command writes no {suffix}" in result.err
 
 
-def test_progress_outside_a_terminal_is_a_line_for_each_stage(capsys):
-    progress = Progress(total=2)
-    progress.started -= 5
-    for text in ("none: loading torch", "none: loading torch", "none: timing", "full: loading torch"):
+@pytest.mark.parametrize(
+    ("debug", "lines"),
+    [
+        ("0", ["none (1 of 4, 1 s)", "full (2 of 4, 10 s)", "timing step 2 (4 of 4, 16 s)"]),
+        ("1", ["none: loading torch (1 of 4, 0 s)", "none: timing (1 of 4, 1 s)", "full: loading torch (2 of 4, 10 s)",
+               "timing step 1: none (3 of 4, 11 s)", "timing step 2: none (4 of 4, 16 s)"]),
+    ],
+)  # fmt: skip
+def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, monkeypatch, debug, lines):
+    monkeypatch.setenv("BERTSCOPE_DEBUG", debug)
+    progress = Progress(total=4)
+    for seconds, text in ((0, "none: loading torch"), (1, "none: timing"), (8, "none: timing"),
+                          (1, "full: loading torch"), (1, "timing step 1: none"),
+                          (5, "timing step 2: none")):  # fmt: skip
+        progress.started -= seconds
         progress(text)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "none: loading torch (1 of 2, 5 s)", "none: timing (1 of 2, 5 s)", "full: loading torch (2 of 2, 5 s)",
-    ]  # fmt: skip
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
@@ -158,5 +166,13 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
     notes = cli(*asked, "--format", "json").json["notes"]
     short, long = cli(*asked).out, cli(*asked, "-v").out
     assert all(note in long for note in notes)
-    assert f"(-v: {len(notes) - 1} more notes)" in short
+    assert f"(-v: {len(notes) - 1} more notes, 4 more rows)" in short
     assert sum(note in short for note in notes) == 1
+
+
+def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkeypatch):
+    monkeypatch.setattr("bertscope.commands.profile.version", {"torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr("bertscope.analyses.memory.profile.profile_report", None)
+    result = cli("profile", "bert-tiny", "--device", "cuda")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate --device cuda\n"

@@ -101,10 +101,10 @@ def test_the_table_is_for_the_command_line_only(folder):
     [
         ('gpus = "t4"', "unknown key 'gpus'; did you mean 'gpu'?"),
         ("gpu = 4", "gpu must be a text; got '4'"),
-        ('gpu = "t5"', "no GPU is known as 't5'"),
+        ('gpu = "t5"', "gpu: no GPU is known as 't5'; did you mean 't4'? or give --budget"),
         ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
         ('precision = "bf17"', "unknown precision 'bf17'; did you mean"),
-        ('head = "Bert"', "unknown architecture 'Bert'; did you mean 'BertModel'?"),
+        ('head = "Bert"', "head: unknown architecture 'Bert'; did you mean 'BertModel'?"),
         ('lang = "fr"', "lang must be one of en, zh; got 'fr'"),
         ("gpu = ", "not valid TOML"),
         ("[[tool.bertscope.gpu]]", "gpu must be a text"),

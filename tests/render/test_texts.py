@@ -13,18 +13,28 @@ from bertscope.analyses.explain import section_texts
 from bertscope.analyses.explain import texts as sentences
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
-from bertscope.render.page import texts as page_texts
-from bertscope.render.texts import TEXTS, explain, fit, in_language, memory, say, shared
+from bertscope.render.texts import PHRASES, TEXTS, explain, fit, in_language, memory, page, phrase, say, shared
 from tests.conftest import ROOT
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 RENDER = ROOT / "bertscope" / "render"
 # Texts that are names or patterns in both languages.
-SAME = {"named", "autocast", "amsgrad", "grad_scaler", "flops_per_second", "nvidia_smi", "gpu", "operator", "of"}
+SAME = {
+    "named",
+    "largest_of",
+    "autocast",
+    "amsgrad",
+    "grad_scaler",
+    "flops_per_second",
+    "nvidia_smi",
+    "gpu",
+    "operator",
+    "of",
+}
 
 
 def test_no_key_is_used_twice():
-    assert sum(len(module.TEXTS) for module in (explain, fit, memory, shared)) == len(TEXTS)
+    assert sum(len(module.TEXTS) for module in (explain, fit, memory, page, shared)) == len(TEXTS)
 
 
 def test_every_text_has_a_chinese_one_with_the_same_values():
@@ -36,8 +46,51 @@ def test_every_text_has_a_chinese_one_with_the_same_values():
 
 
 def test_every_saved_tensor_has_its_words_in_chinese():
-    assert sorted({words for *_, words in summary._WHAT}) == sorted(memory.PHRASES)
-    assert all(CHINESE.search(words) or words == "Q、K、V" for words in memory.PHRASES.values())
+    assert {words for *_, words in summary._WHAT} <= set(PHRASES)
+
+
+def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_values():
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "bertscope").rglob("*.py") if path.name != "phrases.py"]
+    nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = "\n".join(text for text in nodes if isinstance(text, str))
+    for english, chinese in PHRASES.items():
+        parts = re.split(r"{\w+}", english)
+        assert [part for part in parts if part.strip(";:, ") not in texts] == [], english
+        assert sorted(re.findall(r"{\w+}", english)) == sorted(re.findall(r"{\w+}", chinese)), english
+        assert CHINESE.search(chinese) or re.search("[\uff0c-\uff1b\u3001]", chinese), english
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("estimate bert-tinny", "没有名为 'bert-tinny' 的预设或文件；是否想写 'bert-tiny' 或 'bert-mini'？"),
+        ("fit bert-tiny --budget 16", "--budget 16 没有单位；是 16GiB 吗？"),
+        ("fit bert-tiny --gpu t44", "没有名为 't44' 的 GPU；是否想写 't4'？或用 --budget"),
+        ("estimate bert-tiny --seq 600", "seq 至少为 1，至多为 max_position_embeddings 512；给出的是 600"),
+        ("report bert-tiny -o /nowhere/page.html", "无法写入 /nowhere/page.html："),
+    ],
+)
+def test_a_common_error_is_in_the_language(cli, given, expected):
+    result = cli(*given.split(), "--lang", "zh")
+    assert result.code == 2
+    assert result.err.startswith(f"error: {expected}")
+    assert words_of(result.err.replace("No such file", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("english", "expected"),
+    [
+        ("bert-tiny, fit: none, bf16 autocast, seq 128", "bert-tiny，能否放下：none，bf16 autocast，序列长度 128"),
+        ("2 N + 4 L H Q T for each token (a third of a training step), with N = 7 parameters, embeddings included",
+         "每个 token 计 2 N + 4 L H Q T（训练一步的三分之一），N = 7 为参数量，含嵌入层"),
+        ("no step is called 'attention'; the layers are 0-1", "没有名为 'attention' 的步骤；各层为 0-1"),
+        ("nothing in the catalogue", "nothing in the catalogue"),
+    ],
+)  # fmt: skip
+def test_a_phrase_keeps_its_values(english, expected):
+    assert phrase(english) == english
+    with in_language("zh"):
+        assert phrase(english) == expected
 
 
 # Other words for the terms of the Chinese texts: 梯度检查点, 批大小, 参数量, 激活值, 估算, 一步, 任务头, 矩阵乘法,
@@ -48,19 +101,19 @@ OTHER_TERMS = re.compile(
 
 
 def test_a_term_has_one_chinese_word():
-    modules = (page_texts, sentences, section_texts)
+    modules = (sentences, section_texts)
     catalogues = [TEXTS, *(value for module in modules for name, value in vars(module).items()
                            if name.isupper() and isinstance(value, dict))]  # fmt: skip
     texts = [str(pair[1]) for catalogue in catalogues for pair in catalogue.values()]
     assert len(texts) > 300
-    texts += [*memory.PHRASES.values(), (ROOT / "README.zh.md").read_text()]
+    texts += [*PHRASES.values(), (ROOT / "README.zh.md").read_text()]
     assert [(found[0], text) for text in texts for found in OTHER_TERMS.finditer(text)] == []
 
 
 def asked() -> tuple[set[str], set[str]]:
     """Return the keys that the code asks for, and the beginnings of those that it puts together."""
     keys, beginnings = set(), set()
-    for path in RENDER.rglob("*.py"):
+    for path in (*RENDER.rglob("*.py"), *(ROOT / "bertscope" / "commands").glob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
             if name == "word":
@@ -71,12 +124,15 @@ def asked() -> tuple[set[str], set[str]]:
                         beginnings.add(node.values[0].value)
                     elif isinstance(node, ast.Constant) and node.value[-1] != "_":
                         keys.add(node.value)
+    for path in RENDER.rglob("*.html"):
+        for key in re.findall(r"say\(\"(\w+)\"", path.read_text()):
+            (beginnings if key[-1] == "_" else keys).add(key)
     return keys, beginnings
 
 
 def test_every_text_that_the_code_asks_for_is_there_and_every_text_is_asked_for():
     keys, beginnings = asked()
-    words = {"searched", "auto", "cuda"}  # of conditions
+    words = {"searched", "auto", "cuda", "none"}  # of conditions
     assert keys - words <= set(TEXTS)
     assert len(beginnings) > 5
     places = {"operator_of", "operator_of_own_code", "operator", "of", "of_own_code"}  # of a peak
@@ -87,9 +143,7 @@ def test_every_text_that_the_code_asks_for_is_there_and_every_text_is_asked_for(
 
 def words_of(text: str) -> list[str]:
     """Return three English words in a row, outside of paths, sources, commands and names of options."""
-    kept = [
-        line for line in text.splitlines() if not line.startswith(("t4\uff1a", "CUDA ")) and "'bertscope" not in line
-    ]
+    kept = [line for line in text.splitlines() if "'bertscope" not in line]
     return re.findall(r"(?<![\w./-])[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}\b(?![./])", "\n".join(kept))
 
 

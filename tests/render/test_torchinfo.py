@@ -25,6 +25,17 @@ class Mixed(nn.Module):
         self.nothing_again = self.nothing
 
 
+class Again(nn.Module):
+    """A module with children that is used twice, and a tied parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+        self.again = self.first
+        self.last = nn.Linear(3, 3)
+        self.last.weight = self.first[0].weight
+
+
 MIXED = """\
 =================================================================
 Layer (type:depth-idx)                   Param #
@@ -58,14 +69,19 @@ def test_a_module_at_the_largest_depth_shows_the_sum_below_it():
     assert "├─ModuleList: 1-4                        12\n" in shown(Mixed(), depth=1)
 
 
+def test_the_root_without_its_children_counts_a_tied_parameter_once_and_a_module_used_again_keeps_its_rows():
+    assert "Again                                    23\n" in shown(Again(), depth=0)
+    assert "├─Sequential: 1-2                        (recursive)\n│    └─Linear: 2-3" in shown(Again(), depth=2)
+
+
 def test_a_narrow_terminal_gets_shorter_separators_and_ascii_other_branches():
     narrow = shown(Mixed(), width=50, unicode=False)
     assert narrow.startswith("=" * 50 + "\n")
     assert "|    + Linear: 2-1                       6\n" in narrow
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("module", [Mixed, lambda: nn.Transformer(8, 2, 1, 1, 8), lambda: nn.LSTM(3, 4)])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("module", [Mixed, Again, lambda: nn.Transformer(8, 2, 1, 1, 8), lambda: nn.LSTM(3, 4)])
 def test_the_text_is_that_of_torchinfo(module, depth):
     torchinfo = pytest.importorskip("torchinfo")  # in the extra dev
     made = module()

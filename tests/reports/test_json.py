@@ -10,6 +10,8 @@ from jsonschema import Draft202012Validator
 
 import bertscope
 from bertscope.commands import output
+from bertscope.config import BertConfig
+from bertscope.errors import ConfigError
 from bertscope.reports.base import Subject, to_json
 from bertscope.reports.json import report_classes, schema
 from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport, ProcessMemory, Timing, Variant
@@ -137,3 +139,16 @@ def test_pairs_and_mappings_have_their_schema():
     assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})
     for wrong in ({"pair": [1]}, {"pair": [1, "a", 2]}, {"pair": ["a", 1]}, {"table": {"x": "y"}}, {"maybe": ["x"]}):
         assert not made.is_valid({"pair": [1, "a"], "table": {}, "maybe": []} | wrong)
+
+
+def test_the_schema_of_a_config_takes_what_a_config_takes(cli):
+    validator = Draft202012Validator(cli("schema", "config").json)
+    Draft202012Validator.check_schema(validator.schema)
+    for name in ("bert-tiny", "bert-base-cased"):
+        assert [*validator.iter_errors(cli("convert", name).json)] == []
+    for key, value in {"hidden_act": "gelu2", "hidden_size": 0, "classifier_dropout": 2, "use_cache": "no"}.items():
+        assert not validator.is_valid({key: value})
+        with pytest.raises(ConfigError):
+            BertConfig.from_dict({key: value})
+    assert validator.is_valid({"classifier_dropout": None, "id2label": {}})
+    assert "did you mean 'config'" in cli("schema", "confg").err

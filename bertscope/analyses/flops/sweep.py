@@ -6,6 +6,7 @@ parameters, a strategy that chooses layers) all run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 
 from bertscope.analyses.flops.conventions import conventions
@@ -37,7 +38,7 @@ class FlopsRun:
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        may_be_equal = period(self.source, checkpointing=self.checkpointing, freeze=self.freeze) == 1
+        may_be_equal = period(self.source, checkpointing=self.checkpointing, frozen=self.freeze) == 1
         if may_be_equal and self.source.layers > RAN:
             model, recorded, loss = self._run(self.source.with_layers(RAN), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
@@ -79,10 +80,11 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     reports = [run.at(batch, seq) for batch in batches for seq in seqs]
     config = run.source.bert_config
     params = sum(param.numel() for param in run.source.build().parameters()) if config else 0
+    sweep = tuple(map(sweep_point, reports))
     return replace(
         reports[0],
-        sweep=tuple(map(sweep_point, reports)),
-        polynomial=_polynomial(run),
+        sweep=sweep,
+        polynomial=_polynomial(run, sweep),
         conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0])),
     )
 
@@ -100,17 +102,27 @@ def sweep_point(found: FlopsReport) -> SweepPoint:
     )
 
 
-def _polynomial(run: FlopsRun) -> Polynomial | None:
-    """Return the FLOPs polynomial from three points; None if a fourth point differs, or the model cannot run it."""
+def _polynomial(run: FlopsRun, known: Sequence[SweepPoint]) -> Polynomial | None:
+    """Return the FLOPs polynomial from three lengths, those of the known points first.
+
+    None if a further point differs, at another batch too, or if the model cannot run it.
+    """
     config = run.source.bert_config
     if config is None or config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
         return None
-    two, three, four = (sweep_point(run.at(*sample)).total_flops for sample in _SAMPLES)
-    quadratic = (four - 2 * three + two) // 2
-    linear = three - two - 5 * quadratic
-    constant = two - 2 * linear - 4 * quadratic
-    batch, seq = _WITNESS
-    expected = batch * (constant + linear * seq + quadratic * seq * seq)
-    if sweep_point(run.at(batch, seq)).total_flops != expected:
+    points = {point.seq: point for point in known if (point.batch, point.seq) != _WITNESS}
+    for sample in _SAMPLES:
+        if len(points) < 3 and sample[1] not in points:
+            points[sample[1]] = sweep_point(run.at(*sample))
+    one, two, three = list(points)[:3]
+    of_one, of_two, of_three = (Fraction(points[seq].total_flops, points[seq].batch) for seq in (one, two, three))
+    slope = (of_two - of_one) / (two - one)
+    quadratic = ((of_three - of_two) / (three - two) - slope) / (three - one)
+    linear = slope - quadratic * (one + two)
+    constant = of_one - linear * one - quadratic * one**2
+    if any(term.denominator != 1 for term in (constant, linear, quadratic)):
         return None
-    return Polynomial(constant=constant, linear=linear, quadratic=quadratic, verified_at=_WITNESS)
+    for point in (*known, sweep_point(run.at(*_WITNESS))):
+        if point.total_flops != point.batch * (constant + linear * point.seq + quadratic * point.seq**2):
+            return None
+    return Polynomial(constant=int(constant), linear=int(linear), quadratic=int(quadratic), verified_at=_WITNESS)

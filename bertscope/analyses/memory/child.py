@@ -1,12 +1,25 @@
-"""The command line of a Python child process that imports nothing from the working directory."""
+"""Child processes: a Python process that imports nothing from the working directory, and forks of one."""
 
+from __future__ import annotations
+
+import ctypes
 import json
 import os
+import pkgutil
+import select
+import signal
 import site
+import socket
+import struct
+import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from functools import cached_property
 
 import bertscope
 
+_PR_SET_PDEATHSIG = 1
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
 # last two, and imports this package from the parent's folder.
 _BOOTSTRAP = """
@@ -46,3 +59,173 @@ def _paths() -> list[str]:
     if here in (os.path.realpath(path) for path in environment.split(os.pathsep) if path):
         return absolute
     return [path for path in absolute if os.path.realpath(path) != here]
+
+
+class Child(subprocess.Popen[bytes]):
+    """A new process that calls `entry`, with pipes, and the leader of its process group."""
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(
+            child_command(entry), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, env=_environment(),  # only the parent receives Ctrl-C
+        )  # fmt: skip
+
+    def kill_group(self) -> None:
+        """Kill the process and those that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class ForkServer:
+    """A process that imports the modules of `imports`, and forks children which call `entry`; see `can_fork`.
+
+    A fork saves its child the imports, which are 2 s of CPU time for torch. Nothing runs in the server, so that it has
+    no threads. It ends with this process, and its children end with it.
+    """
+
+    def __init__(self, imports: str, entry: str) -> None:
+        self.socket, theirs = socket.socketpair()
+        names = f"{imports} {entry} {theirs.fileno()}"
+        self.process = subprocess.Popen(  # noqa: S603 words of this program
+            child_command("bertscope.analyses.memory.child:serve"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(),
+        )  # fmt: skip
+        with suppress(OSError):
+            self.process.stdin.write(names.encode() + b"\n")  # type: ignore[union-attr]
+            self.process.stdin.close()  # type: ignore[union-attr]
+        theirs.close()
+
+    def start(self) -> ForkedChild:
+        """Return a child, which runs as soon as the server has imported its modules."""
+        return ForkedChild(self)
+
+    def close(self) -> None:
+        """End the server."""
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class ForkedChild:
+    """A child of a server, with what is used of `Child`."""
+
+    def __init__(self, server: ForkServer) -> None:
+        (stdin, to_stdin), *outputs = (os.pipe() for _ in range(4))
+        theirs = [stdin, *(writer for _, writer in outputs)]
+        with suppress(OSError):  # the server has ended, and so has the child
+            socket.send_fds(server.socket, [b"."], theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        self.stdin = os.fdopen(to_stdin, "wb", 0)
+        self.stdout, self.stderr, self._status = (os.fdopen(reader, "rb", 0) for reader, _ in outputs)
+        self._server = server
+        self.returncode: int | None = None
+
+    @cached_property
+    def pid(self) -> int:
+        """The process id, which is known when the server has imported its modules; 0 if it has ended before."""
+        return self._number() or 0
+
+    def poll(self) -> int | None:
+        """Return the exit code if `wait` has found it."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal; raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            is_born = "pid" in vars(self) or self._is_said(timeout)
+            if not is_born or (self.pid and not self._is_said(timeout)):
+                raise subprocess.TimeoutExpired("a child", timeout or 0.0)
+            status = self._number()
+            self.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+            self._status.close()
+        return self.returncode
+
+    def kill_group(self) -> None:
+        """Kill the process and those that it started; the server, if it has not forked the process yet."""
+        if self.returncode is not None:
+            return
+        if "pid" not in vars(self) and not self._is_said(0.0):
+            self._server.process.kill()
+        elif self.pid:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _is_said(self, timeout: float | None) -> bool:
+        return bool(select.select([self._status], [], [], timeout)[0])
+
+    def _number(self) -> int | None:
+        sent = self._status.read(4)
+        return int(struct.unpack("i", sent)[0]) if sent else None
+
+
+def can_fork() -> bool:
+    """Return True if a process that has imported torch can be forked: macOS forbids it to its own libraries."""
+    return sys.platform == "linux"
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when its parent dies."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve() -> None:
+    """Be the server: import, and fork a child for each request until the parent closes its socket."""
+    imports, entry, number = sys.stdin.readline().split()
+    die_with_parent()
+    pkgutil.resolve_name(imports)()
+    requests = socket.socket(fileno=int(number))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
+    while True:
+        try:
+            asked, files, _, _ = socket.recv_fds(requests, 1, 4)
+        except OSError:
+            return
+        if not asked:
+            return
+        if not os.fork():
+            requests.close()
+            _watch(entry, files)
+        for descriptor in files:
+            os.close(descriptor)
+
+
+def _watch(entry: str, files: list[int]) -> None:
+    """Fork the child, write its process id, wait for its end, and write its exit status: several children may live."""
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if not pid:
+        _be_child(entry, files)
+    with suppress(OSError):  # the parent has closed its end
+        os.write(files[3], struct.pack("i", pid))
+    for descriptor in files[:3]:
+        os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):
+        os.write(files[3], struct.pack("i", status))
+    os._exit(0)
+
+
+def _be_child(entry: str, files: list[int]) -> None:
+    code = 1
+    try:
+        os.setsid()
+        os.close(files[3])
+        for number, descriptor in enumerate(files[:3]):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin = os.fdopen(0, "r")
+        pkgutil.resolve_name(entry)()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _environment() -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(), **os.environ}  # torch would create a cache folder

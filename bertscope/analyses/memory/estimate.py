@@ -7,12 +7,13 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.growth import TraceOf, break_even
+from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, workspace_bytes
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
@@ -29,6 +30,7 @@ from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
+KEPT_TRACES = 32  # of about 1 MiB: a search needs its last traces, and the next budget those of the same runs
 # Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
 MODULE_FIELDS = (
     "mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding", "accumulate",
@@ -62,26 +64,65 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | Non
 
 @dataclass
 class MemoryTraces:
-    """The memory traces of one source, with a cache of the runs for which repeated events are verified."""
+    """The memory traces of one source, with a cache of shallow runs and of what is verified for a kind of run."""
 
     source: ModelSource
     verified: dict[RunConfig, bool] = field(default_factory=dict)
+    # Growths of runs whose kind is not verified yet, with their first batch.
+    expected: dict[RunConfig, tuple[int, MemoryGrowth]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shallow = lru_cache(maxsize=KEPT_TRACES)(self._shallow)
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step."""
-        repeats = period(self.source, checkpointing=run_config.checkpointing, freeze=run_config.freeze,
-                         reentrant=run_config.reentrant)  # fmt: skip
-        units, rest = divmod(self.source.layers, repeats) if repeats else (0, 0)
-        if units > 2 * RAN + 1:
-            ran, path = RAN * repeats + rest, self.source.layer_path
-            short = source_trace(self.source.with_layers(ran), run_config)
-            kind = replace(run_config, batch=1, seq=1)
-            if kind not in self.verified:
-                longer = source_trace(self.source.with_layers(ran + repeats), run_config)
-                self.verified[kind] = same_events(repeated_events(short, path, RAN, RAN + 1, repeats), longer)
-            if self.verified[kind]:
-                return replace(repeated_events(short, path, RAN, units, repeats), traced_layers=ran)
-        return source_trace(self.source, run_config)
+        if not self._repeats(run_config):
+            return source_trace(self.source, run_config)
+        found, kind = self._repeated(run_config, RAN), _kind(run_config)
+        if kind not in self.verified:
+            batch, growth = self.expected.get(replace(run_config, batch=1), (run_config.batch, None))
+            if growth is not None and batch != run_config.batch and growth.gives(found, run_config.batch):
+                self.verified[kind] = True
+            else:
+                longer = self._repeated(run_config, RAN, RAN + 1)
+                self.verified[kind] = same_events(longer, self.shallow(run_config, RAN + 1))
+        return found if self.verified[kind] else source_trace(self.source, run_config)
+
+    def growth(self, run_config: RunConfig, batch: int) -> MemoryGrowth | None:
+        """Return the growth of a step's memory from a batch to the next; None if its events change with the batch.
+
+        For a kind of run that is not verified yet, the second run has one unit of layers more than the first. Then the
+        trace of any other batch verifies both: that layers repeat, and that bytes grow linearly.
+        """
+        if _kind(run_config) in self.verified or not self._repeats(run_config):
+            return growth_of(self.trace, run_config, batch)
+        one, other = (replace(run_config, batch=size) for size in (batch, batch + 1))
+        growth = memory_growth(self._repeated(one, RAN), self._repeated(other, RAN + 1), batch)
+        if growth is not None:
+            self.expected[replace(run_config, batch=1)] = batch, growth
+        return growth
+
+    def _repeats(self, run_config: RunConfig) -> int:
+        """Return the number of layers in a unit; 0 if every layer has to run."""
+        repeats = period(self.source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+        return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
+
+    def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
+        """Return the trace of a model with so many units of layers, and those that are no whole unit."""
+        repeats = self._repeats(run_config)
+        return source_trace(self.source.with_layers(units * repeats + self.source.layers % repeats), run_config)
+
+    def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
+        """Return the trace of `wanted` units of layers, by default all, from the run of `ran` units."""
+        repeats = self._repeats(run_config)
+        units, rest = divmod(self.source.layers, repeats)
+        trace = repeated_events(self.shallow(run_config, ran), self.source.layer_path, ran, wanted or units, repeats)
+        return replace(trace, traced_layers=ran * repeats + rest)
+
+
+def _kind(run_config: RunConfig) -> RunConfig:
+    """Return what runs of all sizes have in common."""
+    return replace(run_config, batch=1, seq=1)
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:

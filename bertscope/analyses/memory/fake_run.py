@@ -16,11 +16,11 @@ from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
-from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.torch_access import (
-    TorchDispatchMode,
+    DispatchMode,
     autograd_node,
     fake_device,
     operator_name,
@@ -29,6 +29,7 @@ from bertscope.torch_access import (
     use_counts,
 )
 
+_RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
 _MOST_UPDATES = 16
@@ -65,11 +66,11 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     return replace(before, state=before.state + state, events=before.events + events)
 
 
-class _FakeRunMode(TorchDispatchMode):
+class _FakeRunMode(DispatchMode):
     """A mode that records memory, and answers questions such as `mask.any()`, which fake tensors cannot answer."""
 
     def __init__(self, step: ModelStep, own_counts: tuple[int, int] | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.step = step
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         self.own_counts = own_counts  # of a gradient sum that only autograd references
@@ -127,7 +128,7 @@ class _FakeRunMode(TorchDispatchMode):
             # Other numbers that an optimizer reads are step counters.
             return self.answers.value(operator, args[0], otherwise=1 if self.name == OPTIMIZER else None)
         named = kwargs or {}
-        out = self._recorded(operator, args, named) if self.is_recording else operator(*args, **named)
+        out = self._recorded(operator, args, named) if self.is_recording else _RESULTS.run(operator, args, named)
         self.answers.note(operator, args, out)
         return out
 
@@ -138,7 +139,7 @@ class _FakeRunMode(TorchDispatchMode):
             first = args[0] if args else None
             self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
-        out = operator(*args, **kwargs)
+        out = _RESULTS.run(operator, args, kwargs)
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         # An operator over all parameters returns one tensor for each.
@@ -239,11 +240,11 @@ class _FakeRunMode(TorchDispatchMode):
             torch.get_rng_state = original
 
 
-class _Trial(TorchDispatchMode):
+class _Trial(DispatchMode):
     """A mode that notes the use counts of the sums that autograd adds to."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[tuple[int, int] | None] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

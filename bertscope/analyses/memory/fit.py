@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
-from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
@@ -35,7 +35,6 @@ _OTHER_HEADS = {
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
 MARGIN = 0.04
 EAGER = "eager"
-_KEPT_TRACES = 32  # of about 1 MiB: a search needs its last traces, and the next budget those of the same runs
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
@@ -89,7 +88,8 @@ class Steps:
 
     def __init__(self, source: ModelSource, grown_from: int = SMALLEST) -> None:
         self.source, self.grown_from = source, max(grown_from, SMALLEST)
-        self.trace = lru_cache(maxsize=_KEPT_TRACES)(MemoryTraces(source).trace)
+        traces = MemoryTraces(source)
+        self.trace, self.growth = lru_cache(maxsize=KEPT_TRACES)(traces.trace), traces.growth
         self.flops: dict[tuple[str, int], int] = {}  # of one sequence
 
 
@@ -172,7 +172,7 @@ class Fitter:
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
         """Return the largest batch whose tensors fit with the lower context: from the growth, verified by traces."""
-        growth = growth_of(self.trace, run_config, self.steps.grown_from)
+        growth = self.steps.growth(run_config, self.steps.grown_from)
         tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:

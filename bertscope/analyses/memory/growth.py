@@ -3,7 +3,7 @@
 Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -31,19 +31,27 @@ class MemoryGrowth:
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
 
-        def size(line: tuple[int, int]) -> int:
-            return rounded(line[0] + line[1] * batch, self.granule_bytes)
+        state, events = _sizes(self.state, batch), _sizes(self.events, batch)
+        if self.granule_bytes != 1:
+            state, events = ([rounded(size, self.granule_bytes) for size in sizes] for sizes in (state, events))
+        return max(accumulate(events, initial=sum(state)))
 
-        if self.granule_bytes == 1:
-            sizes = [start + slope * batch for start, slope in self.events]
-        else:
-            sizes = list(map(size, self.events))
-        return max(accumulate(sizes, initial=sum(map(size, self.state))))
+    def gives(self, trace: MemoryTrace, batch: int) -> bool:
+        """Return True if the trace of a batch is what the growth says, event by event."""
+        if len(trace.state) != len(self.state) or len(trace.events) != len(self.events):
+            return False
+        own = ordered_frees(self.trace.events, _free_order)
+        expected = [
+            event._replace(size_bytes=size) for event, size in zip(own, _sizes(self.events, batch), strict=True)
+        ]
+        pairs = zip(ordered_frees(expected, _free_order), ordered_frees(trace.events, _free_order), strict=True)
+        are_equal = all(_kind(one) == _kind(other) and one.size_bytes == other.size_bytes for one, other in pairs)
+        return are_equal and _sizes(self.state, batch) == [size for _, size in trace.state]
 
     def requests(self, batch: int) -> Requests:
         """Return the requests to the allocator at a batch."""
         lines = (*self.state, *self.events)
-        return replace(self._requests, sizes=[max(start + slope * batch, 0) for start, slope in lines])
+        return replace(self._requests, sizes=[max(size, 0) for size in _sizes(lines, batch)])
 
     @cached_property
     def _requests(self) -> Requests:
@@ -53,7 +61,8 @@ class MemoryGrowth:
 def memory_growth(one: MemoryTrace, other: MemoryTrace, batch: int = SMALLEST) -> MemoryGrowth | None:
     """Return the growth from the traces of a batch and the next, block by block; None if their events differ."""
     first, second = (ordered_frees(trace.events, _free_order) for trace in (one, other))
-    if [event.block.path for event in first] != [event.block.path for event in second]:
+    paths = [[event.block.path for event in events] for events in (first, second)]
+    if paths[0] != paths[1] or len(one.state) != len(other.state):
         return None
     state = [_line(a, b, batch) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
     events = [_line(a.size_bytes, b.size_bytes, batch) for a, b in zip(first, second, strict=True)]
@@ -64,6 +73,16 @@ def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
     """Return a key whose order the batch does not change."""
     block = event.block
     return block.path, block.operator, block.dtype, event.size_bytes
+
+
+def _kind(event: MemoryEvent) -> tuple[str, str, str, str, str]:
+    """Return what the events of all batches have in common."""
+    block = event.block
+    return event.phase, block.part, block.path, block.operator, block.dtype
+
+
+def _sizes(lines: Iterable[tuple[int, int]], batch: int) -> list[int]:
+    return [start + slope * batch for start, slope in lines]
 
 
 def _line(one: int, other: int, batch: int) -> tuple[int, int]:

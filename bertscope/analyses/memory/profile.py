@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.memory.child import child_command
+from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork
 from bertscope.analyses.memory.profile_worker import MESSAGES, Job
 from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, SourceError, one_line
@@ -30,6 +29,8 @@ from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
 from bertscope.units import bytes_text
 
 _Progress = Callable[[str], None]
+_Start = Callable[[], Child | ForkedChild]
+_ENTRY = "bertscope.analyses.memory.profile_worker:main"
 _POLL_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 INTERRUPTED = ("interrupted", "was interrupted")
@@ -46,18 +47,20 @@ def profile_report(
     the jobs that follow. Raises SelectionError for a job that the child refuses.
     """
     children: list[_Child] = []
-    try:
-        for job in jobs:
-            children.append(_Child(job, timeout_seconds, progress))
-            children[-1].measure()
-            if children[-1].problem == INTERRUPTED:
-                break
-            if not _has_room(children):
-                children[-1].run_timed_steps()
-        _take_turns([child for child in children if not child.is_stopped])
-    finally:
-        for child in children:
-            child.stop()
+    with _starting(jobs) as start:
+        try:
+            for job in jobs:
+                beside = children[0].sent.estimated.peak.peak_bytes if children and children[0].sent.estimated else 0
+                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, progress, start))
+                children[-1].measure()
+                if children[-1].problem == INTERRUPTED:
+                    break
+                if not _has_room(children):
+                    children[-1].run_timed_steps()
+            _take_turns([child for child in children if not child.is_stopped])
+        finally:
+            for child in children:
+                child.stop()
     first = jobs[0]
     about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
     report = MemoryReport(
@@ -112,7 +115,7 @@ class _Sent:
     """The messages that a child has sent so far."""
 
     subject: Subject | None = None
-    stage: str = "starting"
+    stage: str = "loading torch"
     taken: int = 0  # bytes of the memory limit that torch and Python use
     estimated: Memory | None = None
     machine: str = ""
@@ -124,22 +127,23 @@ class _Sent:
     seconds: list[float] = field(default_factory=list)  # of each timed step
 
 
-def _start() -> subprocess.Popen[bytes]:
-    """Start a child that waits for its job."""
-    return subprocess.Popen(  # noqa: S603 words of this program
-        child_command("bertscope.analyses.memory.profile_worker:main"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # only the parent receives Ctrl-C, and it can kill the whole group
-        env={"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(), **os.environ},  # torch would create a cache folder
-    )
+@contextmanager
+def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
+    """Yield a function that starts a child, which waits for its job: a fork if there are several on a CPU."""
+    if len(jobs) == 1 or jobs[0].run_config.device != "cpu" or not can_fork():
+        yield partial(Child, _ENTRY)
+        return
+    server = ForkServer("bertscope.analyses.memory.profile_worker:load", _ENTRY)
+    try:
+        yield server.start
+    finally:
+        server.close()
 
 
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
-    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress) -> None:
+    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress, start: _Start) -> None:
         self.job, self.progress = job, progress
         self.timeout_seconds = self.left_seconds = timeout_seconds
         self.sent = _Sent()
@@ -147,7 +151,7 @@ class _Child:
         self.is_stopped = False
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
-        self.process = _start()
+        self.process = start()
         self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
         self.stderr: deque[bytes] = deque(maxlen=21)  # its last lines
         threading.Thread(target=_receive, args=(self.process.stdout, self.messages), daemon=True).start()
@@ -221,11 +225,10 @@ class _Child:
         self.is_stopped = True
         with suppress(OSError):
             self.process.stdin.close()  # type: ignore[union-attr]
-        with suppress(ProcessLookupError, PermissionError):
-            if self.process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(0.5)
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        self.process.kill_group()
         self.process.wait()
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
@@ -234,7 +237,7 @@ class _Child:
 
     def _death(self) -> str:
         """Return how the child ended, with its last line on standard error."""
-        code = self.process.returncode
+        code = self.process.returncode or 0
         if code < 0:
             name = signal.Signals(-code).name
             hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""

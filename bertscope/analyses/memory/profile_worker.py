@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, SelectionError, UnknownValueError
 from bertscope.reports.base import Subject
@@ -30,7 +31,6 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
 
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 Say = Callable[[str, Any], None]
 
@@ -46,6 +46,7 @@ class Job:
     seed: int = 0
     memory_limit_bytes: int | None = None
     beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    beside_peak_bytes: int = 0  # its estimate
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
 
     def to_json(self) -> str:
@@ -97,11 +98,19 @@ def main() -> None:
         say(*_explained(error, job))
 
 
+def load() -> None:
+    """Import what every job needs, without running anything that starts a thread."""
+    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
+    from bertscope.torch_access import fake_tensor_mode
+
+    fake_tensor_mode()  # imports torch._dynamo
+
+
 def _set_up_process() -> None:
     """Have the system kill this process when the parent dies, and first when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
@@ -148,9 +157,11 @@ def run(job: Job, say: Say) -> None:
     if job.source.bert_config is None:
         say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
     with suppress(UnknownValueError):  # then there is only the measurement
-        say("estimated", estimate_memory(job.source, job.run_config))
-    if job.beside is not None and job.source.layer_path:
-        say("outlook", break_even(MemoryTraces(job.source).trace, job.beside, job.run_config))
+        trace_of = MemoryTraces(job.source).trace
+        found = estimate_memory(job.source, job.run_config, trace_of=trace_of)
+        say("estimated", found)
+        if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
+            say("outlook", break_even(trace_of, job.beside, job.run_config))
     flops = step_flops(job.source, job.run_config)
     gc.enable()
     gc.collect()

@@ -4,10 +4,11 @@ The events of the middle layer are repeated for each further layer. The caller v
 must turn one trace into that of a model with one layer more.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, repeat
 
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees
 from bertscope.reports.layer_ranges import LayerRange
@@ -27,7 +28,22 @@ def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period
     ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
     events = [event for _, events in phases for event in repeater.events(events)]
-    return replace(trace, state=tuple(state), events=tuple(events))
+    return replace(trace, state=tuple(state), events=tuple(_with_all_frees(events, trace.events)))
+
+
+def _with_all_frees(events: list[MemoryEvent], ran: tuple[MemoryEvent, ...]) -> Iterator[MemoryEvent]:
+    """Yield the repeated events, and the frees that their blocks lack next to an equal one.
+
+    They belong to no layer: reentrant checkpointing frees the random states of all layers after the last one.
+    """
+    lacking: Counter[tuple[Block, int]] = Counter()
+    for given, sign in ((events, 1), (ran, -1)):
+        for event in given:
+            lacking[event.block, abs(event.size_bytes)] += sign if event.size_bytes > 0 else -sign
+    for event in events:
+        yield event
+        if event.size_bytes < 0:
+            yield from repeat(event, max(lacking.pop((event.block, -event.size_bytes), 0), 0))
 
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:

@@ -62,17 +62,18 @@ class Node:
         """Return a value that is equal for modules that differ only in their path and number of copies."""
         return _likeness(self, self.path)
 
-    def all_held(self) -> Iterator[Held]:
-        """Yield every tensor at and below one copy, once for each copy below."""
-        yield from self.held
+    @cached_property
+    def all_held(self) -> tuple[Held, ...]:
+        """Return every tensor at and below one copy, once for each copy below."""
+        found = list(self.held)
         for child in self.children:
-            for _ in range(child.copies):
-                yield from child.all_held()
+            found += child.all_held * child.copies
+        return tuple(found)
 
     @cached_property
     def params(self) -> tuple[Held, ...]:
         """Return the parameters at and below one copy."""
-        return tuple(held for held in self.all_held() if held.is_parameter)
+        return tuple(held for held in self.all_held if held.is_parameter)
 
     def descend(self, path: str) -> Node | None:
         """Return the node at `path` below this one, or None."""
@@ -137,10 +138,10 @@ def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]
         )
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Yield the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
-    for tensors, is_parameter in ((module._parameters, True), (module._buffers, False)):
-        yield from ((name, tensor, is_parameter) for name, tensor in tensors.items() if tensor is not None)
+def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
+    """Return the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
+    kinds = ((module._parameters, True), (module._buffers, False))
+    return [(name, tensor, kind) for tensors, kind in kinds for name, tensor in tensors.items() if tensor is not None]
 
 
 def _homes(model: nn.Module) -> dict[int, str]:
@@ -156,9 +157,7 @@ def _homes(model: nn.Module) -> dict[int, str]:
 
 def _held_below(module: nn.Module) -> frozenset[int]:
     """Return the ids of the tensors held by modules below this one; none if it holds no tensor itself."""
-    if not any(tensors_of(module)):
-        return frozenset()
-    if not module._modules:
+    if not module._modules or not tensors_of(module):
         return frozenset()
     below = (inner for inner in module.modules() if inner is not module)  # a child may hold its parent
     return frozenset(id(tensor) for inner in below for _, tensor, _ in tensors_of(inner))

@@ -7,21 +7,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Node, moved
+from bertscope.errors import SelectionError
 from bertscope.run_config import Checkpointing
 from bertscope.sources.model_source import ModelSource
 
 RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated
 
 
-def period(
-    source: ModelSource, *, checkpointing: str = "none", freeze: Sequence[str] = (), reentrant: bool = False
-) -> int:
-    """Return the number of layers after which a run of the model repeats itself; 0 if it may not."""
+def period(source: ModelSource, *, checkpointing: str = "none", frozen: Sequence[str] = ()) -> int:
+    """Return the number of layers after which a run of the model repeats itself; 0 if it may not.
+
+    `frozen` are the patterns of frozen parameters, which must match the same ones of every layer.
+    """
     chosen = Checkpointing.parse(checkpointing)
-    if not source.has_equal_layers or freeze or reentrant or (chosen and chosen.layers is not None):
+    if not source.has_equal_layers or (chosen and chosen.layers is not None):
         return 0
-    return chosen.every if chosen else 1
+    every = chosen.every if chosen else 1
+    return every if not frozen or _are_frozen_alike(source, frozen, RAN * every) else 0
+
+
+def _are_frozen_alike(source: ModelSource, frozen: Sequence[str], few: int) -> bool:
+    """Return True if the patterns freeze the same parameters of every layer, and match some of a model with few."""
+    model = source.build()
+    freeze(model, frozen)
+    stack: Any = model.get_submodule(source.layer_path)
+    kinds = {tuple((path, param.requires_grad) for path, param in layer.named_parameters()) for layer in stack}
+    try:
+        freeze(source.with_layers(min(few, source.layers)).build(), frozen)
+    except SelectionError:  # a pattern names a layer
+        return False
+    return len(kinds) == 1
 
 
 def equal_layers(root: Node, path: str) -> tuple[Node, ...]:

@@ -22,7 +22,7 @@ def held_bytes(held: Held, dtype: str | None) -> int:
 def totals(root: Node, dtype: str | None) -> Totals:
     """Return all sums over an unfolded tree."""
     params = root.params
-    buffers = [held for held in root.all_held() if not held.is_parameter]
+    buffers = [held for held in root.all_held if not held.is_parameter]
     distinct = sum(held.distinct_numel for held in params)
     layers = sum(held.layer_numel for held in params)
     trainable = sum(held.distinct_numel for held in params if held.trainable)
@@ -45,7 +45,7 @@ def totals(root: Node, dtype: str | None) -> Totals:
 
 def ties(root: Node) -> tuple[Tie, ...]:
     """Return every further path of a tensor or module that has several."""
-    found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held() if held.tied_to]
+    found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held if held.tied_to]
     nodes = {node.path: node for node in root.walk()}
     for node in nodes.values():
         if node.same_as is not None:
@@ -56,7 +56,7 @@ def ties(root: Node) -> tuple[Tie, ...]:
 
 def unknown(root: Node) -> tuple[str, ...]:
     """Return the paths of tensors whose shape torch does not know yet."""
-    return tuple(held.path for held in root.all_held() if held.shape is None)
+    return tuple(held.path for held in root.all_held if held.shape is None)
 
 
 def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:

@@ -23,7 +23,7 @@ from bertscope.torch_access import nn
 from bertscope.units import FP32
 
 LENGTHS = (64, 128, 256, 384, 512)
-STAGES = ("parameters", "FLOPs", "memory", "fit")
+STAGES = ("parameters", "FLOPs", "fit", "memory")
 
 
 def page_report(
@@ -88,6 +88,8 @@ def _model(source: ModelSource, asked: _Asked, progress: Progress) -> ModelPart:
     steps = Steps(source, grown_from=batch)
     usual = RunConfig().to_dict()
     of_step = [on_card(variant, asked.card) for variant in _first_precision(variants)]
+    # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
+    fit = _fit(source, variants, asked, steps, say("fit")) if asked.budget else None
     return ModelPart(
         batch=batch,
         seq=seq,
@@ -96,7 +98,7 @@ def _model(source: ModelSource, asked: _Asked, progress: Progress) -> ModelPart:
         flops=flops_model(work, (batch,), sizes),
         training=flops_model(training, (batch,), (seq,)),
         memory=estimate_report(source, of_step, say("memory"), steps.trace),
-        fit=_fit(source, variants, asked, steps, say("fit")) if asked.budget else None,
+        fit=fit,
         asked=_fit(source, variants, asked, steps, batch=batch) if asked.budget else None,
         forward=_dataflow(model, "", source.name, given),
         layer=_dataflow(model, first, source.name, given) if source.layers else None,

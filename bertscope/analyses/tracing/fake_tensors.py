@@ -5,7 +5,7 @@ import copy
 import functools
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,9 +14,12 @@ from bertscope.errors import BertscopeError, SelectionError, SourceError
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
+    fake_tensor_as,
     fake_tensor_mode,
+    is_plain_fake,
     nn,
     operator_name,
+    storage_key,
     torch,
     tree_leaves,
     tree_map,
@@ -122,6 +125,93 @@ def _clear_caches(model: nn.Module) -> None:
     for item in gc.get_objects():
         if type(item) is kind and item.__module__ in places:
             item.cache_clear()
+
+
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, int]
+# A result: None, the argument of that number, or a tensor of that layout in the storage of an argument or an own one.
+_Result = int | tuple[_Layout, int | None] | None
+_MOST_OPERATIONS = 20_000  # of about 1 kB
+
+
+class OperatorResults:
+    """The layouts of results by operator and arguments, so that FakeTensorMode computes each of them once.
+
+    FakeTensorMode has such a cache too, whose keys take most of its time.
+    """
+
+    def __init__(self) -> None:
+        # The results, and if they are a tuple; None: FakeTensorMode has to run the operator each time.
+        self.known: dict[Hashable, tuple[list[_Result], bool] | None] = {}
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on fake tensors."""
+        key = _key(operator, args, kwargs)
+        if key is None:
+            return operator(*args, **kwargs)
+        known = self.known.get(key)
+        if known is None:
+            out = operator(*args, **kwargs)
+            if key not in self.known and len(self.known) < _MOST_OPERATIONS:
+                # Arguments that were resized or transposed in place have another key now.
+                self.known[key] = _described(out, args) if _key(operator, args, kwargs) == key else None
+            return out
+        results, is_tuple = known
+        made = [_made(result, args) for result in results]
+        return tuple(made) if is_tuple else made[0]
+
+
+def _key(operator: Any, args: Any, kwargs: Any) -> Hashable:
+    """Return all that decides the layouts of the results; None if values may decide them too."""
+    if not args or not is_plain_fake(args[0]):
+        return None
+    parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    for value in (*args, *kwargs, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            if not is_plain_fake(value):
+                return None
+            parts += _layout(value)
+        elif isinstance(value, (list, tuple)):
+            if any(isinstance(item, torch.Tensor) for item in value):
+                return None
+            parts += (len(value), *map(type, value), *value)
+        else:
+            parts += (type(value), value)
+    return tuple(parts)
+
+
+def _layout(tensor: torch.Tensor) -> _Layout:
+    return tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset())
+
+
+def _made(result: _Result, args: Any) -> Any:
+    """Return a result as it is described."""
+    if result is None or isinstance(result, int):
+        return result if result is None else args[result]
+    layout, owner = result
+    return fake_tensor_as(args[owner or 0], *layout, shares=owner is not None)
+
+
+def _described(out: Any, args: Any) -> tuple[list[_Result], bool] | None:
+    """Return the description of an operator's results; None if it does not say all about them."""
+    results: list[_Result] = []
+    owned: list[int] = []
+    for tensor in out if isinstance(out, tuple) else (out,):
+        same = [number for number, arg in enumerate(args) if arg is tensor]
+        if tensor is None or same:
+            results.append(None if tensor is None else same[0])
+            continue
+        if not is_plain_fake(tensor) or tensor.fake_device != args[0].fake_device:
+            return None
+        stored = storage_key(tensor)
+        owners = [n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor) and storage_key(arg) == stored]
+        result = _layout(tensor), owners[0] if owners else None
+        again = _made(result, args)
+        is_whole = again.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
+        if len(owners) > 1 or not is_whole or _layout(again) != _layout(tensor):
+            return None
+        results.append(result)
+        owned.append(stored)
+    return (results, isinstance(out, tuple)) if len(set(owned)) == len(owned) else None
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements

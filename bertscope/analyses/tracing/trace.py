@@ -13,7 +13,7 @@ from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_o
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import TorchDispatchMode, load_dynamo_later, nn, operator_packet, torch
+from bertscope.torch_access import DispatchMode, load_dynamo_later, nn, operator_packet, torch
 
 _Result = TypeVar("_Result")
 Shapes = tuple[TensorShape, ...]
@@ -48,9 +48,9 @@ def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]
     return recorder.trace, result
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = Trace()
         self.answers = DataDependentAnswers(is_masked=False)
         self.tracker = ModuleTracker(

@@ -1,6 +1,7 @@
 """The formats of `diagram`: Mermaid, DOT (Graphviz's language), and pictures that Graphviz draws from it."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -111,14 +112,14 @@ def _quoted(written: str) -> str:
 
 def svg(report: ClassReport | GraphReport) -> str:
     """Return a picture by Graphviz; its colours follow the reader's light or dark mode."""
-    picture = _drawn(dot(report))
+    picture = _picture(report)
     end = picture.index(">", picture.index("<svg")) + 1
     return f"{picture[:end]}\n<style>\n{filled('diagram.css')}\n</style>{picture[end:]}"
 
 
 def html(report: ClassReport | GraphReport) -> str:
     """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
-    picture = _inline(_drawn(dot(report)))
+    picture = _inline(_picture(report))
     return filled("diagram.html", title=title(report), svg=markup(picture), source=source(report))
 
 
@@ -130,6 +131,19 @@ def inline_svg(report: ClassReport | GraphReport) -> str:
 def _inline(picture: str) -> str:
     """Return the picture without its XML declaration, for a page has its own."""
     return picture[picture.index("<svg") :]
+
+
+_GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
+
+
+def _picture(report: ClassReport | GraphReport) -> str:
+    """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
+    picture = _drawn(dot(report))
+    titles = "".join(found[2] for found in _GROUP_TITLE.finditer(picture))
+    if not titles:
+        return picture
+    before, end, after = _GROUP_TITLE.sub(r"\1", picture).rpartition("</g>\n</svg>")
+    return f'{before}<g class="titles">\n{titles}</g>\n{end}{after}'
 
 
 def _drawn(text: str) -> str:

@@ -1,6 +1,7 @@
 """The words in a diagram, the same in every format."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bertscope.render import footer
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
@@ -8,15 +9,20 @@ from bertscope.units import count_text, tensors_text
 
 
 def title(report: ClassReport | GraphReport) -> str:
-    """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`."""
-    parts = [footer.title(report)]
+    """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`.
+
+    Classes and modules are the same with each kernel of attention.
+    """
+    is_forward = isinstance(report, GraphReport) and report.diagram == "forward"
+    subject = report.subject if is_forward else replace(report.subject, attention=None)
+    parts = [footer.title(replace(report, subject=subject))]
     if isinstance(report, ClassReport):
         parts.append(f"classes of {report.package} {report.package_version}".rstrip())
         parts += [f"around {report.around}"] if report.around else []
     else:
         parts += [report.path] if report.path else []
         size = f"forward at batch {report.batch}, seq {report.seq}"
-        parts.append(size if report.diagram == "forward" else "modules with their parameters in all copies")
+        parts.append(size if is_forward else "modules with their parameters in all copies")
         parts += [f"{report.cache} cached"] if report.cache else []
     return ", ".join(parts)
 

@@ -1,39 +1,47 @@
 """The page's charts in plotly's words: a map of the parameters, FLOPs by module, and FLOPs over lengths."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from bertscope.render.colors import ROLES, variable
-from bertscope.render.page.texts import Words
+from bertscope.render.texts import phrase, say
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import CountReport, CountRow, TreeReport
 from bertscope.units import count_text, flops_text, share_text
 
-_ROLE_OF_NAME = {"LayerNorm": "LayerNorm", "embeddings": "embeddings", "attention": "attention",
-                 "crossattention": "attention", "intermediate": "feed-forward", "output": "feed-forward"}  # fmt: skip
+# The role of a module -> the names and classes of that module or of one around it, of BERTs and of other families.
+_ROLES = {
+    "LayerNorm": "LayerNorm|RMSNorm|^ln_\\w",
+    "attention": "[Aa]ttention|^attn$",
+    "embeddings": "[Ee]mbedding",
+    "feed-forward": "^intermediate$|^output$|MLP|FeedForward|FFN|MoeBlock|Dense\\w*Dense|^mlp$|^fc[12]$",
+    "pooler and heads": "[Pp]ooler|[Hh]ead$|^cls$|^classifier$|_outputs$|^score$",
+}
 MIXED = "var(--mixed)"  # page.js replaces variables by the colours of the theme
 _FONT = {"family": "system-ui, sans-serif", "size": 13}
 _BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
 
 
-def role(path: str) -> str:
-    """Return the role of a module or tensor, by its path; empty for a box with several roles."""
+def role(path: str, types: Mapping[str, str]) -> str:
+    """Return the role of a module or tensor, by its path and the classes on it; empty for several roles or another."""
     parts = path.split(".")
-    found = next((role for name, role in _ROLE_OF_NAME.items() if name in parts), "")
-    is_mixed = "encoder" in parts or parts in ([""], ["bert"])
-    return found or ("" if is_mixed else "pooler and heads")
+    around = accumulate(parts, "{}.{}".format)
+    names = [*parts, *(types.get(outer, "") for outer in around)]
+    return next((role for role, pattern in _ROLES.items() if any(re.search(pattern, name) for name in names)), "")
 
 
-def _color(path: str) -> str:
+def _color(path: str, types: Mapping[str, str]) -> str:
     """Return the colour of a module or tensor."""
-    found = role(path)
+    found = role(path, types)
     return variable("role", found) if found else MIXED
 
 
-def roles(shown: Sequence[str], words: Words) -> dict[str, str]:
+def roles(shown: Sequence[str]) -> dict[str, str]:
     """Return the roles that have one of the colours shown, with their colours."""
-    colors = {words.of("role", name): variable("role", name) for name in ROLES}
+    colors = {phrase(name): variable("role", name) for name in ROLES}
     return {name: color for name, color in colors.items() if color in shown}
 
 
@@ -60,7 +68,7 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
                 "tiling": {"pad": 2},
                 "leaf": {"opacity": 1},  # an icicle's leaves are paler of themselves
                 "marker": {
-                    "colors": [_color(path) for path, _ in nodes],
+                    "colors": [_color(path, types) for path, _ in nodes],
                     "line": {"width": 1, "color": "var(--paper)"},
                 },
                 "root": {"color": MIXED},
@@ -124,9 +132,10 @@ def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], 
     return "<br>".join(lines)
 
 
-def flops_bars(report: FlopsReport, words: Words | None = None) -> dict[str, Any]:
+def flops_bars(report: FlopsReport) -> dict[str, Any]:
     """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
     own = {row.path: row.forward.matmul_flops for row in report.rows}
+    types = {row.path: row.type for row in report.rows}
     inner = set()
     for row in report.rows[1:]:
         parent = row.path.rpartition(".")[0]
@@ -149,14 +158,19 @@ def flops_bars(report: FlopsReport, words: Words | None = None) -> dict[str, Any
                 "cliponaxis": False,
                 "customdata": [f"{_exact(flops)}, {share_text(flops / whole)}" for flops, _ in bars],
                 "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
-                "marker": {"color": [_color(path) for _, path in bars]},
+                "marker": {"color": [_color(path, types) for _, path in bars]},
             }
         ],
         "layout": {**_BARE, "margin": {"l": 10, "r": 10, "t": 8, "b": 36}, "bargap": 0.12,
-                   "xaxis": {"title": {"text": (words or Words())("axis_flops")}, "zeroline": False,
+                   "xaxis": {**_titled(say("axis_flops")), "zeroline": False,
                              "exponentformat": "SI"},
                    "yaxis": {"showticklabels": False}},
     }  # fmt: skip
+
+
+def _titled(text: str) -> dict[str, Any]:
+    """Return the title of an axis."""
+    return {"title": {"text": text, "font": _FONT}}
 
 
 def _exact(flops: int) -> str:
@@ -169,7 +183,7 @@ def _short(path: str) -> str:
     return layer + name if layer and before.endswith("encoder.") else path or "(model)"
 
 
-def lengths(report: FlopsReport, words: Words) -> dict[str, Any]:
+def lengths(report: FlopsReport) -> dict[str, Any]:
     """Draw the forward FLOPs over the sequence lengths of the sweep."""
     points = sorted(report.sweep, key=lambda point: point.seq)
     return {
@@ -185,6 +199,6 @@ def lengths(report: FlopsReport, words: Words) -> dict[str, Any]:
             }
         ],
         "layout": {**_BARE, "margin": {"l": 60, "r": 10, "t": 8, "b": 36},
-                   "xaxis": {"title": {"text": words("axis_length")}, "tickvals": [point.seq for point in points]},
-                   "yaxis": {"title": {"text": words("axis_flops")}, "rangemode": "tozero", "exponentformat": "SI"}},
+                   "xaxis": {**_titled(say("axis_length")), "tickvals": [point.seq for point in points]},
+                   "yaxis": {**_titled(say("axis_flops")), "rangemode": "tozero", "exponentformat": "SI"}},
     }  # fmt: skip

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bertscope.errors import MissingExtraError
@@ -11,7 +10,7 @@ from bertscope.render import fit as fit_words
 from bertscope.render.diagram.diagram import inline_svg, mermaid
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
-from bertscope.render.footer import footer, title
+from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.memory_words import conclusions, footnotes
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
@@ -24,10 +23,9 @@ from bertscope.render.page.commands import (
     page_command,
 )
 from bertscope.render.page.templating import markup, page
-from bertscope.render.page.texts import Words
-from bertscope.render.page.verdict import figures, verdict
-from bertscope.render.table import Column, number, shown
-from bertscope.render.texts import in_language, say
+from bertscope.render.page.verdict import figures, place, verdict
+from bertscope.render.table import Column, number
+from bertscope.render.texts import in_language, phrase, say
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
@@ -39,104 +37,99 @@ from bertscope.units import bytes_text, count_text, flops_text, html_text
 
 def html(report: PageReport, language: str = "en") -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
-    words = Words(language)
     subject = report.models[0].tree.subject
     written = {"date": report.written, "torch": subject.torch_version, "bertscope": subject.bertscope_version}
     with in_language(language):
         names = [model.tree.subject.name for model in report.models]
         titles = [title(model.tree) for model in report.models]
-        subtitles = list(
-            dict.fromkeys(text.removeprefix(name).lstrip(":\uff1a ") for name, text in zip(names, titles, strict=True))
-        )
+        subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
+        totals = [model.tree.totals for model in report.models]
+        are_tied = any(found.layer_params != found.distinct_params for found in totals)
         differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
         headings = names if differ_by_name else titles
         return page(
             "report.html",
-            words=words,
-            title=", ".join(titles),
+            title=say("comma").join(titles),
             shown_names=names,
             subtitles=subtitles,
             models=[
-                {"title": heading, "sections": _sections(model, words)}
+                {"title": heading, "sections": _sections(model, are_tied=are_tied)}
                 for heading, model in zip(headings, report.models, strict=True)
             ],
-            diff=None if report.diff is None else _differences(report.diff, words),
-            written=words("written", **written),
+            diff=None if report.diff is None else _differences(report.diff),
+            written=say("written", **written),
             command=page_command(report),
         )
 
 
-def _sections(model: ModelPart, words: Words) -> dict[str, dict[str, Any]]:
+def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
     """Return what each section of the page shows, in their order."""
     return {
-        "overview": {"verdict": verdict(model, words), "figures": figures(model, words)},
-        "fit": {} if model.fit is None else _fit(model, model.fit, words),
-        "memory": _memory(model, words),
-        "parameters": _parameters(model, words),
-        "FLOPs": _flops(model, words),
-        "forward": _forward(model, words),
-        "configuration": _configuration(model, words),
+        "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
+        "fit": {} if model.fit is None else _fit(model, model.fit),
+        "memory": _memory(model),
+        "parameters": _parameters(model),
+        "FLOPs": _flops(model),
+        "forward": _forward(model),
+        "configuration": _configuration(model),
     }
 
 
-def _titled(columns: Sequence[Column], words: Words) -> list[Column]:
-    """Return the columns of a table with titles in the language of the page."""
-    return [replace(column, title=words.of("column", column.title)) for column in shown(columns)]
-
-
-def _differences(diff: DiffReport, words: Words) -> dict[str, Any]:
+def _differences(diff: DiffReport) -> dict[str, Any]:
     """Return the differences as `diff` shows them."""
-    sides = (("side_a", diff.a), ("side_b", diff.b))
-    tables = [
-        (words("differing", name=words.of("column", columns[0].title)), _titled(columns, words), rows)
-        for columns, rows in diff_parts(diff)
-    ]
+    sides = (("a", diff.a), ("b", diff.b))
+    tables = [(say("differing", name=columns[0].heading), columns, rows) for columns, rows in diff_parts(diff)]
     return {
-        "sides": [words(key, name=side.name, architecture=side.architecture) for key, side in sides],
+        "sides": [say("side", side=key, name=side.name, architecture=side.architecture) for key, side in sides],
         "tables": tables,
         "notes": diff_notes(diff),
         "commands": [diff_command(diff)],
     }
 
 
-def _parameters(model: ModelPart, words: Words) -> dict[str, Any]:
+def _numbers_first(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns in the order in which a narrow screen shows them: names, numbers, words."""
+    return [columns[0], *sorted(columns[1:], key=lambda column: not column.right)]
+
+
+def _parameters(model: ModelPart) -> dict[str, Any]:
     drawn = parameter_map(model.tensors, model.tree)
     columns, rows = tree_table(model.tree)
     return {
         "map": drawn,
-        "roles": roles(drawn["data"][0]["marker"]["colors"], words),
-        "columns": _titled(columns, words),
+        "roles": roles(drawn["data"][0]["marker"]["colors"]),
+        "columns": _numbers_first(columns),
         "rows": rows,
         "notes": [say("named", name=name, text=value) if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
     }
 
 
-def _flops(model: ModelPart, words: Words) -> dict[str, Any]:
+def _flops(model: ModelPart) -> dict[str, Any]:
     flops, training = model.flops, model.training
-    size = words("size", batch=model.batch, seq=model.seq)
+    size = say("page_size", batch=model.batch, seq=model.seq)
     lines = [
-        words("flops_of_forward", size=size, flops=count_text(flops.rows[0].total.matmul_flops)),
-        words("flops_of_step", size=size, flops=count_text(training.rows[0].total.matmul_flops)),
-        *(words("convention", name=item.name, value=count_text(item.value), unit=item.unit, how=item.how,
-                source=item.source) for item in flops.conventions),
-        words("flops_obtained"),
+        say("flops_of_forward", size=size, flops=count_text(flops.rows[0].total.matmul_flops)),
+        say("flops_of_step", size=size, flops=count_text(training.rows[0].total.matmul_flops)),
+        *(say("convention", name=item.name, value=count_text(item.value), unit=item.unit, how=phrase(item.how),
+                source=phrase(item.source)) for item in flops.conventions),
+        say("flops_obtained"),
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     columns = [
         Column("module", lambda row: row.path or "(model)"),
-        Column("type", lambda row: row.type),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
         number("bytes moved", "total.bytes_moved", bytes_text),
+        Column("type", lambda row: row.type),
     ]
-    bars = flops_bars(flops, words)
+    bars = flops_bars(flops)
     return {
         "bars": bars,
-        "roles": roles(bars["data"][0]["marker"]["color"], words),
-        "lengths": lengths(flops, words),
-        "columns": _titled(columns, words),
+        "roles": roles(bars["data"][0]["marker"]["color"]),
+        "lengths": lengths(flops),
+        "columns": columns,
         "rows": flops.rows,
         "notes": lines,
         "commands": [
@@ -147,44 +140,44 @@ def _flops(model: ModelPart, words: Words) -> dict[str, Any]:
     }
 
 
-def _memory(model: ModelPart, words: Words) -> dict[str, Any]:
+def _memory(model: ModelPart) -> dict[str, Any]:
     memory = model.memory
     return {
-        "timeline": memory_charts(memory, words),
-        "columns": _titled(memory_columns(memory), words),
+        "timeline": memory_charts(memory),
+        "columns": memory_columns(memory),
         "rows": list(memory_lines(memory)),
-        "kept_columns": _titled(kept_columns(memory), words),
+        "kept_columns": _numbers_first(kept_columns(memory)),
         "kept_rows": kept_rows(memory),
-        "notes": [*conclusions(memory), *footnotes(memory)],
+        "notes": [*conclusions(memory), say("axis_note"), *footnotes(memory)],
         "commands": [estimate_command(model)],
     }
 
 
-def _fit(model: ModelPart, fit: FitReport, words: Words) -> dict[str, Any]:
+def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     reports = [report for report in (fit, model.asked) if report is not None]
     return {
-        "heading": fit_words.heading(fit).strip(),
-        "columns": _titled(fit_words.columns(fit), words),
+        "heading": say("largest_at", place=place(fit), seq=model.seq),
+        "columns": fit_words.columns(fit)[1:],  # the heading has the length
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in reports],
     }
 
 
-def _forward(model: ModelPart, words: Words) -> dict[str, Any]:
+def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
     if not graphs:
-        notes = [words("no_dataflow")]
+        notes = [say("no_dataflow")]
         return {"pictures": [], "notes": notes, "commands": [model_command(model, "diagram", "--kind tree")]}
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     options = f"--kind forward --batch {model.batch} --seq {model.seq}"
     commands = [model_command(model, "diagram", f"{path} {options}".strip()) for path in paths]
-    return {"pictures": [_picture(graph, words) for graph in graphs], "commands": commands}
+    return {"pictures": [_picture(graph) for graph in graphs], "commands": commands}
 
 
-def _picture(graph: GraphReport, words: Words) -> dict[str, Any]:
+def _picture(graph: GraphReport) -> dict[str, Any]:
     """Return the picture, or its Mermaid text where nothing draws it."""
-    caption = graph.path or words("whole_model")
+    caption = graph.path or say("the_whole_model")
     try:
         drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph))  # a page may have several pictures, and one of each id
     except MissingExtraError as error:
@@ -193,10 +186,10 @@ def _picture(graph: GraphReport, words: Words) -> dict[str, Any]:
     return {"caption": caption, "svg": markup(drawn.replace("<svg ", named, 1))}
 
 
-def _configuration(model: ModelPart, words: Words) -> dict[str, Any]:
+def _configuration(model: ModelPart) -> dict[str, Any]:
     subject = model.tree.subject
     columns = [Column("field", lambda pair: pair[0]), Column("value", lambda pair: _value(pair[1]))]
-    return {"columns": _titled(columns, words), "rows": list((subject.config or {}).items())}
+    return {"columns": columns, "rows": list((subject.config or {}).items())}
 
 
 def _value(value: object) -> str:

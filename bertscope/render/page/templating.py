@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.render.colors import declarations
 from bertscope.render.table import Column, shown
+from bertscope.render.texts import language, say
 from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def environment() -> Environment:
         "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
     }
-    made.globals |= {"palette": declarations}
+    made.globals |= {"palette": declarations, "say": say, "language": language}
     return made
 
 

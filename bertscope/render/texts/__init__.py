@@ -1,14 +1,17 @@
 """The texts of reports in English and in Chinese, by key: a module for the texts of each subject."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
-from bertscope.render.texts import explain, fit, memory, shared
+from bertscope.render.texts import explain, fit, memory, page, shared
+from bertscope.render.texts.phrases import PHRASES
 
 LANGUAGES = ("en", "zh")
-TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS}
+TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
 
@@ -20,6 +23,11 @@ def in_language(language: str) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+def language() -> str:
+    """Return the chosen language."""
+    return LANGUAGES[_chosen.get()]
 
 
 def say(key: str, **values: Any) -> str:
@@ -34,5 +42,25 @@ def word(kind: str, name: str) -> str:
 
 
 def phrase(english: str) -> str:
-    """Return a phrase of a report in the chosen language, as it is if memory.PHRASES does not have it."""
-    return memory.PHRASES.get(english, english) if _chosen.get() else english
+    """Return a text of a report or an error in the chosen language, as it is if PHRASES does not have it."""
+    if not _chosen.get():
+        return english
+    if english in PHRASES:
+        return PHRASES[english]
+    for pattern, chinese in _patterns():
+        if found := pattern.fullmatch(english):
+            values = {
+                name: phrase(text) if name.startswith("words") else text for name, text in found.groupdict().items()
+            }
+            return chinese.format(**values)
+    return english
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Return the phrases with values as patterns."""
+    return [
+        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*)", re.escape(english))), chinese)
+        for english, chinese in PHRASES.items()
+        if "{" in english
+    ]

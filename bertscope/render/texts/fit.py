@@ -41,7 +41,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "of_budget": ("{text} of {size}", "{text}，可用 {size}"),
     "chosen_kernel": ("the kernel that torch chooses", "由 torch 选择的内核"),
     "kernel": ("{name} kernel", "{name} 内核"),
-    "budget": ("{settings}, budget {place}{size}", "{settings}，可用 {place}{size}"),
     "both": (" and ", " 和 "),
     # the notes of fit
     "note_head": (

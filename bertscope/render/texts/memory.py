@@ -2,7 +2,7 @@
 
 TEXTS: dict[str, tuple[str, str]] = {
     # the table of estimate and profile
-    "at_peak": ("at the peak of the step", "一步的峰值时刻"),
+    "at_peak": ("at the peak", "峰值时刻"),
     "peak": ("peak", "峰值"),
     "saved": ("saved for backward", "为反向保存的张量"),
     "allocated": ("allocated on the device", "设备上已分配"),
@@ -46,10 +46,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "of": ("{phase} of {path}", "{phase}，{path}"),
     "of_own_code": ("{phase} of the model's own code", "{phase}，模型自身的代码"),
     "peak_is": ("{name}: peak {place}", "{name}：峰值位于{place}"),
-    "saves": (
-        "{name} saves {size} for backward instead of {before}; ",
-        "{name} 为反向保存 {size}，原为 {before}；",
-    ),
     "peak_falls": ("the peak falls by {size} ({percent} %)", "峰值降低 {size}（{percent} %）"),
     "peak_stays": (
         "the peak does not change: no tensor saved for backward exists at the peak",
@@ -59,7 +55,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "takes": ("; a step takes {ratio} x as long", "；一步的用时为原来的 {ratio} 倍"),
     "takes_flops": (" ({ratio} x the FLOPs)", "（FLOPs 为 {ratio} 倍）"),
     "times_overlap": (
-        "; the times overlap: more --steps tell more",
+        "; the times overlap: raise --steps",
         "；两者用时有重叠：增大 --steps 可以更准确",
     ),
     "lower_from": (
@@ -132,26 +128,4 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{count} other keys have no effect on the memory of a training step (--format json lists them)",
         "另有 {count} 个键不影响训练步的内存（--format json 会列出）",
     ),
-}
-
-# What the tensors saved for backward are, as analyses/memory/summary.py names them.
-PHRASES = {
-    "attention probabilities": "注意力概率",
-    "attention dropout mask": "注意力的 dropout 掩码",
-    "dropped probabilities and mask": "dropout 后的概率和掩码",
-    "dropped probabilities, or scaled query and key": "dropout 后的概率，或缩放后的 Q 和 K",
-    "query, key, value and context, by head": "按头划分的 Q、K、V 和上下文",
-    "query, key, value": "Q、K、V",
-    "attention output and logsumexp": "注意力输出和 logsumexp",
-    "activation's input": "激活函数的输入",
-    "activation's output": "激活函数的输出",
-    "dropout mask": "dropout 掩码",
-    "dropout's output and mask": "dropout 的输出和掩码",
-    "dropout's output": "dropout 的输出",
-    "adapter's inner activations": "适配器内部的激活值",
-    "LayerNorm's output, mean and deviation": "LayerNorm 的输出、均值和标准差",
-    "residual sum, LayerNorm's input": "残差和，即 LayerNorm 的输入",
-    "copy in another dtype": "另一 dtype 的副本",
-    "log-probabilities of the vocabulary": "词表上的对数概率",
-    "random state for recomputation": "重计算所需的随机数状态",
 }

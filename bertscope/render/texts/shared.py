@@ -2,6 +2,7 @@
 
 TEXTS: dict[str, tuple[str, str]] = {
     # between parts of a sentence
+    "space": (" ", ""),
     "comma": (", ", "，"),
     "semicolon": ("; ", "；"),
     "named": ("{name}: {text}", "{name}：{text}"),
@@ -28,7 +29,14 @@ TEXTS: dict[str, tuple[str, str]] = {
     "outputs_held": ("outputs held", "反向期间保留输出"),
     "grad_scaler": ("GradScaler", "GradScaler"),
     "assumed": ("{answer}; assumed: {settings}", "{answer}；假定：{settings}"),
+    "progress": ("{text} ({place}{seconds} s)", "{text}（{place}{seconds} 秒）"),
+    "progress_place": ("{number} of {total}, ", "第 {number} 项，共 {total} 项，"),
+    "seconds_left": ("about {seconds} s left", "约剩 {seconds} 秒"),
     "more_notes": ("{note} (-v: {count} more notes)", "{note}（另有 {count} 条说明，用 -v 显示）"),
+    "more_notes_and_rows": (
+        "{note} (-v: {count} more notes, {rows} more rows)",
+        "{note}（另有 {count} 条说明和 {rows} 行，用 -v 显示）",
+    ),
     "left_out": (
         "(columns left out: {names}; widen the terminal, or pipe)",
         "（未显示的列：{names}；加宽终端或输出到管道即可显示）",
@@ -70,6 +78,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "part_gradients": ("gradients", "梯度"),
     "part_activations": ("activations", "激活值"),
     "part_temporaries": ("temporaries", "临时张量"),
+    "part_context": ("CUDA context and workspaces", "CUDA 上下文与工作区"),
     "in_forward": ("in forward", "前向"),
     "in_backward": ("in backward", "反向"),
     "in_optimizer": ("in the optimizer step", "优化器更新"),

@@ -1,12 +1,11 @@
 """The timeline as one HTML page: a chart for each variant, drawn by plotly, and the peaks as a table."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from bertscope.render.colors import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
-from bertscope.render.page.texts import Words
 from bertscope.render.table import Column
 from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import (
@@ -21,25 +20,26 @@ from bertscope.render.timeline.panels import (
 from bertscope.reports.memory import MemoryReport
 from bertscope.units import bytes_text, html_text
 
+_TITLE = {"size": 13}  # as the other words of a chart
+_LABEL = {"showarrow": False, "bgcolor": "var(--paper)", "borderpad": 1}  # it covers the lines behind it
+
 
 def html(report: MemoryReport) -> str:
     """Return the page."""
-    return page("timeline.html", title=title(report), timeline=memory_charts(report))
+    return page("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
 
 
-def memory_charts(report: MemoryReport, words: Words | None = None) -> dict[str, Any]:
-    """Return what a page shows: a chart for each variant, and the peaks as a table."""
-    words = words or Words()
+def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
+    """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
     picture = pictured(report)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     return {
         "run": f"{run_text(report.run)}; {report.machine}" if "measured" in obtained else run_text(report.run),
-        "colors": {words.of("part", part): variable("part", part) for part in picture.parts},
+        "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": _columns(picture, words, are_mixed=len(obtained) > 1),
+        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1),
         "peaks": [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases],
         "is_highest": lambda row: row[1] == row[0].memory.peak,
-        "note": words("axis_note"),
     }
 
 
@@ -61,14 +61,18 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": "system-ui, sans-serif", "size": 13},
             "xaxis": {
-                "title": {"text": say("order"), "standoff": 12},
+                "title": {"text": say("order"), "standoff": 12, "font": _TITLE},
                 "range": [0, max(len(panel.samples) - 1, 1)],
                 "unifiedhovertitle": {"text": f"{say('sample')} %{{x}}"},  # the index in the CSV
                 "showticklabels": False,
                 "showgrid": False,
                 "zeroline": False,
             },
-            "yaxis": {"title": {"text": say("live_memory", unit=picture.unit)}, "range": [0, top], "zeroline": False},
+            "yaxis": {
+                "title": {"text": say("live_memory", unit=picture.unit), "font": _TITLE},
+                "range": [0, top],
+                "zeroline": False,
+            },
             "shapes": [_line(mark) for mark in panel.marks if mark.start],
             "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
         },
@@ -121,7 +125,7 @@ def _peak_words(panel: Panel, height: float) -> dict[str, Any]:
         "xanchor": "right" if panel.peak_near_end else "left",
         "yanchor": "bottom",
         "xshift": -5 if panel.peak_near_end else 5,
-        "showarrow": False,
+        **_LABEL,
     }
 
 
@@ -139,28 +143,25 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
         "xanchor": "right" if mark.at_end else "left",
         "align": "right" if mark.at_end else "left",
         "yanchor": "top",
+        "xshift": -3 if mark.at_end else 3,
         "yshift": -36 * mark.row,
-        "showarrow": False,
+        **_LABEL,
         "font": {"size": 11},
     }
 
 
-def _columns(picture: Pictured, words: Words, *, are_mixed: bool) -> list[Column]:
+def _columns(parts: Sequence[str], *, are_mixed: bool) -> list[Column]:
     """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
-
-    def column(name: str, value: Callable[[Any], str], *, right: bool = False) -> Column:
-        return Column(words.of("column", name), value, right=right)
-
     return [
-        column("checkpointing", lambda row: variant_name(row[0])),
-        *([column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
-        column("phase", lambda row: word("phase", row[1].phase)),
-        column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(_part_column(part, words) for part in picture.parts),
-        column("operator", lambda row: row[1].operator),
-        column("module", lambda row: row[1].path),
+        Column("checkpointing", lambda row: variant_name(row[0])),
+        *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
+        Column("phase", lambda row: word("phase", row[1].phase)),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        *(_part_column(part) for part in parts),
+        Column("operator", lambda row: row[1].operator),
+        Column("module", lambda row: row[1].path),
     ]
 
 
-def _part_column(part: str, words: Words) -> Column:
-    return Column(words.of("part", part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
+def _part_column(part: str) -> Column:
+    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)

@@ -61,6 +61,12 @@ def test_a_change_of_the_configuration_fails_every_count_that_it_moves(cli, pres
     assert result.code == 1
 
 
+def test_a_missing_file_is_one_line(cli):
+    result = cli("check", "nowhere.yaml")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "check the path" in result.err
+
+
 def test_a_file_that_expects_nothing_is_no_pass(cli, preset):
     preset.write_text(preset.read_text().partition("expected:")[0])
     result = cli("check", "mine.yaml", "bert-tiny")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import bertscope
-from bertscope.analyses.memory.child import child_command
+from bertscope.analyses.memory.child import ForkServer, child_command
 
 HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
            "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip
@@ -92,3 +92,54 @@ def test_a_deleted_working_directory_changes_nothing(probe, tmp_path, monkeypatc
     gone.rmdir()
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert asked()["helper"]
+
+
+def test_forks_share_the_imports_of_their_server_and_end_alone(tmp_path, monkeypatch):
+    (tmp_path / "probe.py").write_text(
+        "import os, sys\n"
+        "def load():\n    global loaded\n    loaded = os.getpid()\n"
+        "def main():\n"
+        "    print(os.getpid(), loaded, os.getpgid(0), sys.stdin.readline().strip(), flush=True)\n"
+        "    sys.stderr.write('to stderr')\n"
+        "    sys.exit(7) if sys.stdin.readline() == 'exit\\n' else os.kill(os.getpid(), 11)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = ForkServer("probe:load", "probe:main")
+    try:
+        children = [server.start(), server.start()]
+        for number, child in enumerate(children):
+            child.stdin.write(b"job %d\n" % number)
+        lines = [child.stdout.readline().split() for child in children]
+        assert [line[3:] for line in lines] == [[b"job", b"0"], [b"job", b"1"]]
+        assert [int(line[0]) for line in lines] == [child.pid for child in children]
+        assert {int(line[1]) for line in lines} == {server.process.pid}
+        assert [int(line[2]) for line in lines] == [child.pid for child in children]  # each leads its group
+        with pytest.raises(subprocess.TimeoutExpired):
+            children[0].wait(0.01)
+        children[0].stdin.write(b"exit\n")
+        children[1].stdin.write(b"die\n")
+        assert [child.wait(60) for child in children] == [1, -11]
+        assert children[0].stderr.read().startswith(b"to stderr")
+    finally:
+        server.close()
+
+
+def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(tmp_path, monkeypatch):
+    (tmp_path / "probe.py").write_text("def load():\n    raise ImportError('no torch')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = ForkServer("probe:load", "probe:main")
+    child = server.start()
+    assert child.stdout.read() == b""
+    assert child.wait(60) != 0
+    child.kill_group()
+    server.close()
+
+
+def test_a_child_that_is_killed_before_it_exists_ends_its_server(tmp_path, monkeypatch):
+    (tmp_path / "probe.py").write_text("import time\ndef load():\n    time.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = ForkServer("probe:load", "probe:main")
+    child = server.start()
+    child.kill_group()
+    assert child.wait(60) == -9
+    server.close()

@@ -433,6 +433,9 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
         (8, {"device": "cuda", "autocast": "bf16", "optimizer": "sgd"}),
         (8, {"device": "cuda", "checkpointing": "selective", "optimizer": "none"}),
         (8, {"mode": "inference", "autocast": "bf16"}),
+        (8, {"optimizer": "sgd", "freeze": ("embeddings", "*.bias")}),
+        (8, {"optimizer": "sgd", "checkpointing": "full", "reentrant": True}),
+        (17, {"optimizer": "none", "checkpointing": "every-2", "reentrant": True, "autocast": "bf16"}),
     ],
     ids=str,
 )
@@ -454,8 +457,7 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
 @pytest.mark.parametrize(
     "run_config",
     [RunConfig(seq=4, mode="forward", freeze=("bert.encoder.layer.3",)),
-     RunConfig(seq=4, mode="forward", checkpointing="layers:2"),
-     RunConfig(seq=4, mode="forward", checkpointing="full", reentrant=True)],
+     RunConfig(seq=4, mode="forward", checkpointing="layers:2")],
     ids=str,
 )  # fmt: skip
 def test_layers_that_are_not_alike_all_run(run_config):

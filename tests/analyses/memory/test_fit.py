@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead, with_softmax_inputs
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
@@ -107,6 +108,52 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
     monkeypatch.setattr(growth, "memory_growth", lambda one, other, batch: None)
     (again,) = fit_report(source, [run_config], [8], budget).rows
     assert again == row
+
+
+DEEP = small(num_hidden_layers=8)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_three_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
+    run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
+    runs, traced = [], estimate.source_trace
+    monkeypatch.setattr(
+        estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
+    )
+    traces = MemoryTraces(DEEP)
+    growth = traces.growth(run_config, 2)
+    for batch in (5, 2, 7):
+        assert growth.peak_bytes(batch) == traces.trace(replace(run_config, batch=batch)).peak_bytes
+    assert runs == [(3, 2), (4, 3), (3, 5), (3, 7)]
+    assert growth.peak_bytes(7) == traced(DEEP, replace(run_config, batch=7)).peak_bytes
+
+
+def test_the_first_batch_of_a_growth_cannot_verify_it():
+    traces, run_config = MemoryTraces(DEEP), RunConfig(seq=8, batch=2, optimizer="sgd")
+    traces.growth(run_config, 2)
+    traces.trace(run_config)
+    assert list(traces.verified.values()) == [True]
+    assert traces.shallow.cache_info().currsize == 3  # the deeper run at this batch too
+
+
+def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
+    traced = estimate.source_trace
+
+    def uneven(source, run_config):
+        trace = traced(source, run_config)
+        events = [
+            event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
+            for event in trace.events
+        ]
+        return replace(trace, events=tuple(events))
+
+    monkeypatch.setattr(estimate, "source_trace", uneven)
+    run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
+    traces = MemoryTraces(DEEP)
+    traces.growth(run_config, 2)
+    assert traces.trace(run_config) == uneven(DEEP, run_config)
+    assert list(traces.verified.values()) == [False]
 
 
 def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
@@ -454,16 +501,46 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
+@pytest.mark.parametrize(
+    ("peak_bytes", "budget_bytes", "text"),
+    [(2**30 - 2**16, 2**30, "peak 1,023.94 MiB of 1,024.00 MiB"), (2**30, 2**34, "peak 1.00 GiB of 16.00 GiB"),
+     (2**29, 2**34, "peak 0.50 GiB of 16.00 GiB")],
+)  # fmt: skip
+def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget_bytes, text):
+    report = replace(fitted(), rows=(replace(fitted().rows[0], peak_bytes=peak_bytes),), budget_bytes=budget_bytes)
+    assert f": {text};" in fit_renderer.verdict(report)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
     text = renderer.table(profiled(), Target(width=width), verbose=True)
-    tables = text.count("at the peak of the step")
+    tables = text.count("\n at the peak")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
         assert text.count(f" {name}") >= tables
     for name in ("none", "full reentrant", "selective", "every-2"):
         assert f"{name} (" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
+    report = profiled()
+    short = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80))
+    full = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80), verbose=True)
+    assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
+    details = ("  in optimizer step", "process: one step", "tokens per second")
+    assert all(name in full and name not in short for name in details)
+    phases, process, rates = 3, 2, 2
+    assert " ".join(short.split()).endswith(f", {phases + process + rates} more rows)")
+
+
+def test_parts_below_a_thousandth_of_every_peak_are_one_row():
+    memory = made_up(100, "estimated")
+    parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
+    memory = replace(memory, phases=(replace(memory.phases[1], parts=parts),))
+    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
+    assert re.search(r"^ buffers, inputs +24 B$", renderer.table(report, Target()), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", renderer.table(report, Target(), verbose=True), re.MULTILINE)
 
 
 def test_no_bar_is_cut_in_a_narrow_terminal():

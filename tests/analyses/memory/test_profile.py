@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.memory import child as child_module
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory import profile_worker as worker
 from bertscope.analyses.memory.estimate import estimate_memory
@@ -44,13 +45,13 @@ SHORT = ("--steps", "1", "--batch", "1", "--seq", "8", "--mode", "inference")
 
 
 STARTED: list[subprocess.Popen] = []
-START = profile_module._start
+STARTING = profile_module._starting
 
 
 @pytest.fixture
 def as_the_program_starts_it(monkeypatch):
-    """Start a child as the program does; in other tests a server with torch loaded forks it."""
-    monkeypatch.setattr(profile_module, "_start", START)
+    """Start children as the program does; in other tests a server with torch loaded forks them."""
+    monkeypatch.setattr(profile_module, "_starting", STARTING)
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen:
-    environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    environment = ENV | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "BERTSCOPE_DEBUG": "1"}
     process = subprocess.Popen(
         [*PROGRAM, *args], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -138,7 +139,7 @@ def measured(tmp_path_factory):
         for name in TERMINAL:
             patch.delenv(name, raising=False)
         done = run_cli("profile", "small.yaml", "--checkpointing", "--batch", "2", "--seq", "16", "--format", "json",
-                       "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2")  # fmt: skip
+                       "--timeline", "step.csv", "--snapshot", "step.pickle", "--steps", "2", "--debug")  # fmt: skip
     assert done.code == 0, done.err
     return folder, done.json, done.err
 
@@ -251,7 +252,8 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
     code = (
         "import json, sys; print(open(json.loads(sys.stdin.readline())['run_config']['checkpointing']).read(), end='')"
     )
-    monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
     result = cli("profile", "small.yaml", "--batch", "512", "--memory-limit", "800MiB", "--steps", "1",
                  "--checkpointing", "--optimizer", "sgd", "--format", "json")  # fmt: skip
     none, full = result.json["variants"]
@@ -272,7 +274,8 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatc
         f"say('process', {process})\nsay('timing', {{'warmup_seconds': 1.0}})\n"
         "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 2.0)\n"
     )
-    monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
     monkeypatch.setattr(profile_module, "available_bytes", lambda: available)
     jobs = [Job(source=small(), run_config=RunConfig(checkpointing=name), steps=1) for name in ("none", "full")]
     report, _ = profile_report(jobs)
@@ -427,7 +430,7 @@ def test_an_answer_arrives_as_it_was():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("print('hello', flush=True)", "printed 'hello' where its parent expected a message while starting; remove"),
+        ("print('hello', flush=True)", "printed 'hello' where its parent expected a message while loading"),
         ("print('[1]', flush=True)", "printed '[1]' where"),
         ("print('[\"stage\", 1]')", "where its parent expected a message"),
         ('print(\'["nothing", ""]\')', "where its parent expected a message"),
@@ -436,14 +439,15 @@ def test_an_answer_arrives_as_it_was():
         ("print('9' * 5000)", "where its parent expected a message"),
         ("import sys; sys.stdout.buffer.write(b'\\xff\\x1b\\n')", "where its parent expected a message"),
         ("while True: print('x' * 2**16, end='')", "where its parent expected a message"),
-        ("print('[\"stage\", \"half', end='')", "ended with exit code 0 while starting; try"),
-        ("import os; os.kill(os.getpid(), 11)", "was killed by SIGSEGV while starting; try"),
-        ("import sys; sys.exit('broken \\x1b')", "ended with exit code 1: broken \\x1b while starting"),
+        ("print('[\"stage\", \"half', end='')", "ended with exit code 0 while loading torch; try"),
+        ("import os; os.kill(os.getpid(), 11)", "was killed by SIGSEGV while loading torch; try"),
+        ("import sys; sys.exit('broken \\x1b')", "ended with exit code 1: broken \\x1b while loading torch"),
     ],
 )
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
-    monkeypatch.setattr(profile_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
     monkeypatch.setattr(profile_module, "_MAX_MESSAGE_BYTES", 2**20)
     report, _ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants

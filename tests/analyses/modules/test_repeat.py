@@ -33,10 +33,11 @@ def test_a_tree_whose_layers_differ_is_not_repeated():
 @pytest.mark.parametrize(
     ("run", "layers"),
     [({}, 1), ({"checkpointing": "full"}, 1), ({"checkpointing": "every-3"}, 3), ({"checkpointing": "layers:0"}, 0),
-     ({"freeze": ("embeddings",)}, 0), ({"checkpointing": "full", "reentrant": True}, 0)],
+     ({"frozen": ("embeddings", "*.bias")}, 1), ({"frozen": ("encoder.layer.1*",)}, 0),
+     ({"frozen": tuple(f"encoder.layer.{number}.output" for number in range(8))}, 0)],
 )  # fmt: skip
 def test_what_tells_layers_apart_ends_the_repetition(run, layers):
-    assert period(small(), **run) == layers
+    assert period(small(num_hidden_layers=8), **run) == layers
     assert period(small(pruned_heads={0: (1,)}), **run) == 0
     assert period(GivenModule(name="linear", module=nn.Linear(2, 3)), **run) == 0
 

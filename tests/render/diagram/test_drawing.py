@@ -14,6 +14,7 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.model import build
 from bertscope.render.diagram import diagram as renderer
+from bertscope.render.diagram.texts import group_label
 from tests.conftest import needs_graphviz
 from tests.render.diagram.test_mermaid import nasty_reports
 
@@ -38,8 +39,11 @@ def test_graphviz_draws_every_name(reports):
     drawn = texts(renderer.svg(classes))
     assert all(f"{item.type} {item.name}" in drawn for box in classes.classes for item in box.attributes)
     for graph in graphs:
-        drawn = texts(renderer.svg(graph))
+        picture = renderer.svg(graph)
+        drawn = texts(picture)
         assert all(node.name in drawn for node in graph.nodes)
+        titles = [picture.index(f">{group_label(group)}</text>") for group in graph.groups]
+        assert min(titles, default=len(picture)) > picture.rindex('class="edge"')  # no edge crosses a title
 
 
 def test_graphviz_takes_names_that_look_like_its_own_markup(tiny):

@@ -18,12 +18,13 @@ from bertscope.analyses.params.tree import tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page
-from bertscope.render.page.charts import flops_bars, parameter_map
+from bertscope.render.page.charts import flops_bars, parameter_map, role
 from bertscope.render.page.templating import environment
-from bertscope.render.page.texts import LANGUAGES, TEXTS
 from bertscope.render.table import Column, number
+from bertscope.render.texts import LANGUAGES
 from bertscope.sources.find import load
 from bertscope.units import bytes_text, flops_text
+from tests.render.test_texts import words_of
 
 
 def commands_named(path) -> list[str]:
@@ -161,6 +162,24 @@ def test_the_map_holds_every_tensor_once_in_its_module(name, architecture):
     assert {name for name in distinct - counted if "cls." not in name} == set()
 
 
+@pytest.mark.parametrize(
+    ("path", "classes", "expected"),
+    [
+        ("h.0-11.attn.c_attn.weight", "ModuleList GPT2Block GPT2Attention Conv1D", "attention"),
+        ("h.0-11.ln_1.bias", "ModuleList GPT2Block LayerNorm", "LayerNorm"),
+        ("h.0-11.mlp.c_fc", "ModuleList GPT2Block GPT2MLP Conv1D", "feed-forward"),
+        ("wte.weight", "Embedding", "embeddings"),
+        ("score.weight", "Linear", "pooler and heads"),
+        ("encoder.layer.0-11", "BertEncoder ModuleList BertLayer", ""),
+        ("stem.conv", "Stem Conv2d", ""),
+    ],
+)
+def test_a_module_of_any_family_has_the_colour_of_its_role(path, classes, expected):
+    parts = path.split(".")
+    types = {".".join(parts[: place + 1]): name for place, name in enumerate(classes.split())}
+    assert role(path, types) == expected
+
+
 def test_the_bars_add_up_to_the_forward_pass():
     report = flops_model(FlopsRun(source=load("bert-tiny", architecture="BertForMaskedLM")), (2,), (16,))
     bars = flops_bars(report)["data"][0]
@@ -218,13 +237,8 @@ def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written
         assert f"<h2>{text}</h2>" not in chinese
     cells = [re.findall(r"<td[^>]*>([\d,.]+(?: [KMGT]?i?B| [KMGT]?FLOP)?)</td>", text) for text in (english, chinese)]
     assert cells[0] == cells[1] != []
-
-
-def test_every_sentence_has_the_same_values_in_both_languages():
-    for key, texts in TEXTS.items():
-        fields = [sorted(re.findall(r"{(\w+)}", text)) for text in texts]
-        assert fields[0] == fields[1], key
-        assert all(texts), key
+    plain = re.sub("(?s)<(script|style|svg|code).*?</\\1>|<wbr>", "", chinese)
+    assert words_of(re.sub("<.*?>", "\n", plain)) == []
 
 
 def test_every_variable_of_the_style_that_the_page_names_is_defined(written):

@@ -67,19 +67,23 @@ const cue = (box) => {
   box.classList.toggle("right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
   box.classList.toggle("down", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
 };
-// A table that is too wide ends with a whole column, so that no number is cut.
+// A table that is too wide or too long ends with a whole column and a whole row, so that no number is cut.
 const fitted = (box) => {
-  box.style.width = "";
-  const heads = [...box.querySelectorAll("th")], room = box.clientWidth;
-  if (heads.length < 2 || box.scrollWidth <= room) return;
-  const start = box.getBoundingClientRect().left;
-  const ends = heads.map((head) => head.getBoundingClientRect().right - start).filter((end) => end <= room);
-  const bar = box.offsetWidth - room;  // of a vertical scrollbar
-  if (ends.length > 1) box.style.width = `${Math.max(...ends) + bar}px`;
+  box.style.width = box.style.maxHeight = "";
+  const { left, top } = box.getBoundingClientRect();
+  const shorten = (side, cells, room, end, bar) => {
+    const ends = [...cells].map(end).filter((place) => place <= room + 1);
+    if (ends.length > 1 && ends.length < cells.length) box.style[side] = `${Math.max(...ends) + bar}px`;
+  };
+  shorten("width", box.querySelectorAll("th"), box.clientWidth, (head) => head.getBoundingClientRect().right - left,
+    box.offsetWidth - box.clientWidth);
+  shorten("maxHeight", box.querySelectorAll("tbody tr:not([hidden])"), box.clientHeight,
+    (row) => row.getBoundingClientRect().bottom - top, box.offsetHeight - box.clientHeight);
 };
-const boxes = [...document.querySelectorAll(".scroll")];
+const boxes = [...document.querySelectorAll(".scroll, nav")];
 boxes.forEach((box) => box.addEventListener("scroll", () => cue(box), { passive: true }));
-new ResizeObserver(() => boxes.forEach((box) => { box.scrollLeft || fitted(box); cue(box); })).observe(document.body);
+const refit = () => boxes.forEach((box) => { box.scrollLeft || box.scrollTop || fitted(box); cue(box); });
+new ResizeObserver(() => requestAnimationFrame(refit)).observe(document.body);
 
 // The map by keyboard: arrow keys choose a box of this level, Enter zooms into it, Escape goes back.
 const chosen = new WeakMap();
