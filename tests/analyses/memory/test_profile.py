@@ -28,7 +28,6 @@ from bertscope.analyses.memory.profile_worker import MESSAGES, Job
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.commands import output
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
 from bertscope.run_config import RunConfig
@@ -122,19 +121,12 @@ def is_gone(pid: int, seconds: float = 10) -> bool:
     return False
 
 
-def begun_earlier(progress: output.Progress, total: int = 0, begin=output.Progress.__init__) -> None:
-    """Begin a display of progress whose first second, in which it shows nothing, is over."""
-    begin(progress, total)
-    progress.started -= 1
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """One whole run, `--checkpointing` alone, with everything that it can write."""
     folder = tmp_path_factory.mktemp("profile")
     (folder / "small.yaml").write_text(SMALL_YAML)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output.Progress, "__init__", begun_earlier)
         patch.chdir(folder)
         for name in TERMINAL:
             patch.delenv(name, raising=False)
