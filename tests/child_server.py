@@ -59,9 +59,12 @@ class ForkedChild:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def loaded(module: str) -> list[str]:
-    """Return the words that stand for `python -m MODULE`, in a process that has torch loaded."""
-    return [sys.executable, "-I", "-S", str(_CLIENT), _server(), module]
+def loaded(module: str, *, without: str = "") -> list[str]:
+    """Return the words that stand for `python -m MODULE` in a process that has torch loaded.
+
+    It loads the packages in `without` anew: those that read the environment while they are imported.
+    """
+    return [sys.executable, "-I", "-S", str(_CLIENT), _server(), without, module]
 
 
 @cache
@@ -141,7 +144,9 @@ def _run(settings: dict, files: list[int]) -> None:
             os.dup2(descriptor, wanted)
         sys.stdin = os.fdopen(0, "r")
         if "words" in settings:
-            module, *sys.argv[1:] = settings["words"]
+            without, module, *sys.argv[1:] = settings["words"]
+            for name in [name for name in sys.modules if name.partition(".")[0] in without.split()]:
+                del sys.modules[name]
             own = settings["environment"].get("PYTHONPATH", "").split(os.pathsep)
             sys.path[:] = [os.getcwd(), *filter(None, own), *sys.path]
             signal.signal(signal.SIGINT, signal.default_int_handler)

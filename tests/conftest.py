@@ -231,13 +231,14 @@ def _children_of_a_server() -> Iterator[None]:
         yield
 
 
-# Minutes as documented: these run with bert-tiny, the first two of several values, and these options as defaults;
-# sizes are replaced.
+# Minutes as documented: these run with bert-tiny, the first two of several GPUs and the first of several other
+# values, and these options as defaults; sizes are replaced.
 SIZES = ("--batch", "--seq", "--steps")
 LONG = {
     "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
-    "fit": {"--precision": "fp32", "--checkpointing": "none,full", "--optimizer": "sgd"},
+    "fit": {"--precision": "fp32", "--checkpointing": "none", "--optimizer": "sgd"},
     "report": {"--no-fit": ""},
+    "explore": {},
 }
 
 
@@ -246,7 +247,8 @@ def shortened(command: str) -> str:
     program, name, *words = shlex.split(command)
     if name not in LONG:
         return command
-    words = [",".join(re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word).split(",")[:2]) for word in words]
+    words = [",".join(re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word).split(",")[: 1 + (option == "--gpu")])
+             for option, word in pairwise(["", *words])]  # fmt: skip
     model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
     if name == "profile":
         words = [LONG[name].get(option, word) if option in SIZES else word for option, word in pairwise(["", *words])]

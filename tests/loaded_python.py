@@ -1,4 +1,4 @@
-"""`python -m MODULE ARGS` in a child of a server that has torch loaded: python loaded_python.py SERVER MODULE ARGS.
+"""Run `python -m MODULE ARGS` in a child of a server that has torch loaded; argv: SERVER WITHOUT MODULE ARGS.
 
 The child has this process's files, folder, environment and arguments; its exit is this process's. Here nothing of the
 packages is imported, so that the start costs no time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -71,6 +71,8 @@ def test_every_question_of_the_script_has_its_row_and_every_row_its_question():
 @pytest.mark.parametrize("question", sorted(set(PEERS.QUESTIONS) - NAMED_BY_MACHINE))
 def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monkeypatch):
     monkeypatch.setattr(PEERS, "bertscope", lambda *arguments: cli(*arguments, "--format", "json").json)
+    in_this_process = SimpleNamespace(run=lambda command, **_: SimpleNamespace(returncode=cli(*command[3:]).code))
+    monkeypatch.setattr(PEERS, "subprocess", in_this_process)
     answer = PEERS.PROBES[question, "bertscope"]()
     assert answer in IN_DOCUMENT[ASKED[question], "bertscope"]
 

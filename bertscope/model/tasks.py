@@ -85,7 +85,8 @@ class BertForSequenceClassification(_WithClassifier):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        logits = self.classifier(self.dropout(body.pooler_output))
+        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(pooled)
         loss = _classification_loss(logits, labels, self.config.problem_type) if labels is not None else None
         return self._returned(body, return_dict, SequenceClassifierOutput, loss, logits)
 
@@ -123,7 +124,8 @@ class BertForMultipleChoice(_WithClassifier):
             *flat, head_mask, embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        logits = self.classifier(self.dropout(body.pooler_output)).view(-1, choices)
+        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(pooled).view(-1, choices)
         loss = functional.cross_entropy(logits, labels) if labels is not None else None
         return self._returned(body, return_dict, MultipleChoiceModelOutput, loss, logits)
 
@@ -147,7 +149,8 @@ class BertForTokenClassification(_WithClassifier):
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        logits = self.classifier(self.dropout(body.last_hidden_state))
+        hidden = self.dropout(body.last_hidden_state)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(hidden)
         loss = token_loss(logits, labels) if labels is not None else None
         return self._returned(body, return_dict, TokenClassifierOutput, loss, logits)
 

@@ -38,7 +38,7 @@ def described(tensors) -> list[tuple]:
     return [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=fields())
 def test_names_shapes_and_totals_equal_the_references(pair, name, fields):
     both = pair(name, "meta", **fields)

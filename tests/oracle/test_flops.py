@@ -20,7 +20,7 @@ def counted(model, inputs: dict) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=shapes(), batch=st.integers(1, 4), attention=st.sampled_from(["eager", "sdpa"]), data=st.data())
 def test_forward_flops_equal_flop_counter_mode_on_the_reference(pair, name, fields, batch, attention, data):
     fields |= {"num_labels": 2}  # the reference's question answering can run with no other number

@@ -15,6 +15,7 @@ import pytest
 
 import bertscope
 from bertscope.sources.hub import is_hub_name
+from tests.child_server import loaded
 from tests.conftest import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -24,13 +25,13 @@ CLEAN = {key: value for key, value in os.environ.items()
          if not key.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE"))}  # fmt: skip
 
 
-def run(*arguments: object, **variables: object) -> subprocess.CompletedProcess:
+def run(*words: object, **variables: object) -> subprocess.CompletedProcess:
     env = CLEAN | {"PYTHONPATH": str(ROOT)} | {key: str(value) for key, value in variables.items()}
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, check=False)
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env, check=False)
 
 
 def ask(*arguments: object, **variables: object) -> subprocess.CompletedProcess:
-    return run("-m", "bertscope", *arguments, **variables)
+    return run(*loaded("bertscope", without="huggingface_hub transformers"), *arguments, **variables)
 
 
 def cache(folder: Path, name: str, **config: object) -> Path:
@@ -62,7 +63,7 @@ def test_a_cached_model_is_found_where_the_variables_say(tmp_path, variable):
     folder, variables = places(tmp_path)[variable]
     cache(folder, "someone/some-bert")
     code = "from bertscope.sources.find import find; it = find('someone/some-bert'); print(it.name, it.config)"
-    done = run("-c", code, **variables)  # as `count` does first, without torch
+    done = run(sys.executable, "-c", code, **variables)  # as `count` does first, without torch
     assert done.stdout.startswith("someone/some-bert BertConfig("), done.stderr
     assert "hidden_size=12" in done.stdout
 

@@ -56,6 +56,7 @@ def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
 
 
 WIDTHS = (60, 80, 100, 120, 200)
+FIT = "-s 8 --checkpointing none --optimizer sgd"
 DRAWN = {
     "count bert-tiny -a BertForMaskedLM": count.table,
     "count bert-tiny --by parameter": count.table,
@@ -65,8 +66,8 @@ DRAWN = {
     "flops bert-tiny --mode training": flops.table,
     "flops bert-tiny": flops.operators.table,
     "estimate bert-tiny -s 512 --checkpointing": partial(memory.table, verbose=True),
-    "fit bert-tiny --budget 1GiB -s 8 --checkpointing none --precision fp32": partial(fit.table, verbose=True),
-    "fit bert-tiny --gpu t4,h100 -s 8 --batch 600000 --checkpointing none --precision autocast-fp16": comparison.table,
+    f"fit bert-tiny --budget 1GiB --precision fp32 {FIT}": partial(fit.table, verbose=True),
+    f"fit bert-tiny --gpu t4,h100 -b 600000 --precision autocast-fp16 {FIT}": comparison.table,
     "diff bert-tiny bert-mini": diff.table,
 }
 

@@ -152,9 +152,9 @@ def words_of(text: str) -> list[str]:
     "estimate bert-tiny --device cuda --lora r=8 --accumulate 2 --clip-grad-norm --ema -v",
     "estimate bert-tiny bert-mini",
     "explain bert-tiny",
-    "fit bert-tiny --budget 2GiB --precision fp32 --checkpointing none -v",
-    "fit bert-tiny --gpu t4 --seq 64 --batch 4 --precision autocast-bf16 --checkpointing none -v",
-    "fit bert-tiny --gpu t4,a10 --batch 32 --checkpointing none --precision fp32 -v",
+    "fit bert-tiny --budget 2GiB --precision fp32 --checkpointing none --optimizer sgd -v",
+    "fit bert-tiny --gpu t4 --seq 64 --batch 4 --precision autocast-bf16 --checkpointing none --optimizer sgd -v",
+    "fit bert-tiny --gpu t4,a10 --batch 32 --checkpointing none --precision fp32 --optimizer sgd -v",
 ])  # fmt: skip
 def test_the_output_in_chinese_has_no_english_sentence(cli, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "400")

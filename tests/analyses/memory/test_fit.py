@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
 @example(10_000, "none", "cpu")
 @example(20 * MIB, "full", "cuda")
 def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
-    source, run_config = small(), RunConfig(checkpointing=checkpointing, device=device, seq=8)
+    source, run_config = small(), RunConfig(checkpointing=checkpointing, device=device, seq=8, optimizer="sgd")
     context = 0
     (row,) = fit_report(source, [run_config], [8], budget, context_bytes=context).rows
     extra = overhead(run_config, context).highest_bytes
@@ -186,7 +186,7 @@ def test_a_second_budget_traces_no_step_again(monkeypatch):
 
 
 def test_flops_of_the_step_are_those_of_all_its_sequences():
-    ways = [RunConfig(checkpointing=strategy) for strategy in ("none", "full")]
+    ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "full")]
     none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
     one = fit_report(small(), ways[:1], [8], MIB, batch=1).rows[0]
     assert none.step_flops == 3 * one.step_flops
@@ -206,8 +206,9 @@ def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_c
 
 
 def test_a_larger_context_never_gives_a_larger_batch():
+    run_config = RunConfig(device="cuda", optimizer="sgd")
     rows = [
-        fit_report(small(), [RunConfig(device="cuda")], [32], 60 * MIB, context_bytes=context * MIB).rows[0]
+        fit_report(small(), [run_config], [32], 60 * MIB, context_bytes=context * MIB).rows[0]
         for context in (0, 15, 30, 59)
     ]
     batches = [row.batch for row in rows]
@@ -217,7 +218,7 @@ def test_a_larger_context_never_gives_a_larger_batch():
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches(attention):
-    source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32)
+    source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32, optimizer="sgd")
     card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
     report = fit_report(source, [run_config], [32], card)
     low, high = card.context_low_bytes, card.context_high_bytes
@@ -259,10 +260,8 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():
-    plain, kept = (
-        fit_report(small(), [RunConfig(device="cuda", keep_gradients=keep)], [32], 60 * MIB, context_bytes=0).rows[0]
-        for keep in (False, True)
-    )
+    ways = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
+    plain, kept = (fit_report(small(), [way], [32], 60 * MIB, context_bytes=0).rows[0] for way in ways)
     assert 0 < kept.batch <= plain.batch
 
 
@@ -382,7 +381,7 @@ def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
 
 
 def test_the_precisions_to_try_follow_the_card(cli, folder):
-    asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--format", "json")
+    asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--optimizer", "sgd", "--format", "json")
     for place, half in ((("--gpu", "t4"), "fp16"), (("--gpu", "a10"), "bf16"), (("--budget", "1GiB"), "bf16")):
         rows = json.loads(cli("fit", "small.yaml", *place, *asked).out)["rows"]
         assert {row["precision"] for row in rows} == {"fp32", f"{half} autocast"}

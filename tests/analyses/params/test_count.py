@@ -56,7 +56,7 @@ def models(draw) -> nn.Module:
     return model
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(model=models(), folded=st.booleans())
 def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
     for by in BY:
@@ -71,7 +71,7 @@ def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
                 assert sum(part.distinct_params for part in row.parts) == row.distinct_params
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(model=models())
 def test_trainable_and_frozen_add_up_and_equal_torchs_own_sum(model):
     totals = bertscope.count(model).totals
@@ -81,7 +81,7 @@ def test_trainable_and_frozen_add_up_and_equal_torchs_own_sum(model):
     assert totals.buffer_params == sum(buffer.numel() for buffer in model.buffers())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(model=models())
 def test_the_tree_has_the_same_totals_at_every_depth(model):
     whole = bertscope.tree(model)
@@ -93,7 +93,7 @@ def test_the_tree_has_the_same_totals_at_every_depth(model):
         assert report.rows == tuple(row for row in whole.rows if row.depth <= depth)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(model=models())
 def test_folding_keeps_every_sum(model):
     folded, plain = bertscope.tree(model), bertscope.tree(model, folded=False)

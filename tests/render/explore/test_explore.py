@@ -33,6 +33,7 @@ from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
 from bertscope.units import short_count_text
 from tests.child_server import loaded
+from tests.conftest import shortened
 
 TINY = BertConfig(
     vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
@@ -569,7 +570,7 @@ def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example)
     shown = []
     monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
     monkeypatch.setattr("bertscope.render.explore.app.run", lambda first, later, *_: shown.extend((first, *later)))
-    result = cli(*example.split()[1:])
+    result = cli(*shortened(example).split()[1:])
     assert (result.code, result.out) == (0, ""), result.err
     assert (len(shown), shown[-1].awaited) == (3, ())
 
