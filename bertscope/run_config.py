@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.gpus import AllocatorSettings
+from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.units import FP16, FP32, PRECISIONS
 
 
@@ -264,6 +265,7 @@ class RunConfig:
     grad_scaler: bool = False  # torch.amp.GradScaler
     inputs: tuple[str, ...] = ()  # such as `pixel_values=Bx3x224x224:float32`, in place of those that are derived
     alloc_conf: str = ""  # of CUDA's allocator, as PYTORCH_CUDA_ALLOC_CONF; that of the environment is not read
+    parallelism: Parallelism = ONE_PROCESS  # batch is that of one rank
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq", "accumulate"):

@@ -34,7 +34,7 @@ MAY = {
     "units": "",
     "reports": "errors units",
     "config": BASE,
-    "run_config": f"{BASE} gpus",
+    "run_config": f"{BASE} gpus parallelism",
     "parallelism": "errors",
     "gpus": BASE,
     "text_files": f"{BASE} <yaml>",

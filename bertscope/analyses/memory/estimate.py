@@ -26,7 +26,6 @@ from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_t
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
-from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -132,7 +131,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     with source.implemented_by(run_config.model_implementation).running("fake tensors", absent_inputs(model, inputs)):
-        return module_trace(model, inputs, run_config, None)
+        return module_trace(model, inputs, run_config, None, source.layer_path)
 
 
 def estimate_report(
@@ -215,10 +214,10 @@ def module_trace(
     inputs: Any,
     run_config: RunConfig,
     loss: Loss | None,
-    parallelism: Parallelism = ONE_PROCESS,
     layer_path: str = "",
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of one rank if it is parallel; `layer_path` is that of its layers."""
+    """Return the trace of a step of any module, of rank 0 if there are several; `layer_path` is that of its layers."""
+    parallelism = run_config.parallelism
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
         mesh = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
@@ -229,7 +228,7 @@ def module_trace(
         if mesh is not None:
             parallelize(copied, layers_of(copied, layer_path), parallelism, mesh)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, parallelism=parallelism))
+            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

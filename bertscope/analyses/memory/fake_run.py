@@ -58,7 +58,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     a first optimizer step, which is not recorded, creates it after the backward pass.
     """
     mode = _FakeRunMode(step, _owned_by_autograd())
-    is_parallel = step.parallelism.world_size > 1
+    is_parallel = step.run_config.parallelism.world_size > 1
     with mode.tracker.track(step.model), mode, mode.random_states(), watched_resizes(mode.resized):
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby, repeat
 
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees
+from bertscope.analyses.memory.events import Block, Collective, MemoryEvent, MemoryTrace, ordered_frees
 from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
@@ -28,7 +28,9 @@ def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period
     ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
     events = [event for _, events in phases for event in repeater.events(events)]
-    return replace(trace, state=tuple(state), events=tuple(_with_all_frees(events, trace.events)))
+    collectives = (copy for call in trace.collectives for copy in repeater.collectives(call))
+    return replace(trace, state=tuple(state), events=tuple(_with_all_frees(events, trace.events)),
+                   collectives=tuple(collectives))  # fmt: skip
 
 
 def _with_all_frees(events: list[MemoryEvent], ran: tuple[MemoryEvent, ...]) -> Iterator[MemoryEvent]:
@@ -47,8 +49,9 @@ def _with_all_frees(events: list[MemoryEvent], ran: tuple[MemoryEvent, ...]) -> 
 
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Compare two traces, ignoring the order of consecutive frees."""
-    return sorted(one.state) == sorted(other.state) and ordered_frees(one.events) == ordered_frees(other.events)
+    """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
+    are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
+    return are_equal and ordered_frees(one.events) == ordered_frees(other.events)
 
 
 class _Repeater:
@@ -83,6 +86,11 @@ class _Repeater:
             for units in self.shifts(unit, before):
                 yield from (self._shifted(event, units) for event in events)
             before = unit if unit is not None else before
+
+    def collectives(self, call: Collective) -> Iterator[Collective]:
+        """Yield the call with its layer moved, for each unit that repeats it."""
+        for units in self.shifts(self.unit(call.path), 0):
+            yield call._replace(path=self.moved(call.path, units))
 
     def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[int | None, MemoryEvent]]:
         """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.

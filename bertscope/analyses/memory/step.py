@@ -16,7 +16,6 @@ from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
-from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import held_tensors, nn, storage_key, torch
@@ -42,7 +41,6 @@ class ModelStep:
     run_config: RunConfig
     device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
-    parallelism: Parallelism = ONE_PROCESS  # that the model was made for
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)

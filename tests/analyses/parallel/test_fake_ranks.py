@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from bertscope.analyses.memory.estimate import module_trace
-from bertscope.analyses.memory.step import meta_inputs, run_model
+from bertscope.analyses.memory.estimate import source_trace
+from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import SelectionError
 from bertscope.parallelism import Parallelism
@@ -28,9 +28,7 @@ WIDE = {"vocab_size": 16000, "hidden_size": 384, "num_attention_heads": 6, "inte
 
 
 def traced(source, run_config, strategy, mesh):
-    model = run_model(source, run_config)
-    parallelism = Parallelism(strategy, mesh)
-    return module_trace(model, meta_inputs(model, run_config), run_config, None, parallelism, source.layer_path)
+    return source_trace(source, replace(run_config, parallelism=Parallelism(strategy, mesh)))
 
 
 def shard_rows(parameter, ranks):
