@@ -120,6 +120,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--gpu", "t4"), "--gpu is an option of fit, report; see 'bertscope estimate --help'"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
+        (("count", "bertformaskedlm"), "such as bert-base-uncased --architecture BertForMaskedLM"),
         (("count", "roberta-base"), "--download fetches it"),
         (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
     ],
