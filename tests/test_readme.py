@@ -110,6 +110,12 @@ def test_the_examples_of_the_models_page_run(capsys):
     assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
 
 
+def test_the_install_of_the_readme_has_the_extras_of_its_commands():
+    (extras,) = re.findall(r"-e '\.\[([a-z,]+)\]'\n", README)
+    needed = {"--timeline": "plot", "bertscope report": "plot", "bertscope explore": "explore"}
+    assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
+
+
 def test_ci_runs_the_readmes_test_command():
     done = subprocess.run(
         ["grep", "-cE", "^python3 -m venv .*pytest$", ROOT / "README.md"], capture_output=True, text=True, check=True
