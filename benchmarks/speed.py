@@ -352,6 +352,7 @@ def run_all(chosen: list[Work], runs: int) -> list[Measurement]:
     for measurement in measurements:
         parts.setdefault(measurement.work.part, []).append(measurement)
     adopt_orphans()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts a background job with SIGINT ignored
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(KeyboardInterrupt):
         folder = Path(name).resolve()
         write_inputs(folder, chosen)
@@ -482,9 +483,10 @@ def rendered(found: dict[str, Any], form: str) -> str:
     if form == "json":
         return json.dumps(found, indent=1)
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    runs = sorted({len(work["usages"]) for work in found["works"] if work["usages"]}) or [0]
     lines = [
-        f"{found['date']}, runs: {found['runs']}; {found['machine']}, load {found['load_before']:.1f} before and "
-        f"{found['load_after']:.1f} after; {versions}."
+        f"{found['date']}, {runs[0]} to {runs[-1]} runs; {found['machine']}, "
+        f"load {found['load_before']:.1f} before and {found['load_after']:.1f} after; {versions}."
     ]
     for title, rows in tables(found):
         if form == "markdown":

@@ -1,5 +1,6 @@
-"""`benchmarks/speed.py`: its ratios, the processes that it counts, its inputs."""
+"""`benchmarks/speed.py`: its ratios, the processes that it counts, its inputs, and the page that shows its tables."""
 
+import json
 import subprocess
 import sys
 
@@ -61,3 +62,9 @@ def test_the_files_that_check_gets_are_right(cli, tmp_path):
     for number in (0, 9):
         (tmp_path / f"{number}.bertscope.yaml").write_text(speed.expectation(30522 + number))
     assert cli("check", tmp_path).code == 0
+
+
+def test_the_page_shows_the_tables_of_its_file():
+    found = json.loads((ROOT / "docs" / "speed.json").read_text())
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert page.endswith(f"## Result\n\n{speed.rendered(found, 'markdown')}\n")
