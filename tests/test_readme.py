@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shlex
 import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT, run_cli, shortened
+from tests.conftest import ROOT, shortened
 
 README = (ROOT / "README.md").read_text()
 COOKBOOK = (ROOT / "docs" / "cookbook.md").read_text()
@@ -145,24 +143,3 @@ def test_every_dependency_has_its_line_in_contributing():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for name in re.findall(r'"([a-z]+)[>=<\[]', declared[1]):
         assert name in text or name == "bertscope", name
-
-
-def test_the_benchmark_runs_and_gives_ratios(monkeypatch, capsys):
-    """Run its commands in this process, where torch is loaded."""
-    startup = runpy.run_path(str(ROOT / "benchmarks" / "startup.py"))
-    ran = []
-
-    def run(command, *, check, **_):
-        _, option, code, *arguments = command
-        ran.append((option, code, *arguments))
-        if option == "-c":
-            exec(code, {"print": str})
-        else:
-            assert run_cli(*arguments).code == 0
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["startup.py", "--runs", "1"])
-    startup["main"]()
-    assert {ran.count(command) for command in ran} == {2}  # once to fill the disk cache, once to be timed
-    assert ("-m", "bertscope", "count", "bert-large-zh") in ran
-    assert re.search(r"bertscope count bert-large-zh +\d+\.\d\d *\d+\.\d\d", capsys.readouterr().out)
