@@ -1,11 +1,11 @@
 """The same questions to bertscope and to other tools (peers); the numbers of docs/comparison.md.
 
-    pip install torchinfo==1.8.0 fvcore calflops==0.3.2 accelerate flops-profiler==0.1.2 ptflops thop
-    python benchmarks/peers.py [--question flops] [--tool torchinfo]
+    python -m benchmarks.peers [--question flops] [--tool torchinfo] [--here]
 
-Every answer comes from a separate process, since some peers patch torch permanently. The peers get transformers' BERT
-with the same configuration. For a peer that is not installed the script prints "not installed", and for one that fails
-the first line of its error. Nothing is downloaded; the largest answer takes about 3 GiB.
+The first run makes an environment of its own, build/peers, and installs the packages of `PINNED` in it; with --here the
+script uses the present environment. Every answer comes from a separate process, since some peers patch torch
+permanently. The peers get transformers' BERT with the same configuration. For a peer that is not installed the script
+prints "not installed", and for one that fails the first line of its error. The largest answer takes about 3 GiB.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ PACKAGES = {
     "accelerate": "accelerate", "flops-profiler": "flops_profiler", "ptflops": "ptflops", "thop": "thop",
     "torch": "torch", "transformers": "transformers",
 }  # fmt: skip
+# The versions in the environment of the comparison; what `report` needs is among them.
+PINNED = (
+    "torch==2.13.0", "transformers==4.43.4", "tokenizers==0.19.1", "numpy==2.2.6", "typer==0.28.0", "rich==15.0.0",
+    "pyyaml==6.0.3", "plotly==7.1.0", "torchinfo==1.8.0", "fvcore==0.1.5.post20221221", "calflops==0.3.2",
+    "accelerate==1.15.0", "flops-profiler==0.1.2", "ptflops==0.7.5", "thop==0.1.1.post2209072238",
+)  # fmt: skip
+ROOT = Path(__file__).resolve().parent.parent
 PROBES: dict[tuple[str, str], Callable[[], str]] = {}
 
 
@@ -785,6 +792,21 @@ def _() -> str:
 # ---------------------------------------------------------------- run
 
 
+def run_in_own_environment(module: str) -> None:
+    """Replace this process by one that runs the module in the environment of the comparison; make that if needed."""
+    folder = ROOT / "build" / "peers"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    made = folder / "installed.txt"
+    if not made.exists() or made.read_text().split() != list(PINNED):
+        print(f"making the environment {folder} with {', '.join(PINNED)}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)  # noqa: S603  our command
+        command = [python, "-m", "pip", "install", "--quiet", *PINNED, "--editable", ROOT]
+        subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603  our command
+        made.write_text("\n".join(PINNED))
+    os.chdir(ROOT)
+    os.execv(python, [str(python), "-m", module, *sys.argv[1:], "--here"])  # noqa: S606  our command
+
+
 def installed(tool: str) -> bool:
     return importlib.util.find_spec(PACKAGES[tool]) is not None
 
@@ -835,7 +857,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--question", choices=QUESTIONS, action="append")
     parser.add_argument("--tool", choices=PACKAGES, action="append")
+    parser.add_argument("--here", action="store_true", help="use the present environment")
     asked = parser.parse_args()
+    if not asked.here:
+        run_in_own_environment("benchmarks.peers")
     tools = asked.tool or list(PACKAGES)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     import_once()

@@ -85,7 +85,7 @@ class MissingExtraError(BertscopeError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to the installed bertscope: of pipx, of uv for a tool, or of pip.
+    """Return the command that adds an extra, or several with commas: of pipx, of uv for a tool, or of pip.
 
     pipx and uv write a file into the environment of a tool; pipx adds packages by their names.
     """
@@ -97,14 +97,15 @@ def install_command(extra: str) -> str:
 
 
 def _packages(extra: str) -> list[str]:
-    """Return the packages of an extra, as pip names them, from the metadata of the installed bertscope."""
+    """Return the packages of extras, as pip names them, from the metadata of the installed bertscope."""
     from importlib import metadata
 
     try:
         lines = metadata.requires("bertscope") or []
     except metadata.PackageNotFoundError:
         return []
-    found = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(rf"extra == .{extra}.$", line))
+    named = rf"extra == .({extra.replace(',', '|')}).$"
+    found = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(named, line))
     return [name[0] for name in found if name]
 
 

@@ -142,7 +142,10 @@ def unbroken_html(text: str) -> str:
 def breakable_html(text: str) -> str:
     """Return the text escaped for HTML, with possible line breaks after the dots and underscores of names.
 
+    A word of more than 20 letters may also be broken before its capital letters.
+
     >>> breakable_html("embeddings.LayerNorm")
     'embeddings.<wbr>LayerNorm'
     """
-    return re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=\d)\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))
+    marked = re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=\d)\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))
+    return re.sub(r"[A-Za-z]{21,}", lambda word: re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", word[0]), marked)

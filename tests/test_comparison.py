@@ -84,7 +84,7 @@ def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_ha
 
 def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
     monkeypatch.setitem(PEERS.PACKAGES, "thop", "no_such_package")
-    monkeypatch.setattr("sys.argv", ["peers.py", "--tool", "thop", "--question", "flops"])
+    monkeypatch.setattr("sys.argv", ["peers.py", "--here", "--tool", "thop", "--question", "flops"])
     PEERS.main()
     out = capsys.readouterr().out
     assert "thop: not installed\n" in out
@@ -94,3 +94,5 @@ def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
 def test_every_peer_of_the_script_has_its_version_in_the_document():
     versions = _section(DOCUMENT, "Versions")
     assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []
+    pinned = dict(pin.split("==") for pin in PEERS.PINNED)
+    assert [tool for tool in PEERS.PACKAGES if tool in pinned and f"| {tool} | {pinned[tool]}" not in versions] == []

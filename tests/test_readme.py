@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shlex
 import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT, run_cli, shortened
+from tests.conftest import ROOT, shortened
 
 README = (ROOT / "README.md").read_text()
 COOKBOOK = (ROOT / "docs" / "cookbook.md").read_text()
@@ -110,6 +108,12 @@ def test_the_examples_of_the_models_page_run(capsys):
     assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
 
 
+def test_the_install_of_the_readme_has_the_extras_of_its_commands():
+    (extras,) = re.findall(r"-e '\.\[([a-z,]+)\]'\n", README)
+    needed = {"--timeline": "plot", "bertscope report": "plot", "bertscope explore": "explore"}
+    assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
+
+
 def test_ci_runs_the_readmes_test_command():
     done = subprocess.run(
         ["grep", "-cE", "^python3 -m venv .*pytest$", ROOT / "README.md"], capture_output=True, text=True, check=True
@@ -139,24 +143,3 @@ def test_every_dependency_has_its_line_in_contributing():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for name in re.findall(r'"([a-z]+)[>=<\[]', declared[1]):
         assert name in text or name == "bertscope", name
-
-
-def test_the_benchmark_runs_and_gives_ratios(monkeypatch, capsys):
-    """Run its commands in this process, where torch is loaded."""
-    startup = runpy.run_path(str(ROOT / "benchmarks" / "startup.py"))
-    ran = []
-
-    def run(command, *, check, **_):
-        _, option, code, *arguments = command
-        ran.append((option, code, *arguments))
-        if option == "-c":
-            exec(code, {"print": str})
-        else:
-            assert run_cli(*arguments).code == 0
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["startup.py", "--runs", "1"])
-    startup["main"]()
-    assert {ran.count(command) for command in ran} == {2}  # once to fill the disk cache, once to be timed
-    assert ("-m", "bertscope", "count", "bert-large-zh") in ran
-    assert re.search(r"bertscope count bert-large-zh +\d+\.\d\d *\d+\.\d\d", capsys.readouterr().out)

@@ -160,7 +160,11 @@ class StepOptions:
         ),
     ] = RunConfig.mode
     optimizer: Annotated[
-        str, OneOf((NO_OPTIMIZER, *OPTIMIZERS)), typer.Option(help="The optimizer, with its defaults.")
+        str,
+        OneOf((NO_OPTIMIZER, *OPTIMIZERS)),
+        typer.Option(
+            metavar="OPTIMIZER", help=f"The optimizer, with its defaults: {', '.join((NO_OPTIMIZER, *OPTIMIZERS))}."
+        ),
     ] = RunConfig.optimizer
     implementation: Annotated[
         str,
@@ -189,18 +193,14 @@ class StepOptions:
     ema: Annotated[bool, typer.Option("--ema", help="Keep a moving average of the weights.")] = RunConfig.ema
     clip_grad_norm: Annotated[
         bool,
-        typer.Option(
-            "--clip-grad-norm/--no-clip-grad-norm", help="Clip the norm of the gradients before the optimizer step."
-        ),
+        typer.Option("--clip-grad-norm/--no-clip-grad-norm", help="Clip the norm of the gradients before the step."),
     ] = RunConfig.clip_grad_norm
     hold_outputs: Annotated[
         bool, typer.Option("--hold-outputs", help="Keep the model's output in a variable during backward.")
     ] = RunConfig.hold_outputs
     grad_scaler: Annotated[
         bool,
-        typer.Option(
-            "--grad-scaler/--no-grad-scaler", help="Scale the loss with torch.amp.GradScaler, as for autocast in fp16."
-        ),
+        typer.Option("--grad-scaler/--no-grad-scaler", help="Scale the loss with torch.amp.GradScaler, for fp16."),
     ] = RunConfig.grad_scaler
 
     def run_config(self, **others: Any) -> RunConfig:

@@ -88,22 +88,31 @@ def _wide_lines(text: str, width: int, indent: str) -> list[str]:
 def progress_bar() -> Any:
     """Return a bar that disappears when it stops, with the stages done, the elapsed and the remaining time."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    bar_width = 20 if console.width >= 100 else 10
+
+    class Words(ProgressColumn):
+        """The stage: the words of it that leave the line of the bar unbroken."""
+
+        def render(self, task: Any) -> Any:
+            others = (f"{task.total}/{task.total}", "0:00:00", "about 999 s left", " ...")
+            room = console.width - bar_width - sum(len(text) + 1 for text in others) - 1
+            first, *rest = wrapped(task.description, Target(room)).splitlines() or [""]
+            return Text(f"{first} ..." if rest else first, no_wrap=True)
 
     class Remaining(ProgressColumn):
         """The remaining time, at the mean time of the stages done."""
 
         def render(self, task: Any) -> Any:
-            from rich.text import Text
-
             if not task.total or not task.completed:
                 return Text("")
             done_seconds = task.fields["done_seconds"]
             left = done_seconds / task.completed * (task.total - task.completed) - (task.elapsed - done_seconds)
             return Text(say("seconds_left", seconds=f"{max(left, 0):.0f}"))
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
-               TimeElapsedColumn(), Remaining())  # fmt: skip
-    return Bar(*columns, console=Console(stderr=True, markup=False, highlight=False), transient=True,
-               redirect_stdout=False, redirect_stderr=False)  # fmt: skip
+    columns = (Words(), BarColumn(bar_width=bar_width), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
+    return Bar(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)

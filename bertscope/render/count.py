@@ -10,7 +10,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
 from bertscope.render.tree import Line, tensor_columns
-from bertscope.reports.params import CountReport, CountRow
+from bertscope.reports.params import CountReport, CountRow, sum_of_rows
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
@@ -24,7 +24,7 @@ def _table(report: CountReport, rows: Sequence[CountRow]) -> tuple[list[Column],
     columns = [
         Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
         Column("type", _type_text, _values("type"), give_up=4),
-        Column("shapes", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
+        Column("tensors", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
         *tensor_columns([line.row for line in lines], csv_order=3),
         Column("per layer", _each_text, _values("copies", "each_params"), right=True, give_up=1,
                shown=any(row.copies > 1 for row in rows)),
@@ -46,24 +46,16 @@ def _with_sums(report: CountReport) -> list[CountRow]:
         below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
         if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not _nested(parts):
             own = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
-            parts = [_sum(parent, [*own, *parts])]
+            parts = [sum_of_rows(parent, [*own, *parts])]
         rows += parts
     totals = report.totals
-    everything = _sum(_TOTAL, report.rows)
+    everything = sum_of_rows(_TOTAL, report.rows)
     return [*rows, replace(everything, params=totals.layer_params, share=1.0, bytes=totals.param_bytes, parts=(),
                            trainable_params=totals.trainable_layer_params)]  # fmt: skip
 
 
 def _nested(rows: Sequence[CountRow]) -> bool:
     return any(row.parts or row.copies > 1 for row in rows)
-
-
-def _sum(path: str, rows: Sequence[CountRow]) -> CountRow:
-    """Return a row with the sums of the others, which are its parts."""
-    sums = {name: sum(getattr(row, name) for row in rows)
-            for name in ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")}  # fmt: skip
-    parts = tuple(replace(row, name="(own)" if row.path == path else row.path.rpartition(".")[2]) for row in rows)
-    return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
 
 
 def _headline(report: CountReport) -> str:

@@ -96,11 +96,12 @@ def notes_text(notes: Sequence[str], target: Target, *, verbose: bool, more_rows
     `more_rows` is the number of rows that the table has with -v only.
     """
     if not verbose and (len(notes) > 2 or more_rows):
-        first, count = notes[0], len(notes) - 1
+        count, more = len(notes) - 1, []
+        if count:
+            more.append(say("one_more_note") if count == 1 else say("some_more_notes", count=count))
         if more_rows:
-            notes = [say("more_notes_and_rows", note=first, count=count, rows=more_rows)]
-        else:
-            notes = [say("more_notes", note=first, count=count)]
+            more.append(say("one_more_row") if more_rows == 1 else say("some_more_rows", count=more_rows))
+        notes = [say("more_notes", note=notes[0], more=say("comma").join(more))]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

@@ -157,7 +157,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
     """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
     return [
         Column(say("saved_by_module"), lambda row: row[0].path or say("whole_model")),
-        Column(say("what"), lambda row: phrase(row[0].what), give_up=1),
+        Column(say("what"), lambda row: phrase(row[0].what), below=True),
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                give_up=3),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, give_up=2),

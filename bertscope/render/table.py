@@ -180,7 +180,8 @@ def _broken(line: str, width: int) -> list[str]:
     parts = [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     while _cell_width(parts[-1]) > width:
-        place = max((found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1, width)), default=0)
+        ends = (found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1))
+        place = max((end for end in ends if end <= width), default=0)
         if not place:
             break
         parts[-1:] = [parts[-1][:place].rstrip(), indent + parts[-1][place:]]

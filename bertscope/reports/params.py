@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import accumulate
 from typing import ClassVar
 
 from bertscope.errors import SelectionError
@@ -35,6 +37,14 @@ class CountRow:
     parts: tuple[CountRow, ...] = ()
 
 
+def sum_of_rows(path: str, rows: Sequence[CountRow]) -> CountRow:
+    """Return a row of this path with the sums of the others, which are its parts."""
+    sums = {name: sum(getattr(row, name) for row in rows)
+            for name in ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")}  # fmt: skip
+    parts = tuple(replace(row, name="(own)" if row.path == path else row.path.rpartition(".")[2]) for row in rows)
+    return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenSum:
     """A number of parameters as a sum: `22,163,456 + 24 x 12,596,224`.
@@ -50,7 +60,10 @@ class WrittenSum:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CountReport(TableReport[CountRow]):
-    """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row."""
+    """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row.
+
+    A key may also name a module around rows, such as `report["encoder"]`: the result is the sum of these rows.
+    """
 
     kind: ClassVar[str] = "count"
     subject: Subject
@@ -60,6 +73,18 @@ class CountReport(TableReport[CountRow]):
     ties: tuple[Tie, ...]
     unknown: tuple[str, ...] = ()
     sums: tuple[WrittenSum, ...] = ()  # of a model with repeated layers
+
+    def _found(self, key: str) -> list[CountRow]:
+        """Return the rows of a key; without any, the sum of the rows below a module of this path or end of path."""
+        found = super()._found(key)
+        if found and (key or len(self.rows) == 1):
+            return found
+        rows = [row for row in self.rows if row.in_layer_sum]
+        if not key:
+            return [sum_of_rows("", rows)]
+        around = dict.fromkeys(path for row in rows for path in accumulate(row.path.split(".")[:-1], "{}.{}".format))
+        paths = [path for path in around if path == key] or [path for path in around if path.endswith(f".{key}")]
+        return [sum_of_rows(path, [row for row in rows if row.path.startswith(f"{path}.")]) for path in paths]
 
 
 @dataclass(frozen=True, kw_only=True)

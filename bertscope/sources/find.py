@@ -13,11 +13,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bertscope.checkpoints import is_weights, weights_in
-from bertscope.config import BertConfig
+from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SelectionError, SourceError, install_command, one_line, suggestion
 from bertscope.sources import hub
@@ -210,6 +211,10 @@ def _base(folder: Path, name: str) -> _Found:
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
+    classes = {known.lower(): known for known in ARCHITECTURES}
+    if found := classes.get(name.lower()):
+        example = f"such as bert-base-uncased --architecture {found}"
+        return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if hub.is_hub_name(name):
         if hub.is_installed():
@@ -220,7 +225,8 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     if hub.is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
         where = "nor is it in the local Hugging Face cache; --download fetches it from the hub"
         if not hub.is_installed():
-            where = f"for a model of the Hugging Face hub {install_command('hub')}, and add --download"
+            extras = "hub" if find_spec("transformers") else "hub,transformers"
+            where = f"for a model of the Hugging Face hub {install_command(extras)}, and add --download"
         return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")
     near = suggestion(short, presets)
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")

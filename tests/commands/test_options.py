@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from typing import get_args
@@ -12,6 +13,7 @@ import pytest
 from bertscope.commands.output import Progress
 from bertscope.commands.registry import with_bundles
 from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.render.console import progress_bar
 from bertscope.run_config import COMPARED, DEVICES, IMPLEMENTATIONS, KERNELS, MODES, OPTIMIZERS, STRATEGIES
 from bertscope.units import PRECISIONS
 
@@ -118,6 +120,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--gpu", "t4"), "--gpu is an option of fit, report; see 'bertscope estimate --help'"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
+        (("count", "bertformaskedlm"), "such as bert-base-uncased --architecture BertForMaskedLM"),
         (("count", "roberta-base"), "--download fetches it"),
         (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
     ],
@@ -140,6 +143,21 @@ def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, comman
     result = cli(command, "count" if command == "schema" else "bert-tiny", "-o", path)
     assert (result.code, path.exists()) == (2, False)
     assert f"this command writes no {suffix}" in result.err
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_bar_of_progress_is_one_line_with_whole_words(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    bar = progress_bar()
+    words = "bert-large-uncased, fit: full, fp16 autocast, seq 128"
+    bar.add_task(words, total=5, completed=1, done_seconds=1.0)
+    with bar.console.capture() as shown:
+        bar.console.print(bar.get_renderable())
+    (line,) = shown.get().splitlines()
+    assert re.search(r" 1/5 \d:\d\d:\d\d about \d+ s left", line)
+    begin = line.partition(" \u2501")[0].removesuffix(" ...").strip()
+    assert begin
+    assert f"{words} ".startswith(f"{begin} ")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +184,8 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
     notes = cli(*asked, "--format", "json").json["notes"]
     short, long = cli(*asked).out, cli(*asked, "-v").out
     assert all(note in long for note in notes)
-    assert f"(-v: {len(notes) - 1} more notes, 4 more rows)" in short
+    assert len(notes) == 2
+    assert "(-v: 1 more note, 4 more rows)" in short
     assert sum(note in short for note in notes) == 1
 
 

@@ -49,6 +49,13 @@ def test_every_saved_tensor_has_its_words_in_chinese():
     assert {words for *_, words in summary._WHAT} <= set(PHRASES)
 
 
+def test_the_stages_of_profile_are_in_the_language():
+    with in_language("zh"):
+        assert phrase("full: in the backward phase of the first steps") == "full：正在运行前几步（backward）"
+        assert phrase("timing step 2 of 3: full") == "正在计时，第 2 步，共 3 步：full"
+        assert phrase("none: timing step 2 of 3") == "none：正在计时，第 2 步，共 3 步"
+
+
 def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_values():
     trees = [ast.parse(path.read_text()) for path in (ROOT / "bertscope").rglob("*.py") if path.name != "phrases.py"]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]

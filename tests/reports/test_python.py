@@ -63,6 +63,16 @@ def test_a_part_of_a_layer_is_found_in_a_count(model):
     assert bertscope.count(model)["feed_forward"].params == 2 * (2 * 128 * 512 + 128 + 512)
 
 
+@pytest.mark.parametrize("by", ["layer", "group", "parameter"])
+def test_a_module_around_the_rows_of_a_count_is_their_sum(by):
+    report = bertscope.count(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), by=by)
+    layer = 4 * (128 * 128 + 128) + (128 * 512 + 512) + (512 * 128 + 128) + 4 * 128
+    assert report["encoder"].params == report["bert.encoder"].params == 2 * layer
+    assert report["embeddings"].params == (30522 + 512 + 2 + 2) * 128
+    assert report[""].params == report.totals.layer_params
+    assert report[""].distinct_params == report.totals.distinct_params
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [

@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written
 from bertscope.torch_access import nn, torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+class Held(NamedTuple):
     """One parameter or buffer at one path; `counts` is True if it is part of the sum over layers."""
 
     path: str
@@ -221,7 +220,7 @@ def moved(node: Node, old: str, new: str) -> Node:
         node,
         path=new + node.path[len(old) :],
         held=tuple(
-            replace(held, path=new + held.path[len(old) :], tied_to=_renamed(held.tied_to, old, new))
+            held._replace(path=new + held.path[len(old) :], tied_to=_renamed(held.tied_to, old, new))
             for held in node.held
         ),
         same_as=_renamed(node.same_as, old, new),

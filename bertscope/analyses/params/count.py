@@ -186,7 +186,7 @@ class _Rows:
         for node, _, copies, _ in root.rows():
             for held in node.held:
                 if held.is_parameter:
-                    row = self.row(held.path, held.path, "Parameter", [replace(held, counts=True)], copies)
+                    row = self.row(held.path, held.path, "Parameter", [held._replace(counts=True)], copies)
                     yield replace(row, in_layer_sum=held.counts)
 
 

@@ -32,11 +32,11 @@ TEXTS: dict[str, tuple[str, str]] = {
     "progress": ("{text} ({place}{seconds} s)", "{text}（{place}{seconds} 秒）"),
     "progress_place": ("{number} of {total}, ", "第 {number} 项，共 {total} 项，"),
     "seconds_left": ("about {seconds} s left", "约剩 {seconds} 秒"),
-    "more_notes": ("{note} (-v: {count} more notes)", "{note}（另有 {count} 条说明，用 -v 显示）"),
-    "more_notes_and_rows": (
-        "{note} (-v: {count} more notes, {rows} more rows)",
-        "{note}（另有 {count} 条说明和 {rows} 行，用 -v 显示）",
-    ),
+    "more_notes": ("{note} (-v: {more})", "{note}（另有 {more}，用 -v 显示）"),
+    "one_more_note": ("1 more note", "1 条说明"),
+    "some_more_notes": ("{count} more notes", "{count} 条说明"),
+    "one_more_row": ("1 more row", "1 行"),
+    "some_more_rows": ("{count} more rows", "{count} 行"),
     "left_out": (
         "(columns left out: {names}; widen the terminal, or pipe)",
         "（未显示的列：{names}；加宽终端或输出到管道即可显示）",

@@ -81,6 +81,8 @@ def test_a_long_name_breaks_at_its_dots_and_underscores_and_a_number_nowhere():
     column = Column("name", str)
     shown = parts.searchable("t", "ways", [column, column], ["layer.0-11.word_embeddings 1.25"])
     assert shown.count("<span>layer.<wbr>0-11.<wbr>word_<wbr>embeddings 1.25</span>") == 2
+    shown = parts.searchable("t", "ways", [column], ["BertForSequenceClassification.LayerNorm"])
+    assert "<span>Bert<wbr>For<wbr>Sequence<wbr>Classification.<wbr>LayerNorm</span>" in shown
 
 
 def test_a_figure_with_a_unit_shows_the_exact_number_on_hover():
