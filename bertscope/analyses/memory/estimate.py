@@ -7,7 +7,7 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import replayed, requests
@@ -74,6 +74,7 @@ class MemoryTraces:
 
     def __post_init__(self) -> None:
         self.shallow = lru_cache(maxsize=KEPT_TRACES)(self._shallow)
+        self.period = cache(partial(period, self.source))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step."""
@@ -105,7 +106,7 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> int:
         """Return the number of layers in a unit; 0 if every layer has to run."""
-        repeats = period(self.source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+        repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
