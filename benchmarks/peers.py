@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers [--question flops] [--tool torchinfo] [--here]
 
-The first run makes an environment of its own, build/peers, and installs the packages of `PINNED` in it; with --here the
+The first run makes a separate environment, build/peers, and installs the packages of `PINNED` in it; with --here the
 script uses the present environment. Every answer comes from a separate process, since some peers patch torch
 permanently. The peers get transformers' BERT with the same configuration. For a peer that is not installed the script
 prints "not installed", and for one that fails the first line of its error. The largest answer takes about 3 GiB.

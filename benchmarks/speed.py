@@ -3,7 +3,7 @@
     python -m benchmarks.speed [--here] [--runs N] [--only PART ...] [--files N] [--format text|markdown|json]
     python -m benchmarks.speed --read speed.json --format markdown
 
-The first run makes an environment of its own, build/peers, with the versions of `PINNED` in benchmarks/peers.py; with
+The first run makes a separate environment, build/peers, with the versions of `PINNED` in benchmarks/peers.py; with
 --here the script uses the present one, and leaves out the tools that it does not have. Each row is a whole process:
 the work, from the start of Python to its end. A run does all work once; before each part it starts a process that only
 imports torch, and the ratios of the part are those to that process. The order within a part alternates from run to

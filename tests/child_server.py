@@ -60,7 +60,7 @@ class ForkedChild:
 
 
 def loaded(module: str, *, without: str = "") -> list[str]:
-    """Return the words that stand for `python -m MODULE` in a process that has torch loaded.
+    """Return the arguments that run `python -m MODULE` in a process that has torch loaded.
 
     It loads the packages in `without` anew: those that read the environment while they are imported.
     """

@@ -1,6 +1,6 @@
 """Texts that come in English from a report or an error, and their Chinese ones.
 
-A name in braces is any text; that of a name beginning with `words` has a Chinese text of its own. Of several phrases
+A name in braces is any text; that of a name beginning with `words` has its own Chinese text. Of several phrases
 that match, the first counts.
 """
 

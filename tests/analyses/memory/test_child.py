@@ -94,8 +94,24 @@ def test_a_deleted_working_directory_changes_nothing(probe, tmp_path, monkeypatc
     assert asked()["helper"]
 
 
-def test_forks_share_the_imports_of_their_server_and_end_alone(tmp_path, monkeypatch):
-    (tmp_path / "probe.py").write_text(
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A function that starts a server for the code of a module with `load` and `main`."""
+    servers = []
+
+    def start(code):
+        (tmp_path / "probe.py").write_text(code)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        servers.append(ForkServer("probe:load", "probe:main"))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def test_forks_share_the_imports_of_their_server_and_end_alone(served):
+    server = served(
         "import os, sys\n"
         "def load():\n    global loaded\n    loaded = os.getpid()\n"
         "def main():\n"
@@ -103,43 +119,30 @@ def test_forks_share_the_imports_of_their_server_and_end_alone(tmp_path, monkeyp
         "    sys.stderr.write('to stderr')\n"
         "    sys.exit(7) if sys.stdin.readline() == 'exit\\n' else os.kill(os.getpid(), 11)\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = ForkServer("probe:load", "probe:main")
-    try:
-        children = [server.start(), server.start()]
-        for number, child in enumerate(children):
-            child.stdin.write(b"job %d\n" % number)
-        lines = [child.stdout.readline().split() for child in children]
-        assert [line[3:] for line in lines] == [[b"job", b"0"], [b"job", b"1"]]
-        assert [int(line[0]) for line in lines] == [child.pid for child in children]
-        assert {int(line[1]) for line in lines} == {server.process.pid}
-        assert [int(line[2]) for line in lines] == [child.pid for child in children]  # each leads its group
-        with pytest.raises(subprocess.TimeoutExpired):
-            children[0].wait(0.01)
-        children[0].stdin.write(b"exit\n")
-        children[1].stdin.write(b"die\n")
-        assert [child.wait(60) for child in children] == [1, -11]
-        assert children[0].stderr.read().startswith(b"to stderr")
-    finally:
-        server.close()
+    children = [server.start(), server.start()]
+    for number, child in enumerate(children):
+        child.stdin.write(b"job %d\n" % number)
+    lines = [child.stdout.readline().split() for child in children]
+    assert [line[3:] for line in lines] == [[b"job", b"0"], [b"job", b"1"]]
+    assert [int(line[0]) for line in lines] == [child.pid for child in children]
+    assert {int(line[1]) for line in lines} == {server.process.pid}
+    assert [int(line[2]) for line in lines] == [child.pid for child in children]  # each leads its group
+    with pytest.raises(subprocess.TimeoutExpired):
+        children[0].wait(0.01)
+    children[0].stdin.write(b"exit\n")
+    children[1].stdin.write(b"die\n")
+    assert [child.wait(60) for child in children] == [1, -11]
+    assert children[0].stderr.read().startswith(b"to stderr")
 
 
-def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(tmp_path, monkeypatch):
-    (tmp_path / "probe.py").write_text("def load():\n    raise ImportError('no torch')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = ForkServer("probe:load", "probe:main")
-    child = server.start()
+def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(served):
+    child = served("def load():\n    raise ImportError('no torch')\n").start()
     assert child.stdout.read() == b""
     assert child.wait(60) != 0
     child.kill_group()
-    server.close()
 
 
-def test_a_child_that_is_killed_before_it_exists_ends_its_server(tmp_path, monkeypatch):
-    (tmp_path / "probe.py").write_text("import time\ndef load():\n    time.sleep(600)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = ForkServer("probe:load", "probe:main")
-    child = server.start()
+def test_a_child_that_is_killed_before_it_exists_ends_its_server(served):
+    child = served("import time\ndef load():\n    time.sleep(600)\n").start()
     child.kill_group()
     assert child.wait(60) == -9
-    server.close()
