@@ -274,6 +274,27 @@ def fake_store() -> Any:
     return FakeStore()
 
 
+def group_size(args: Any) -> int:
+    """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
+
+    The operators of c10d have the group itself as a script object, the functional ones its name.
+    """
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return int(torch.distributed.ProcessGroup.unbox(value).size())
+            except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
+                continue
+        if isinstance(value, str) and value not in _REDUCTIONS:
+            from torch.distributed.distributed_c10d import _resolve_process_group
+
+            return int(_resolve_process_group(value).size())
+    return 1
+
+
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # of functional collectives
+
+
 def is_plain_fake(value: Any) -> bool:
     """Return True for a fake tensor with strides and real elements that has no value; some have that of a constant."""
     is_fake = getattr(value, "fake_mode", None) is not None

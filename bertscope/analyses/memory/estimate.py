@@ -21,11 +21,13 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.parallel.fake_ranks import fake_ranks, layers_of, parallelize
+from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
+from bertscope.parallelism import ZERO1
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -106,6 +108,8 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> int:
         """Return the number of layers in a unit; 0 if every layer has to run."""
+        if run_config.parallelism.strategy == ZERO1:  # the ranks have different layers
+            return 0
         repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
 
@@ -217,19 +221,20 @@ def module_trace(
     loss: Loss | None,
     layer_path: str = "",
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of rank 0 if there are several; `layer_path` is that of its layers."""
+    """Return the trace of a step of any module, of one rank if there are several; `layer_path` is that of its layers."""
     parallelism = run_config.parallelism
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
-        mesh = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
+        meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(module).train(run_config.mode != "inference")
-        if mesh is not None:
-            parallelize(copied, layers_of(copied, layer_path), parallelism, mesh)
+        buckets = {}
+        if meshes is not None:
+            buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
+            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

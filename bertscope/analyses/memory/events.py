@@ -51,12 +51,13 @@ class Moment:
 
 
 class Collective(NamedTuple):
-    """A call of a collective: its phase, module, and the bytes of the tensor that all its ranks have together."""
+    """A call of a collective: its phase, module, the bytes of the tensor that its ranks have together, and their number."""
 
     phase: str
     operator: str
     path: str
     full_bytes: int
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
