@@ -274,6 +274,13 @@ def fake_store() -> Any:
     return FakeStore()
 
 
+def real_tensors() -> AbstractContextManager[Any]:
+    """Return a context without FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
 def group_size(args: Any) -> int:
     """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
 

@@ -1,14 +1,14 @@
 """One process in place of all ranks of a job: collectives return at once, and this rank has its part of the model."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
 from bertscope.parallelism import Parallelism
-from bertscope.torch_access import TorchFunctionMode, fake_store, nn, torch
+from bertscope.torch_access import TorchFunctionMode, fake_store, nn, real_tensors, torch, tree_leaves
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def parallelize_fakes(
     """Apply the strategy to a model of fake tensors, and return the buckets of DDP, one for each trained parameter."""
     if parallelism.row.has_buckets:
         return _with_buckets(model, parallelism)
-    with _EqualParts():
+    with _Shortcuts():
         parallelize(model, layers, parallelism, meshes)
     return {}
 
@@ -69,14 +69,20 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
     return buckets
 
 
-class _EqualParts(TorchFunctionMode):
-    """A mode in which `torch.chunk` returns one tensor for all parts of equal size, since none has values.
+class _Shortcuts(TorchFunctionMode):
+    """A mode for the division of parameters without values.
 
-    FSDP divides each parameter by all ranks, which takes minutes for thousands of them.
+    `torch.chunk` returns one tensor for all parts of equal size: FSDP divides each parameter by all ranks, which takes
+    minutes for thousands of them. Real tensors, which are numbers of ranks, stay real.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_equal_parts if function is torch.chunk else function)(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if function is torch.chunk:
+            return _equal_parts(*args, **named)
+        given = {type(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)}
+        with real_tensors() if given == {torch.Tensor} else nullcontext():
+            return function(*args, **named)
 
 
 def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
