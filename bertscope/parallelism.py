@@ -1,7 +1,9 @@
 """The strategies and meshes by which the ranks of a training job share the model and the batch."""
 
+import re
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.units import PRECISIONS
@@ -117,9 +119,40 @@ class Parallelism:
         return prod(size for name, size in zip(self.row.dimensions, self.mesh, strict=True) if name != TENSOR)
 
     @property
+    def replicas(self) -> int:
+        """Return the number of groups of ranks whose members have the same parameters."""
+        return self.mesh[0] if self.row.dimensions[0] == REPLICATE else 1
+
+    @property
     def mesh_text(self) -> str:
         """Return the mesh as it is written, such as 8x8."""
         return "x".join(map(str, self.mesh))
+
+
+def parse_parallelism(
+    strategy: str | None = None, world_size: int | None = None, mesh: str | None = None, **settings: Any
+) -> Parallelism:
+    """Return the Parallelism of a strategy with a number of ranks, or with a mesh such as `8x8`.
+
+    `settings` are further fields of Parallelism; those that are None keep their defaults. Raises SelectionError.
+
+    >>> parse_parallelism("hsdp", mesh="2x4").world_size
+    8
+    """
+    name = strategy or SINGLE
+    if name not in STRATEGIES:
+        raise SelectionError(f"no strategy {name[:40]!r}; {suggestion(name, STRATEGIES)}")
+    dimensions = STRATEGIES[name].dimensions
+    if mesh is not None and not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})?", mesh, re.ASCII):
+        raise SelectionError(f"--mesh has the form 8 or 2x4; got {mesh[:40]!r}")
+    if mesh is None and len(dimensions) > 1:
+        raise SelectionError(f"{name} needs --mesh, the numbers of ranks of {' x '.join(dimensions)}, such as 2x4")
+    if mesh is None and world_size is None and name != SINGLE:
+        raise SelectionError(f"{name} needs --world-size, the number of ranks, such as 8")
+    sizes = (world_size or 1,) if mesh is None else tuple(map(int, mesh.split("x")))
+    if world_size is not None and prod(sizes) != world_size:
+        raise SelectionError(f"--mesh {mesh} has {prod(sizes):,} ranks and --world-size is {world_size:,}; give one")
+    return Parallelism(name, sizes, **{field: value for field, value in settings.items() if value is not None})
 
 
 ONE_PROCESS = Parallelism()

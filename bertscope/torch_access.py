@@ -6,7 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec, module_from_spec
@@ -281,6 +281,13 @@ def real_tensors() -> AbstractContextManager[Any]:
     return unset_fake_temporarily()
 
 
+def bucket_places(tensors: Sequence[torch.Tensor], limits: tuple[int, int]) -> list[list[int]]:
+    """Return the places of the tensors in each bucket of DDP, whose bytes are limited: of the first, of the others."""
+    assign: Any = torch.distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    places: list[list[int]] = assign(list(tensors), list(limits), [False] * len(tensors))[0]
+    return places
+
+
 def group_size(args: Any) -> int:
     """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
 
@@ -293,9 +300,10 @@ def group_size(args: Any) -> int:
             except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
                 continue
         if isinstance(value, str) and value not in _REDUCTIONS:
-            from torch.distributed.distributed_c10d import _resolve_process_group
+            from torch.distributed import distributed_c10d
 
-            return int(_resolve_process_group(value).size())
+            resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+            return int(resolve(value).size())
     return 1
 
 

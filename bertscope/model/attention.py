@@ -47,7 +47,8 @@ class BertSelfAttention(nn.Module):
 
     def split_heads(self, projected: Tensor) -> Tensor:
         """Split the heads: (B, S, H) -> (B, N, S, D). With tensor parallelism N is the number of heads of this rank."""
-        return projected.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (-1, self.attention_head_size))
+        return heads.transpose(1, 2)
 
     def forward(
         self,

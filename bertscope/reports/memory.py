@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
+from bertscope.reports.parallel import RankGroup, TrafficRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +163,7 @@ class Variant:
     timing: Timing | None = None
     process: ProcessMemory | None = None
     outlook: BreakEven | None = None  # if this peak is not below that of the first variant
+    traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
 
     @property
@@ -225,7 +227,10 @@ class TrainingFile:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryReport(TableReport[Variant]):
-    """The result of `estimate` and `profile`: one step with one or several checkpointing choices."""
+    """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
+
+    Of several ranks it is that of rank `run["parallelism"]["rank"]`.
+    """
 
     kind: ClassVar[str] = "memory"
     rows_in = "variants"
@@ -233,6 +238,7 @@ class MemoryReport(TableReport[Variant]):
     run: dict[str, Any]  # the fields of the RunConfig
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
+    ranks: tuple[RankGroup, ...] = ()  # of a job of several
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
 

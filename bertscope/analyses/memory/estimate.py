@@ -21,7 +21,9 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.analyses.parallel.shares import rank_groups
 from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
@@ -46,8 +48,11 @@ def estimate_memory(
 ) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
     trace = (trace_of or MemoryTraces(source).trace)(run_config)
-    rows = row_paths(run_model(source, run_config) if model is None else model)
-    return memory(trace, "estimated", rows, device_terms(trace, run_config))
+    return _memory_of(trace, run_model(source, run_config) if model is None else model, run_config)
+
+
+def _memory_of(trace: MemoryTrace, model: nn.Module, run_config: RunConfig) -> Memory:
+    return memory(trace, "estimated", row_paths(model), device_terms(trace, run_config))
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
@@ -154,13 +159,22 @@ def estimate_report(
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
-        found = estimate_memory(source, run_config, model, trace_of)
-        variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+        trace = trace_of(run_config)
+        found = _memory_of(trace, model, run_config)
+        variant = Variant(
+            checkpointing=run_config.checkpointing,
+            reentrant=run_config.reentrant,
+            estimated=found,
+            traffic=traffic(trace.collectives, row_paths(model), model, run_config.parallelism, run_config.accumulate),
+        )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
             variant = replace(variant, outlook=break_even(trace_of, run_configs[0], run_config))
         variants.append(variant)
-    return memory_report(model, run_configs[0], tuple(variants), name=source.name)
+    report = memory_report(model, run_configs[0], tuple(variants), name=source.name)
+    parallelism = run_configs[0].parallelism
+    is_one = parallelism.world_size == 1
+    return report if is_one else replace(report, ranks=rank_groups(model, parallelism, source.layer_path))
 
 
 def estimate(
@@ -210,8 +224,7 @@ def memory_report(
 
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """Return the memory of a step of any module."""
-    trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
+    return _memory_of(module_trace(module, inputs, run_config, loss), module, run_config)
 
 
 def module_trace(
@@ -221,7 +234,7 @@ def module_trace(
     loss: Loss | None,
     layer_path: str = "",
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of one rank if there are several; `layer_path` is that of its layers."""
+    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers."""
     parallelism = run_config.parallelism
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import Parts
 
 PARTS = tuple(part.name for part in fields(Parts))
@@ -48,16 +49,6 @@ class Moment:
     live_bytes: int
     path: str = ""
     operator: str = ""
-
-
-class Collective(NamedTuple):
-    """A call of a collective: its phase, module, the bytes of the tensor that its ranks have together, and their number."""
-
-    phase: str
-    operator: str
-    path: str
-    full_bytes: int
-    ranks: int = 1
 
 
 @dataclass(frozen=True)

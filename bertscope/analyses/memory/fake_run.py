@@ -14,7 +14,6 @@ from typing import Any
 from bertscope.analyses.memory.events import (
     Allocation,
     Block,
-    Collective,
     MemoryEvent,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -24,7 +23,7 @@ from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
-from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
+from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors

@@ -192,7 +192,7 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     if row is None or run_config.mode != "training" or not trainable:
         return None
     place = torch.optim if row.in_torch else optimizers
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(place, row.class_name)
+    optimizer: Any = getattr(place, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     arguments = {"lr": 0.0, **run_config.optimizer_arguments}
     if run_config.parallelism.strategy == ZERO1:
@@ -202,7 +202,8 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     # Operators over all parameters of a group take no DTensors together with other tensors.
     divided = {is_wrapped: [param for param in trainable if is_wrapper(type(param)) == is_wrapped]
                for is_wrapped in (False, True)}  # fmt: skip
-    return optimizer([{"params": group} for group in divided.values() if group], **arguments)
+    made: torch.optim.Optimizer = optimizer([{"params": group} for group in divided.values() if group], **arguments)
+    return made
 
 
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:

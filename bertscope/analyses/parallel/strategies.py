@@ -12,8 +12,8 @@ from bertscope.units import PRECISIONS
 
 # The projections of a layer whose outputs, and those whose inputs, are divided by the ranks: Shoeybi et al. 2019,
 # arXiv:1909.08053.
-COLUMNS = ("self.query", "self.key", "self.value", "intermediate.dense")
-ROWS = ("output.dense",)
+_COLUMNS = ("self.query", "self.key", "self.value", "intermediate.dense")
+_ROWS = ("output.dense",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +78,20 @@ def _divide_projections(layer: nn.Module, mesh: Any) -> None:
     for name, count in (("attention heads", attention.num_attention_heads),
                         ("intermediate units", layer.intermediate.dense.out_features)):  # fmt: skip
         if count % ranks:
-            raise SelectionError(f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}")
-    styles = {
-        path: style()
-        for path, _ in layer.named_modules()
-        for names, style in ((COLUMNS, ColwiseParallel), (ROWS, RowwiseParallel))
-        if path.endswith(names)
-    }
-    parallelize_module(layer, mesh, styles)
+            raise SelectionError(
+                f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}"
+            )
+    parallelize_module(layer, mesh, {
+        **{path: ColwiseParallel() for path, _ in layer.named_modules() if path.endswith(_COLUMNS)},
+        **{path: RowwiseParallel() for path, _ in layer.named_modules() if path.endswith(_ROWS)},
+    })  # fmt: skip
+
+
+def divided_shape(path: str, shape: tuple[int, ...], layer_path: str, ranks: int) -> tuple[int, ...]:
+    """Return the shape that each rank has of a parameter with tensor parallelism; one rank has all of it."""
+    module, _, name = path.rpartition(".")
+    if ranks == 1 or not path.startswith(f"{layer_path}."):
+        return shape
+    if module.endswith(_COLUMNS):
+        return (shape[0] // ranks, *shape[1:])
+    return (shape[0], shape[1] // ranks) if module.endswith(_ROWS) and name == "weight" else shape
