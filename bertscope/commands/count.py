@@ -14,6 +14,7 @@ from bertscope.commands.run_options import SizeOptions
 from bertscope.commands.tree import Style, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
+from bertscope.render.texts import phrase
 from bertscope.reports.checkpoint import Stored
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
@@ -142,12 +143,12 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
         return 0
     for name, got in (("unique parameters", unique), (convention, other)):
         if got == expected:
-            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
+            print(phrase(f"as expected: {name} {count_text(got)}"), file=sys.stderr)
             return 0
-    print(
+    text = (
         f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters "
         f"(difference {signed_text(unique - expected)}), {convention} {count_text(other)} "
-        f"({signed_text(other - expected)})",
-        file=sys.stderr,
+        f"({signed_text(other - expected)})"
     )
+    print(phrase(text), file=sys.stderr)
     return 1
