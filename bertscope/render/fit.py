@@ -9,7 +9,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
@@ -21,14 +21,14 @@ def columns(report: FitReport) -> list[Column]:
     one_length = len({row.seq for row in report.rows}) == 1
     by_ranks, on_gpu = report.batch_total is not None, _is_on_gpu(report)
     searched = report.asked_batch is None and not by_ranks
-    batch = "rank_batch" if by_ranks else "largest_batch" if searched else "fits"
+    batch = say("rank_batch") if by_ranks else say("largest_batch" if searched else "fits")
     return [
         Column(say("gpus"), lambda row: count_text(row.ranks), values("ranks"), right=True, shown=by_ranks),
-        Column(say("strategy"), lambda row: row.strategy, values("strategy"), shown=by_ranks),
+        Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq", give_up=1 if one_length else 0),
         Column(say("precision"), lambda row: row.precision, values("precision")),
         Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing")),
-        Column(say(batch), lambda row: _batch(report, row), values("batch", "fits", "answer"), right=True),
+        Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"), right=True),
         Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
                give_up=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
@@ -116,12 +116,11 @@ def verdict(report: FitReport) -> str:
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
     if report.batch_total is not None:
-        on = (
-            say("times", name=report.card.name) if report.card else say("gpus_of", size=bytes_text(report.budget_bytes))
-        )
+        size = bytes_text(report.budget_bytes)
+        on = say("times", name=report.card.name) if report.card else say("gpus_of", size=size)
         share = -(-report.batch_total // row.ranks)
         answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
-                     total=count_text(report.batch_total), seq=seq, strategy=row.strategy, batch=count_text(share),
+                     total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy), batch=count_text(share),
                      way=_way(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
@@ -142,7 +141,7 @@ def notes(report: FitReport) -> Iterator[str]:
             for row in other
         )
         yield say("note_head", head=report.other_head, answers=answers)
-    if _is_on_gpu(report):
+    if _is_on_gpu(report) and report.batch_total is None:
         yield say("note_answers" if report.asked_batch else "note_batches")
     lengths = list(dict.fromkeys(row.seq for row in report.rows))
     if report.asked_batch and len(lengths) > 1:

@@ -25,6 +25,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "gpus": ("GPUs", "GPU 数"),
     "strategy": ("strategy", "策略"),
+    "strategy_none": ("one process", "单进程"),
     "rank_batch": ("batch each", "每卡批大小"),
     "times": (" x {name}", " 块 {name}"),
     "gpus_of": (" GPUs of {size}", " 块 {size} 的 GPU"),
