@@ -117,11 +117,11 @@ def verdict(report: FitReport) -> str:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
     if report.batch_total is not None:
         size = bytes_text(report.budget_bytes)
-        on = say("times", name=report.card.name) if report.card else say("gpus_of", size=size)
+        on = say("times", name=report.card.name if report.card else size)
         share = -(-report.batch_total // row.ranks)
         answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
-                     total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy), batch=count_text(share),
-                     way=_way(row), memory=memory)  # fmt: skip
+                     total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy),
+                     batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)

@@ -28,7 +28,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "strategy_none": ("one process", "单进程"),
     "rank_batch": ("batch each", "每卡批大小"),
     "times": (" x {name}", " 块 {name}"),
-    "gpus_of": (" GPUs of {size}", " 块 {size} 的 GPU"),
     "verdict_ranks_yes": (
         "{ranks}{on}: batch {total} fits at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}",
         "{ranks}{on}：放得下总批大小 {total}（序列长度 {seq}，{strategy}，{way}）：每卡批大小 {batch}，{memory}",
