@@ -58,7 +58,7 @@ def profile(
     if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
-    from bertscope.analyses.memory.profile_worker import Job
+    from bertscope.analyses.memory.profile_job import Job
 
     limit = size("--memory-limit", memory_limit)
     jobs = [

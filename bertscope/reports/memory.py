@@ -152,6 +152,38 @@ class BreakEven:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectiveSum:
+    """The calls of a collective in one phase, and the bytes of the tensors that all its ranks have together."""
+
+    phase: str
+    operator: str
+    calls: int
+    full_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """The measurement of real ranks that agree: the memory of each, its traffic, and its steps."""
+
+    ranks: tuple[int, ...]
+    state_bytes: int  # between steps
+    phases: tuple[PhasePeak, ...]
+    collectives: tuple[CollectiveSum, ...]
+    step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
+    process_peak_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
+
+    @property
+    def peak(self) -> PhasePeak:
+        """Return the peak of the step."""
+        return max(self.phases, key=lambda phase: phase.peak_bytes)
+
+    @property
+    def full_bytes(self) -> int:
+        """Return the bytes of all collectives of a step."""
+        return sum(row.full_bytes for row in self.collectives)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One checkpointing choice of the step: estimated, measured, or both."""
 
@@ -163,6 +195,7 @@ class Variant:
     process: ProcessMemory | None = None
     outlook: BreakEven | None = None  # if this peak is not below that of the first variant
     failure: str = ""  # reason for a missing measurement
+    ranks: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
 
     @property
     def memory(self) -> Memory | None:
