@@ -6,7 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec, module_from_spec
@@ -272,6 +272,42 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def real_tensors() -> AbstractContextManager[Any]:
+    """Return a context without FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def bucket_places(tensors: Sequence[torch.Tensor], limits: tuple[int, int]) -> list[list[int]]:
+    """Return the places of the tensors in each bucket of DDP, whose bytes are limited: of the first, of the others."""
+    assign: Any = torch.distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    places: list[list[int]] = assign(list(tensors), list(limits), [False] * len(tensors))[0]
+    return places
+
+
+def group_size(args: Any) -> int:
+    """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
+
+    The operators of c10d have the group itself as a script object, the functional ones its name.
+    """
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return int(torch.distributed.ProcessGroup.unbox(value).size())
+            except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
+                continue
+        if isinstance(value, str) and value not in _REDUCTIONS:
+            from torch.distributed import distributed_c10d
+
+            resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+            return int(resolve(value).size())
+    return 1
+
+
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # of functional collectives
 
 
 def is_plain_fake(value: Any) -> bool:

@@ -5,6 +5,7 @@ from functools import partial
 
 from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
 from bertscope.commands.output import NotedOutputOptions, Progress, write_file
+from bertscope.commands.parallel_options import ParallelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import (
     AllocatorOptions,
@@ -24,6 +25,7 @@ EXAMPLES = """
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
   bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
+  bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
 """
 
@@ -39,6 +41,7 @@ def estimate(
     run: RunOptions,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
+    ranks: ParallelOptions,
     inputs: Inputs = None,
     model: ModelsOptions,
     view: ViewOptions,
@@ -51,7 +54,9 @@ def estimate(
     each.
     """
     model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
-    run_configs = run.run_configs(sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()))
+    run_configs = run.run_configs(
+        sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()), parallelism=ranks.parallelism()
+    )
     view.check_timeline()
     estimates = model.each(partial(_estimate, run, run_configs, has_snapshot=view.snapshot is not None))
     reports = [

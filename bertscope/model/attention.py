@@ -46,9 +46,9 @@ class BertSelfAttention(nn.Module):
         self.is_decoder = config.is_decoder
 
     def split_heads(self, projected: Tensor) -> Tensor:
-        """Split the heads: (B, S, H) -> (B, N, S, D)."""
-        batch, length, _ = projected.shape
-        return projected.view(batch, length, self.num_attention_heads, self.attention_head_size).transpose(1, 2)
+        """Split the heads: (B, S, H) -> (B, N, S, D). With tensor parallelism N is the number of heads of this rank."""
+        heads: Tensor = projected.unflatten(-1, (-1, self.attention_head_size))
+        return heads.transpose(1, 2)
 
     def forward(
         self,
@@ -79,8 +79,7 @@ class BertSelfAttention(nn.Module):
 
     def merge_heads(self, context: Tensor) -> Tensor:
         """Merge the heads: (B, N, S, D) -> (B, S, H)."""
-        batch, _, length, _ = context.shape
-        return context.transpose(1, 2).reshape(batch, length, self.all_head_size)
+        return context.transpose(1, 2).flatten(2)
 
     def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
         """Return keys and values, for self- or cross-attention, with or without a cache."""

@@ -8,6 +8,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.render.traffic import parallel_words, traffic_notes
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
 
@@ -64,12 +65,19 @@ def verdict(report: MemoryReport) -> str:
             text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
         peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
     answer = say("semicolon").join(peaks) or say("nothing_measured")
-    return say("assumed", answer=answer, settings=say("comma").join((title(report), run_text(report.run))))
+    return say(
+        "assumed",
+        answer=answer,
+        settings=say("comma").join(
+            (*parallel_words(report.run, len(report.ranks)), title(report), run_text(report.run))
+        ),
+    )
 
 
 def notes(report: MemoryReport) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
     yield from conclusions(report)
+    yield from traffic_notes(report)
     yield from footnotes(report)
 
 

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
+from bertscope.reports.parallel import RankGroup, TrafficRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,23 +153,13 @@ class BreakEven:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveSum:
-    """The calls of a collective in one phase, and the bytes of the tensors that all its ranks have together."""
-
-    phase: str
-    operator: str
-    calls: int
-    full_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """The measurement of real ranks that agree: the memory of each, its traffic, and its steps."""
+    """The measurement of real ranks that agree: the memory and the traffic of each, and the time of their steps."""
 
     ranks: tuple[int, ...]
     state_bytes: int  # between steps
     phases: tuple[PhasePeak, ...]
-    collectives: tuple[CollectiveSum, ...]
+    traffic: tuple[TrafficRow, ...]
     step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
     process_peak_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
 
@@ -178,9 +169,9 @@ class RankRow:
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
     @property
-    def full_bytes(self) -> int:
-        """Return the bytes of all collectives of a step."""
-        return sum(row.full_bytes for row in self.collectives)
+    def sent_bytes(self) -> int:
+        """Return the bytes that each of these ranks sends in a step."""
+        return sum(row.sent_bytes for row in self.traffic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +185,9 @@ class Variant:
     timing: Timing | None = None
     process: ProcessMemory | None = None
     outlook: BreakEven | None = None  # if this peak is not below that of the first variant
+    traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
-    ranks: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
+    rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
 
     @property
     def memory(self) -> Memory | None:
@@ -258,7 +250,10 @@ class TrainingFile:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryReport(TableReport[Variant]):
-    """The result of `estimate` and `profile`: one step with one or several checkpointing choices."""
+    """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
+
+    Of several ranks it is that of rank `run["parallelism"]["rank"]`.
+    """
 
     kind: ClassVar[str] = "memory"
     rows_in = "variants"
@@ -266,6 +261,7 @@ class MemoryReport(TableReport[Variant]):
     run: dict[str, Any]  # the fields of the RunConfig
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
+    ranks: tuple[RankGroup, ...] = ()  # of a job of several
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
 

@@ -21,11 +21,15 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.parallel.fake_ranks import fake_ranks, layers_of, parallelize
+from bertscope.analyses.parallel.collectives import traffic
+from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.analyses.parallel.shares import rank_groups
+from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
+from bertscope.parallelism import ZERO1
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -44,8 +48,11 @@ def estimate_memory(
 ) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
     trace = (trace_of or MemoryTraces(source).trace)(run_config)
-    rows = row_paths(run_model(source, run_config) if model is None else model)
-    return memory(trace, "estimated", rows, device_terms(trace, run_config))
+    return _memory_of(trace, run_model(source, run_config) if model is None else model, run_config)
+
+
+def _memory_of(trace: MemoryTrace, model: nn.Module, run_config: RunConfig) -> Memory:
+    return memory(trace, "estimated", row_paths(model), device_terms(trace, run_config))
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
@@ -106,6 +113,8 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> int:
         """Return the number of layers in a unit; 0 if every layer has to run."""
+        if run_config.parallelism.strategy == ZERO1:  # the ranks have different layers
+            return 0
         repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
 
@@ -150,13 +159,22 @@ def estimate_report(
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
-        found = estimate_memory(source, run_config, model, trace_of)
-        variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+        trace = trace_of(run_config)
+        found = _memory_of(trace, model, run_config)
+        variant = Variant(
+            checkpointing=run_config.checkpointing,
+            reentrant=run_config.reentrant,
+            estimated=found,
+            traffic=traffic(trace.collectives, row_paths(model), model, run_config.parallelism, run_config.accumulate),
+        )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
             variant = replace(variant, outlook=break_even(trace_of, run_configs[0], run_config))
         variants.append(variant)
-    return memory_report(model, run_configs[0], tuple(variants), name=source.name)
+    report = memory_report(model, run_configs[0], tuple(variants), name=source.name)
+    parallelism = run_configs[0].parallelism
+    is_one = parallelism.world_size == 1
+    return report if is_one else replace(report, ranks=rank_groups(model, parallelism, source.layer_path))
 
 
 def estimate(
@@ -206,8 +224,7 @@ def memory_report(
 
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """Return the memory of a step of any module."""
-    trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
+    return _memory_of(module_trace(module, inputs, run_config, loss), module, run_config)
 
 
 def module_trace(
@@ -217,19 +234,20 @@ def module_trace(
     loss: Loss | None,
     layer_path: str = "",
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of rank 0 if there are several; `layer_path` is that of its layers."""
+    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers."""
     parallelism = run_config.parallelism
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
-        mesh = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
+        meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(module).train(run_config.mode != "inference")
-        if mesh is not None:
-            parallelize(copied, layers_of(copied, layer_path), parallelism, mesh)
+        buckets = {}
+        if meshes is not None:
+            buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how))
+            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

@@ -11,7 +11,8 @@ from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
-from bertscope.reports.memory import CollectiveSum, Parts
+from bertscope.analyses.parallel.collectives import Collective
+from bertscope.reports.memory import Parts
 
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
@@ -48,15 +49,6 @@ class Moment:
     live_bytes: int
     path: str = ""
     operator: str = ""
-
-
-class Collective(NamedTuple):
-    """A call of a collective: its phase, module, and the bytes of the tensor that all its ranks have together."""
-
-    phase: str
-    operator: str
-    path: str
-    full_bytes: int
 
 
 @dataclass(frozen=True)
@@ -99,16 +91,6 @@ class MemoryTrace:
                 found[event.phase] = Moment(event.phase, index, live, event.path, event.operator)
             before = live
         return tuple(found.values())
-
-    def collective_sums(self) -> tuple[CollectiveSum, ...]:
-        """Return the calls and bytes of each collective in each phase."""
-        sums: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for call in self.collectives:
-            sums[call.phase, call.operator].append(call.full_bytes)
-        return tuple(
-            CollectiveSum(phase=phase, operator=operator, calls=len(sizes), full_bytes=sum(sizes))
-            for (phase, operator), sizes in sums.items()
-        )
 
     def parts_after(self, index: int) -> dict[str, int]:
         """Return the allocated bytes by part after the event of that index; -1 is before the first."""

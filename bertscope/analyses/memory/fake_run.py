@@ -14,7 +14,6 @@ from typing import Any
 from bertscope.analyses.memory.events import (
     Allocation,
     Block,
-    Collective,
     MemoryEvent,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -24,6 +23,7 @@ from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
+from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults
 from bertscope.analyses.tracing.module_tracker import FORWARD, ModuleTracker
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -31,6 +31,7 @@ from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
     fake_device,
+    group_size,
     held_tensors,
     is_wrapper,
     operator_name,
@@ -45,7 +46,6 @@ _RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
 _MOST_UPDATES = 16
-_COLLECTIVES = ("c10d", "_c10d_functional")  # the namespaces of torch.distributed's operators
 # The fields of RunConfig that change the optimizer step only by the gradients that they leave.
 _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 
@@ -160,13 +160,13 @@ class RunMode(DispatchMode):
     def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
-        if operator.namespace in _COLLECTIVES:
-            self._note_collective((args, kwargs))
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
             first = args[0] if args else None
             self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = self.result(operator, args, kwargs)
+        if operator.namespace in NAMESPACES and (kind := kind_of(self.operator)):
+            self.note_collective(kind, args, (args, kwargs, out))
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         # An operator over all parameters returns one tensor for each.
@@ -218,11 +218,12 @@ class RunMode(DispatchMode):
                 self._watch_storage(storage, key)
             self.recorder.allocate(key, Allocation(size, place, (size,), "uint8", "gathered_parameters"), place)
 
-    def _note_collective(self, args: Any) -> None:
-        """Record a collective, and mark the blocks that it reads and writes."""
-        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    def note_collective(self, kind: str, args: Any, tree: Any) -> None:
+        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones."""
+        given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
-        self.collectives.append(Collective(self.name, self.operator.strip("_"), self.tracker.current()[0], size))
+        path = self.tracker.current()[0]
+        self.collectives.append(Collective(self.name, kind, path, size, group_size(args)))
         for leaf in given:
             made = self.recorder.living.get(storage_key(leaf))
             if made is not None and not made.part:

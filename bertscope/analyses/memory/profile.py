@@ -25,6 +25,7 @@ from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, RankRow, Timing, Variant
+from bertscope.reports.parallel import TrafficRow
 from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
 from bertscope.units import bytes_text
 
@@ -128,6 +129,7 @@ class _Sent:
     who: str = "the child"  # or the rank with the problem
     ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
     ranks: tuple[RankRow, ...] = ()
+    traffic: tuple[TrafficRow, ...] = ()  # of the first rank
 
 
 @contextmanager
@@ -270,7 +272,7 @@ class _Child:
     def variant(self) -> Variant:
         """Return what the child sent as a row of the report."""
         run_config, sent = self.job.run_config, self.sent
-        tokens = run_config.accumulate * run_config.batch * run_config.seq * run_config.parallelism.world_size
+        tokens = run_config.accumulate * run_config.batch * run_config.seq * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
             of_ranks = (row.step_seconds for row in sent.ranks)
@@ -285,7 +287,8 @@ class _Child:
             process=sent.process,
             outlook=sent.outlook,
             failure=_failure(self.job, sent, *self.problem) if self.problem else "",
-            ranks=sent.ranks,
+            traffic=sent.traffic,
+            rank_rows=sent.ranks,
         )
 
 

@@ -18,6 +18,7 @@ from bertscope.errors import BertscopeError, UnknownValueError
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing
+from bertscope.reports.parallel import TrafficRow
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
@@ -83,7 +84,8 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "seconds": float,
     "ended": dict[str, int],  # of a launcher: the exit codes of the ranks that failed
     "pid": int,  # this and the next of a rank
-    "ranks": RankRow,
+    "row": RankRow,
+    "traffic": tuple[TrafficRow, ...],
     **dict.fromkeys(("refused", "out of memory", "failed"), str),
 }
 

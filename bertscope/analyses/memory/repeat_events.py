@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby, repeat
 
-from bertscope.analyses.memory.events import Block, Collective, MemoryEvent, MemoryTrace, ordered_frees
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees
+from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
 
 _MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head

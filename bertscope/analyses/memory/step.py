@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,10 @@ from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
+from bertscope.parallelism import ZERO1
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import held_tensors, nn, storage_key, torch
+from bertscope.torch_access import held_tensors, is_wrapper, nn, storage_key, torch
 from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"
@@ -41,6 +42,7 @@ class ModelStep:
     run_config: RunConfig
     device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
+    buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
@@ -124,8 +126,11 @@ class ModelStep:
         for name, value in self.inputs.items():
             for tensor in tensors(value):
                 yield "inputs", name, tensor
+        for path, bucket in self.buckets.items():
+            yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
-        for param, state in self.optimizer.state.items() if self.optimizer is not None else ():
+        optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # that of this rank, with ZeRO
+        for param, state in optimizer.state.items() if optimizer is not None else ():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     yield "optimizer_state", f"{paths[param]}.{name}", value
@@ -187,9 +192,18 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     if row is None or run_config.mode != "training" or not trainable:
         return None
     place = torch.optim if row.in_torch else optimizers
-    optimizer: Callable[..., torch.optim.Optimizer] = getattr(place, row.class_name)
+    optimizer: Any = getattr(place, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
-    return optimizer(trainable, lr=0.0, **run_config.optimizer_arguments)
+    arguments = {"lr": 0.0, **run_config.optimizer_arguments}
+    if run_config.parallelism.strategy == ZERO1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(trainable, optimizer, **arguments)
+    # Operators over all parameters of a group take no DTensors together with other tensors.
+    divided = {is_wrapped: [param for param in trainable if is_wrapper(type(param)) == is_wrapped]
+               for is_wrapped in (False, True)}  # fmt: skip
+    made: torch.optim.Optimizer = optimizer([{"params": group} for group in divided.values() if group], **arguments)
+    return made
 
 
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:

@@ -1,17 +1,19 @@
 """One process in place of all ranks of a job: collectives return at once, and this rank has its part of the model."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
+from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
-from bertscope.parallelism import STRATEGIES, Parallelism
-from bertscope.torch_access import TorchFunctionMode, fake_store, nn, torch
+from bertscope.parallelism import Parallelism
+from bertscope.torch_access import TorchFunctionMode, fake_store, nn, real_tensors, torch, tree_leaves
 
 
 @contextmanager
-def fake_ranks(parallelism: Parallelism) -> Iterator[Any]:
-    """Make this process rank 0 of a job whose other ranks do not exist; yield the mesh.
+def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
+    """Make this process one rank of a job whose other ranks do not exist; yield its meshes.
 
     Enter it outside FakeTensorMode, in which the numbers of the ranks would have no values. Raises SelectionError if
     the process already belongs to a job.
@@ -21,45 +23,70 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Any]:
         raise SelectionError("this build of torch has no torch.distributed; install one that has")
     if dist.is_initialized():
         raise SelectionError("this process belongs to a process group; estimate in a process of its own")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("fake", rank=0, world_size=parallelism.world_size, store=fake_store())
+    dist.init_process_group("fake", rank=parallelism.rank, world_size=parallelism.world_size, store=fake_store())
     try:
-        yield init_device_mesh("cpu", parallelism.mesh, mesh_dim_names=STRATEGIES[parallelism.strategy].dimensions)
+        yield make_meshes(parallelism, "cpu")
     finally:
         dist.destroy_process_group()
 
 
-def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
-    """Return the layers of the list at `path`; none without a path."""
-    return list(model.get_submodule(path).children()) if path else []
+def parallelize_fakes(
+    model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, meshes: Meshes
+) -> dict[str, torch.Tensor]:
+    """Apply the strategy to a model of fake tensors, and return the buckets of DDP, one for each trained parameter."""
+    if parallelism.row.has_buckets:
+        return _with_buckets(model, parallelism)
+    with _Shortcuts():
+        parallelize(model, layers, parallelism, meshes)
+    return {}
 
 
-def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, mesh: Any) -> None:
-    """Apply the strategy to a model as a training script does: to each layer, then to what is left.
+def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch.Tensor]:
+    """Reduce each gradient in a bucket of its own, as DDP, which reads values, does it for several at a time.
 
-    The model changes: its parameters become DTensors, which hold the part of this rank.
+    DDP broadcasts the buffers before forward, and copies each gradient to its bucket, which exists between steps too.
     """
-    from torch.distributed.fsdp import fully_shard
+    dist = torch.distributed
+    buckets = {path: torch.zeros_like(param) for path, param in model.named_parameters() if param.requires_grad}
 
-    with _FirstParts():
-        for module in (*layers, model):
-            fully_shard(module, mesh=mesh, reshard_after_forward=parallelism.strategy != "fsdp-no-reshard")
+    def broadcast(*_: Any) -> None:
+        """Broadcast the buffers of each dtype as one tensor."""
+        buffers = list(model.buffers())
+        for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+            flat = torch.cat([buffer.flatten() for buffer in buffers if buffer.dtype == dtype])
+            dist.broadcast(flat, src=0)
+
+    def reduce(bucket: torch.Tensor, param: torch.Tensor) -> None:
+        """Reduce a gradient, which is then in its bucket or a tensor of its own."""
+        if parallelism.gradient_as_bucket_view:
+            param.grad = bucket
+        dist.all_reduce(bucket)
+
+    model.register_forward_pre_hook(broadcast)
+    for path, param in model.named_parameters():
+        if path in buckets:
+            param.register_post_accumulate_grad_hook(partial(reduce, buckets[path]))
+    return buckets
 
 
-class _FirstParts(TorchFunctionMode):
-    """A mode in which each part of `torch.chunk` is the first, which is the only one that rank 0 has.
+class _Shortcuts(TorchFunctionMode):
+    """A mode for the division of parameters without values.
 
-    FSDP divides each parameter by all ranks, which takes minutes for thousands of them.
+    `torch.chunk` returns one tensor for all parts of equal size: FSDP divides each parameter by all ranks, which takes
+    minutes for thousands of them. Real tensors, which are numbers of ranks, stay real.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not torch.chunk:
-            return function(*args, **(kwargs or {}))
-        return _first_parts(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if function is torch.chunk:
+            return _equal_parts(*args, **named)
+        given = {type(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)}
+        with real_tensors() if given == {torch.Tensor} else nullcontext():
+            return function(*args, **named)
 
 
-def _first_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Return the first part of torch.chunk, as often as there are parts."""
-    size = -(-input.shape[dim] // chunks)
-    return (input.narrow(dim, 0, size),) * chunks
+def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """Return the parts of torch.chunk; those of equal size are the first."""
+    size = max(-(-input.shape[dim] // chunks), 1)
+    number, rest = divmod(input.shape[dim], size)
+    return (input.narrow(dim, 0, size),) * number + ((input.narrow(dim, number * size, rest),) if rest else ())

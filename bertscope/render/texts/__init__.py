@@ -7,11 +7,11 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from bertscope.render.texts import explain, fit, memory, page, shared
+from bertscope.render.texts import explain, fit, memory, page, parallel, shared
 from bertscope.render.texts.phrases import PHRASES
 
 LANGUAGES = ("en", "zh")
-TEXTS = {**shared.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
+TEXTS = {**shared.TEXTS, **memory.TEXTS, **parallel.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
 

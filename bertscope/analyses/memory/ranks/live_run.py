@@ -4,14 +4,15 @@ torch's profiler does not see what the threads of gloo free. Temporary memory in
 """
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.events import Block, MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
-from bertscope.analyses.memory.step import ModelStep, Phase
-from bertscope.torch_access import is_wrapper, torch, watched_resizes
+from bertscope.analyses.memory.step import ModelStep, Phase, dtype_name
+from bertscope.torch_access import is_wrapper, storage_key, torch, tree_leaves, watched_resizes
 
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
@@ -63,4 +64,17 @@ class _LiveRunMode(RunMode):
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return None, for the true size; 0 for a tensor on another device, such as a step counter beside a GPU."""
-        return None if tensor.device.type == self.step.device else 0
+        return None if self.keeps(tensor) else 0
+
+    def note_collective(self, kind: str, args: Any, tree: Any) -> None:
+        """Record a collective; a tensor that it reads and nothing has allocated existed before, such as DDP's buckets."""
+        for tensor in tree_leaves(args):
+            if isinstance(tensor, torch.Tensor) and storage_key(tensor) not in self.watched and self.keeps(tensor):
+                block = Block("communication", "", "", tuple(tensor.shape), dtype_name(tensor))
+                self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
+                self.watched[storage_key(tensor)] = weakref.ref(tensor.untyped_storage())
+        super().note_collective(kind, args, tree)
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Return True for a tensor on the device of the step."""
+        return tensor.device.type == self.step.device

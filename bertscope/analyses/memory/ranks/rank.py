@@ -27,6 +27,7 @@ from bertscope.analyses.memory.profile_job import (
     set_memory_limit,
     set_up_process,
 )
+from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
@@ -80,26 +81,38 @@ def _run(job: Job, launch: Launch, say: Say) -> None:
         row = _measured(step, job, say)
         seconds = [_timed(step, number, job, say) for number in range(job.steps)]
     row = replace(row, step_seconds=tuple(seconds))
-    say("ranks", row)
+    say("row", row)
     _exchange(row, launch, say)
     dist.destroy_process_group()
 
 
 def _built(job: Job) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """Return the step of this rank's part of the model."""
     from bertscope.analyses.memory.estimate import named_inputs
     from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-    from bertscope.analyses.parallel.fake_ranks import layers_of, parallelize
-    from bertscope.parallelism import STRATEGIES
+    from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
 
     run_config, device = job.run_config, job.run_config.device
     parallelism = run_config.parallelism
-    mesh = init_device_mesh(device, parallelism.mesh, mesh_dim_names=STRATEGIES[parallelism.strategy].dimensions)
+    meshes = make_meshes(parallelism, device)
     model: Any = run_model(job.source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
-    parallelize(model, layers_of(model, job.source.layer_path), parallelism, mesh)
+    parallelize(model, layers_of(model, job.source.layer_path), parallelism, meshes)
+    if parallelism.row.has_buckets:
+        loss = _in_ddp(model, parallelism, loss)
     return ModelStep(model, inputs, run_config, device, loss)
+
+
+def _in_ddp(model: Any, parallelism: Parallelism, loss: Any) -> Any:
+    """Return the function for the loss of a model, whose gradients DDP averages."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(
+        model,
+        bucket_cap_mb=parallelism.bucket_cap_mb,
+        gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+    )
+    return lambda _, inputs: loss(wrapped, inputs)
 
 
 def _measured(step: Any, job: Job, say: Say) -> RankRow:
@@ -109,25 +122,32 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
+    from bertscope.analyses.parallel.collectives import traffic
+    from bertscope.analyses.tracing.module_tracker import BACKWARD
 
     step.run_first_steps(_stages(say, "the first steps"))
     trace = live_run(step, _stages(say, "the measured step"))
     say("stage", "measuring the process")
     terms = measured_device_terms(step) if step.device == "cuda" else None
     process = high_water(step.run) if terms is None else None
-    found = memory(trace, "measured", row_paths(step.model), terms)
+    rows, parallelism = row_paths(step.model), job.run_config.parallelism
+    found = memory(trace, "measured", rows, terms)
+    in_buckets = (BACKWARD, "all-reduce") if parallelism.row.has_buckets else ()  # which belong to no module
+    calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
+    sent = traffic(calls, rows, step.model, ONE_PROCESS)
     if int(os.environ["LOCAL_RANK"]) == 0:
         if job.wants_snapshot:
             say("snapshot", b64encode(snapshot(trace)).decode())
         say("machine", machine_name(step.device))
         if process is not None:
             say("process", process)
+        say("traffic", sent)
         say("measured", found)
     return RankRow(
         ranks=(int(os.environ["RANK"]),),
         state_bytes=trace.state_bytes,
         phases=found.phases,
-        collectives=trace.collective_sums(),
+        traffic=sent,
         process_peak_bytes=process.peak_bytes if process else 0,
     )
 
@@ -165,4 +185,4 @@ def _exchange(row: RankRow, launch: Launch, say: Say) -> None:
     texts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(texts, json.dumps(row, default=vars))
     for text in texts if int(os.environ["LOCAL_RANK"]) == 0 else ():
-        say("ranks", typed(RankRow, json.loads(text), "rank"))
+        say("row", typed(RankRow, json.loads(text), "rank"))

@@ -18,7 +18,7 @@ from bertscope.errors import SourceError, one_line
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
-_SHARED = ("taken", "machine", "process", "measured", "snapshot")  # messages that concern the whole report
+_SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report
 _SURE_SECONDS = 1.0  # until the launcher would have said that another rank was killed
 _STACK_SECONDS = 0.3  # for a rank to write its stack
 _TAIL_BYTES = 2**14
@@ -80,7 +80,7 @@ class RanksWatch:
             rank.stages.append(content)
             if rank.number == min(self.ranks):
                 yield kind, content
-        elif kind == "ranks":
+        elif kind == "row":
             self.rows.update((number, content) for number in content.ranks)
         elif kind in _SHARED:
             yield kind, content
@@ -178,7 +178,7 @@ class RanksWatch:
 
         def kind(row: RankRow) -> Any:
             """Return what ranks have to share."""
-            return row.state_bytes, [(phase.phase, phase.peak_bytes) for phase in row.phases], row.collectives
+            return row.state_bytes, [(phase.phase, phase.peak_bytes) for phase in row.phases], row.traffic
 
         groups: list[list[RankRow]] = []
         for _, row in sorted(self.rows.items()):

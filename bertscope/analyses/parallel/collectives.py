@@ -1,0 +1,104 @@
+"""The collectives of torch.distributed by kind, and the bytes that one rank sends in a ring."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from bertscope.parallelism import FIRST_BUCKET_BYTES, Parallelism
+from bertscope.reports.parallel import TrafficRow
+from bertscope.torch_access import bucket_places, nn
+
+NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
+_BACKWARD, _ALL_REDUCE = "backward", "all-reduce"
+
+
+class Collective(NamedTuple):
+    """A call of a collective: its phase, kind and module, the bytes of the whole tensor, and the number of ranks."""
+
+    phase: str
+    kind: str
+    path: str
+    full_bytes: int
+    ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveKind:
+    """A kind of collective: how its operators' names begin, and the share of the tensor that a rank sends in a ring.
+
+    The shares are those of Patarasuk and Yuan 2009 (doi 10.1016/j.jpdc.2008.09.002) for n ranks.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    sent: Callable[[int], Fraction]
+
+
+def _one_way(ranks: int) -> Fraction:
+    return Fraction(ranks - 1, ranks)
+
+
+KINDS = {
+    row.name: row
+    for row in (
+        CollectiveKind(name="all-gather", prefixes=("allgather", "all_gather"), sent=_one_way),
+        CollectiveKind(name="reduce-scatter", prefixes=("reduce_scatter",), sent=_one_way),
+        CollectiveKind(name=_ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda ranks: 2 * _one_way(ranks)),
+        CollectiveKind(name="broadcast", prefixes=("broadcast",), sent=_one_way),
+    )
+}
+
+
+def kind_of(operator: str) -> str:
+    """Return the kind of an operator such as `_allgather_base_`, empty if it moves nothing between ranks."""
+    name = operator.strip("_")
+    return next((row.name for row in KINDS.values() if name.startswith(row.prefixes)), "")
+
+
+def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
+    """Return the bytes that each of `ranks` sends in a ring, on average, for a tensor of `full_bytes`.
+
+    >>> sent_bytes("all-reduce", 1000, 4)
+    1500
+    """
+    return int(KINDS[kind].sent(ranks) * full_bytes)
+
+
+def traffic(
+    collectives: Iterable[Collective],
+    rows: Mapping[str, str],
+    model: nn.Module,
+    parallelism: Parallelism,
+    micro_batches: int = 1,
+) -> tuple[TrafficRow, ...]:
+    """Return the traffic of a step of so many micro-batches, from the collectives of one and of the optimizer step.
+
+    `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row.
+    """
+    found: dict[tuple[str, str, str, int], TrafficRow] = {}
+    for call in collectives:
+        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, _ALL_REDUCE)
+        path = "" if is_in_buckets else rows.get(call.path, call.path)
+        times = 1 if call.phase == "optimizer" else micro_batches
+        key = (call.phase, call.kind, path, call.ranks)
+        row = found.get(key) or TrafficRow(
+            phase=call.phase, collective=call.kind, path=path, ranks=call.ranks, calls=0, full_bytes=0, sent_bytes=0
+        )
+        sent = sent_bytes(call.kind, call.full_bytes, call.ranks)
+        found[key] = replace(
+            row,
+            calls=row.calls + times,
+            full_bytes=row.full_bytes + times * call.full_bytes,
+            sent_bytes=row.sent_bytes + times * sent,
+        )
+        if is_in_buckets:
+            found[key] = replace(found[key], calls=micro_batches * len(bucket_sizes(model, parallelism)))
+    return tuple(found.values())
+
+
+def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:
+    """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first."""
+    given = [param for param in model.parameters() if param.requires_grad][::-1]  # in the order of backward
+    limits = (FIRST_BUCKET_BYTES, parallelism.bucket_cap_mb * 2**20)
+    return [sum(given[place].nbytes for place in bucket) for bucket in bucket_places(given, limits)]

@@ -1,0 +1,37 @@
+"""The texts on the ranks of a training job and their traffic."""
+
+TEXTS: dict[str, tuple[str, str]] = {
+    "rank_of": ("{strategy}, rank {rank} of {ranks} ranks", "{strategy}，{ranks} 个 rank 中的 rank {rank}"),
+    "rank_of_mesh": (
+        "{strategy}, rank {rank} of {mesh} ranks",
+        "{strategy}，{mesh} 个 rank 中的 rank {rank}",
+    ),
+    "each_rank": ("{strategy}, each of {ranks} ranks", "{strategy}，{ranks} 个 rank 各自"),
+    "each_rank_of_mesh": ("{strategy}, each of {mesh} ranks", "{strategy}，{mesh} 个 rank 各自"),
+    "param_dtype": ("parameters gathered in {dtype}", "以 {dtype} 聚集参数"),
+    "reduce_dtype": ("gradients reduced in {dtype}", "以 {dtype} 归约梯度"),
+    "bucket_view": ("gradients in DDP's buckets", "梯度位于 DDP 的桶中"),
+    "travels": ("between ranks, per step", "每步在 rank 之间"),
+    "call_in": ("{collective} {phase}", "{phase} {collective}"),
+    "call_of": ("{text} of {path}", "{text}，{path}"),
+    "call_ranks": ("{text}, {ranks} ranks", "{text}，{ranks} 个 rank"),
+    "calls": ("calls", "调用次数"),
+    "full_tensors": ("whole tensors", "完整张量"),
+    "rank_sends": ("a rank sends", "每个 rank 发送"),
+    "rank_sends_by": ("sent: {name}", "发送：{name}"),
+    "ranks": ("ranks", "rank"),
+    "updated_params": ("parameters that each updates", "每个 rank 更新的参数"),
+    "note_ranks": (
+        "rank {rank} updates {own} parameters, rank {ranks} {count}; --rank estimates another one",
+        "rank {rank} 更新 {own} 个参数，rank {ranks} 更新 {count} 个；用 --rank 估算另一个",
+    ),
+    "note_ring": (
+        "a rank sends: in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and broadcast, twice that "
+        "for all-reduce",
+        "每个 rank 发送：环形通信，all-gather、reduce-scatter 和 broadcast 为完整张量的 (n-1)/n，all-reduce 为其两倍",
+    ),
+    "note_ranks_unknown": (
+        "not counted: buffers of NCCL, and separate memory pools of CUDA streams",
+        "未计入：NCCL 的缓冲区，以及各 CUDA 流各自的内存池",
+    ),
+}
