@@ -321,7 +321,11 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     """Return a text on the failure, the stage that it happened in, and a remedy."""
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
-    words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}
+    words = {
+        "out of memory": f"ran out of memory{limit}",
+        "failed": f"failed: {one_line(text, limit=300)}",
+        "died": f"{text}{limit}",
+    }
     happened = words.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}" if sent.estimated is not None else ""
     others = {"interrupted": "run it again to measure",

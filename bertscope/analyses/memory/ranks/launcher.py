@@ -56,7 +56,7 @@ def _estimate(job: Job, say: Say) -> None:
     """Send the estimate of one rank, and the FLOPs of all."""
     flops = estimate_job(job, say)
     parallelism = job.run_config.parallelism
-    say("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.world_size))
+    say("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
 
 
 def _run_agent(launch: Launch, *, is_forking: bool) -> dict[str, int]:

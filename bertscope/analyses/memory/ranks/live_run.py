@@ -4,15 +4,24 @@ torch's profiler does not see what the threads of gloo free. Temporary memory in
 """
 
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.events import Block, MemoryTrace
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
-from bertscope.analyses.memory.step import ModelStep, Phase, dtype_name
-from bertscope.torch_access import is_wrapper, storage_key, torch, tree_leaves, watched_resizes
+from bertscope.analyses.memory.step import ModelStep, Phase
+from bertscope.analyses.parallel.collectives import ALL_REDUCE, NAMESPACES, kind_of
+from bertscope.torch_access import (
+    DispatchMode,
+    in_backward,
+    is_wrapper,
+    operator_name,
+    storage_key,
+    torch,
+    tree_leaves,
+    watched_resizes,
+)
 
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
@@ -45,6 +54,26 @@ def _peaks_bytes(trace: MemoryTrace) -> int:
     return sum(moment.live_bytes for moment in trace.peaks())
 
 
+def find_buckets(step: ModelStep) -> dict[str, torch.Tensor]:
+    """Return the buckets in which DDP reduces gradients, by number; it makes a step."""
+    with _BucketMode() as mode:
+        step.run()
+    return {str(number): bucket for number, bucket in enumerate(mode.found.values())}
+
+
+class _BucketMode(DispatchMode):
+    """A mode that keeps the tensors that are reduced from a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE and in_backward():
+            self.found |= {storage_key(leaf): leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+        return operator(*args, **(kwargs or {}))
+
+
 class _LiveRunMode(RunMode):
     """A mode that records the memory of real tensors."""
 
@@ -64,17 +93,4 @@ class _LiveRunMode(RunMode):
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return None, for the true size; 0 for a tensor on another device, such as a step counter beside a GPU."""
-        return None if self.keeps(tensor) else 0
-
-    def note_collective(self, kind: str, args: Any, tree: Any) -> None:
-        """Record a collective; a tensor that it reads and nothing has allocated existed before, such as DDP's buckets."""
-        for tensor in tree_leaves(args):
-            if isinstance(tensor, torch.Tensor) and storage_key(tensor) not in self.watched and self.keeps(tensor):
-                block = Block("communication", "", "", tuple(tensor.shape), dtype_name(tensor))
-                self.recorder.state.append((block, tensor.untyped_storage().nbytes()))
-                self.watched[storage_key(tensor)] = weakref.ref(tensor.untyped_storage())
-        super().note_collective(kind, args, tree)
-
-    def keeps(self, tensor: torch.Tensor) -> bool:
-        """Return True for a tensor on the device of the step."""
-        return tensor.device.type == self.step.device
+        return None if tensor.device.type == self.step.device else 0

@@ -99,18 +99,25 @@ def _built(job: Job) -> Any:
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
     parallelize(model, layers_of(model, job.source.layer_path), parallelism, meshes)
     if parallelism.row.has_buckets:
-        loss = _in_ddp(model, parallelism, loss)
+        loss = _in_ddp(model, inputs, parallelism, loss)
     return ModelStep(model, inputs, run_config, device, loss)
 
 
-def _in_ddp(model: Any, parallelism: Parallelism, loss: Any) -> Any:
-    """Return the function for the loss of a model, whose gradients DDP averages."""
+def _in_ddp(model: Any, inputs: Any, parallelism: Parallelism, loss: Any) -> Any:
+    """Return the function for the loss of a model, whose gradients DDP averages.
+
+    DDP has to know if parameters get no gradient, such as those of a pooler: one step without it shows that.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
+    loss(model, inputs).backward()
+    has_unused = any(param.grad is None for param in model.parameters() if param.requires_grad)
+    model.zero_grad(set_to_none=True)
     wrapped = DistributedDataParallel(
         model,
         bucket_cap_mb=parallelism.bucket_cap_mb,
         gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+        find_unused_parameters=has_unused,
     )
     return lambda _, inputs: loss(wrapped, inputs)
 
@@ -118,21 +125,23 @@ def _in_ddp(model: Any, parallelism: Parallelism, loss: Any) -> Any:
 def _measured(step: Any, job: Job, say: Say) -> RankRow:
     """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
-    from bertscope.analyses.memory.ranks.live_run import live_run
+    from bertscope.analyses.memory.ranks.live_run import find_buckets, live_run
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.analyses.parallel.collectives import traffic
+    from bertscope.analyses.parallel.collectives import ALL_REDUCE, traffic
     from bertscope.analyses.tracing.module_tracker import BACKWARD
 
     step.run_first_steps(_stages(say, "the first steps"))
+    if job.run_config.parallelism.row.has_buckets:
+        step.buckets = find_buckets(step)
     trace = live_run(step, _stages(say, "the measured step"))
     say("stage", "measuring the process")
     terms = measured_device_terms(step) if step.device == "cuda" else None
     process = high_water(step.run) if terms is None else None
     rows, parallelism = row_paths(step.model), job.run_config.parallelism
     found = memory(trace, "measured", rows, terms)
-    in_buckets = (BACKWARD, "all-reduce") if parallelism.row.has_buckets else ()  # which belong to no module
+    in_buckets = (BACKWARD, ALL_REDUCE) if parallelism.row.has_buckets else ()  # which belong to no module
     calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
     sent = traffic(calls, rows, step.model, ONE_PROCESS)
     if int(os.environ["LOCAL_RANK"]) == 0:
