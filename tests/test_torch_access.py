@@ -9,7 +9,7 @@ import pytest
 
 from bertscope import torch_access
 from bertscope.errors import BertscopeError
-from bertscope.torch_access import DispatchMode, torch
+from bertscope.torch_access import DispatchMode, distributed, torch
 from tests.conftest import ROOT
 
 aten = torch.ops.aten
@@ -257,27 +257,72 @@ def test_a_fake_tensor_is_plain_unless_it_has_a_value_no_strides_or_complex_elem
 def test_a_dtensor_holds_the_rows_of_its_rank_and_other_tensors_hold_themselves(tmp_path):
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=torch_access.fake_store())
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=distributed.fake_store())
     try:
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
         whole = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)])
-        (part,) = torch_access.held_tensors(whole)
+        (part,) = distributed.held_tensors(whole)
     finally:
         torch.distributed.destroy_process_group()
-    assert torch_access.is_wrapper(DTensor)
+    assert distributed.is_wrapper(DTensor)
     assert tuple(part.shape) == (3, 3)
     plain = torch.ones(2)
-    assert list(torch_access.held_tensors(plain)) == [plain]
-    assert not torch_access.is_wrapper(torch.Tensor)
+    assert list(distributed.held_tensors(plain)) == [plain]
+    assert not distributed.is_wrapper(torch.Tensor)
 
 
 def test_a_resize_of_a_storage_is_seen_while_it_is_watched():
     seen = []
     tensor = torch.ones(4)
     storage = tensor.untyped_storage()
-    with torch_access.watched_resizes(lambda key, storage, before: seen.append((key, before, storage.nbytes()))):
+    with distributed.watched_resizes(lambda key, storage, before: seen.append((key, before, storage.nbytes()))):
         storage.resize_(0)
         storage.resize_(8)
     storage.resize_(16)
-    key = torch_access.storage_key(tensor)
+    key = torch_access.key_of(storage)
     assert seen == [(key, 16, 0), (key, 0, 8)]
+
+
+def test_without_the_mode_a_tensor_is_real():
+    with torch_access.fake_tensor_mode():
+        with distributed.real_tensors():
+            real = torch.ones(2)
+        fake = torch.ones(2)
+    assert (type(real), type(fake) is torch.Tensor) == (torch.Tensor, False)
+
+
+def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
+    seen = []
+
+    class Seen(torch_access.DispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator.namespace in ("c10d", "_c10d_functional"):
+                seen.append((torch_access.operator_name(operator), distributed.group_size(args)))
+            return operator(*args, **(kwargs or {}))
+
+    dist = torch.distributed
+    dist.init_process_group("fake", rank=0, world_size=6, store=distributed.fake_store())
+    try:
+        pair = dist.new_group([0, 1, 2])
+        with Seen():
+            dist.all_reduce(torch.ones(2))
+            dist.all_reduce(torch.ones(2), group=pair)
+            dist._functional_collectives.all_reduce(torch.ones(2), "sum", pair).wait()
+    finally:
+        dist.destroy_process_group()
+    assert seen[:3] == [("allreduce_", 6), ("allreduce_", 3), ("all_reduce", 3)]
+
+
+def test_after_a_job_no_result_of_its_operators_is_remembered():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import debug, distribute_tensor
+
+    dist = torch.distributed
+    dist.init_process_group("fake", rank=0, world_size=2, store=distributed.fake_store())
+    try:
+        tensor = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)))
+        tensor.sum()
+    finally:
+        dist.destroy_process_group()
+    distributed.forget_meshes()
+    assert debug._get_python_sharding_prop_cache_info().currsize == 0

@@ -1,4 +1,4 @@
-"""What travels between ranks, as tables, and the ranks that differ."""
+"""Tables of the traffic between ranks, and notes on ranks that differ."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

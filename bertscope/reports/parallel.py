@@ -1,4 +1,4 @@
-"""What travels between the ranks of a training job, and what each rank holds. Plain data."""
+"""The traffic between the ranks of a training job, and the share of each rank. Plain data."""
 
 from __future__ import annotations
 

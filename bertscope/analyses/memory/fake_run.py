@@ -13,8 +13,6 @@ from typing import Any
 
 from bertscope.analyses.memory.events import (
     Allocation,
-    Block,
-    MemoryEvent,
     MemoryTrace,
     MemoryTraceRecorder,
     Place,
@@ -31,20 +29,17 @@ from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
     fake_device,
-    group_size,
-    held_tensors,
-    is_wrapper,
     operator_name,
     storage_key,
     torch,
     tree_leaves,
     use_counts,
-    watched_resizes,
 )
+from bertscope.torch_access.distributed import group_size, held_tensors, is_wrapper, watched_resizes
 
 _RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
-_UPDATES: dict[Hashable, tuple[tuple[tuple[Block, int], ...], tuple[MemoryEvent, ...]]] = {}
+_UPDATES: dict[Hashable, MemoryTrace] = {}
 _MOST_UPDATES = 16
 # The fields of RunConfig that change the optimizer step only by the gradients that they leave.
 _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
@@ -77,10 +72,18 @@ def fake_run(step: ModelStep) -> MemoryTrace:
             whole = mode.trace()
             while len(_UPDATES) >= _MOST_UPDATES:
                 _UPDATES.pop(next(iter(_UPDATES)))
-            _UPDATES[known] = whole.state[len(before.state) :], whole.events[len(before.events) :]
-    state, events = _UPDATES[known]
+            _UPDATES[known] = replace(
+                whole,
+                state=whole.state[len(before.state) :],
+                events=whole.events[len(before.events) :],
+                collectives=whole.collectives[len(before.collectives) :],
+            )
+    update = _UPDATES[known]
     return replace(
-        before, state=before.state + state, events=before.events + events, collectives=mode.trace().collectives
+        before,
+        state=before.state + update.state,
+        events=before.events + update.events,
+        collectives=before.collectives + update.collectives,
     )
 
 

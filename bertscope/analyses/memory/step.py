@@ -19,7 +19,8 @@ from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.parallelism import ZERO1
 from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import held_tensors, is_wrapper, nn, storage_key, torch
+from bertscope.torch_access import nn, storage_key, torch
+from bertscope.torch_access.distributed import held_tensors, is_wrapper
 from bertscope.units import PRECISIONS
 
 OPTIMIZER = "optimizer"

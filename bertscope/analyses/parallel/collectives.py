@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bertscope.parallelism import FIRST_BUCKET_BYTES, Parallelism
 from bertscope.reports.parallel import TrafficRow
-from bertscope.torch_access import bucket_places, nn
+from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
 _BACKWARD, ALL_REDUCE = "backward", "all-reduce"
@@ -39,7 +39,7 @@ def _one_way(ranks: int) -> Fraction:
     return Fraction(ranks - 1, ranks)
 
 
-KINDS = {
+COLLECTIVE_KINDS = {
     row.name: row
     for row in (
         CollectiveKind(name="all-gather", prefixes=("allgather", "all_gather"), sent=_one_way),
@@ -53,7 +53,7 @@ KINDS = {
 def kind_of(operator: str) -> str:
     """Return the kind of an operator such as `_allgather_base_`, empty if it moves nothing between ranks."""
     name = operator.strip("_")
-    return next((row.name for row in KINDS.values() if name.startswith(row.prefixes)), "")
+    return next((row.name for row in COLLECTIVE_KINDS.values() if name.startswith(row.prefixes)), "")
 
 
 def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
@@ -62,7 +62,7 @@ def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
     >>> sent_bytes("all-reduce", 1000, 4)
     1500
     """
-    return int(KINDS[kind].sent(ranks) * full_bytes)
+    return int(COLLECTIVE_KINDS[kind].sent(ranks) * full_bytes)
 
 
 def traffic(
@@ -98,7 +98,17 @@ def traffic(
 
 
 def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:
-    """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first."""
-    given = [param for param in model.parameters() if param.requires_grad][::-1]  # in the order of backward
-    limits = (FIRST_BUCKET_BYTES, parallelism.bucket_cap_mb * 2**20)
-    return [sum(given[place].nbytes for place in bucket) for bucket in bucket_places(given, limits)]
+    """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first.
+
+    A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
+    """
+    limits: dict[object, int] = {}
+    open_bytes: dict[object, int] = {}
+    sizes = []
+    for param in [param for param in model.parameters() if param.requires_grad][::-1]:  # in the order of backward
+        kind = param.dtype, param.device
+        open_bytes[kind] = open_bytes.get(kind, 0) + param.nbytes
+        if open_bytes[kind] >= limits.setdefault(kind, FIRST_BUCKET_BYTES):
+            sizes.append(open_bytes.pop(kind))
+            limits[kind] = parallelism.bucket_cap_mb * 2**20
+    return [*sizes, *open_bytes.values()]

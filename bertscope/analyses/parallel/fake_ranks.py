@@ -1,5 +1,6 @@
 """One process in place of all ranks of a job: collectives return at once, and this rank has its part of the model."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -8,7 +9,8 @@ from typing import Any
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
 from bertscope.parallelism import Parallelism
-from bertscope.torch_access import TorchFunctionMode, fake_store, nn, real_tensors, torch, tree_leaves
+from bertscope.torch_access import nn, torch, tree_leaves
+from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
 
 
 @contextmanager
@@ -25,9 +27,12 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
         raise SelectionError("this process belongs to a process group; estimate in a process of its own")
     dist.init_process_group("fake", rank=parallelism.rank, world_size=parallelism.world_size, store=fake_store())
     try:
-        yield make_meshes(parallelism, "cpu")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # whose output is a view, such as logits
+            yield make_meshes(parallelism, "cpu")
     finally:
         dist.destroy_process_group()
+        forget_meshes()
 
 
 def parallelize_fakes(

@@ -6,8 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -27,12 +26,11 @@ finally:
         gc.enable()
 
 from torch import nn  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._device import DeviceContext, _device_constructors  # noqa: E402  (what `with torch.device()` enters)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "TorchFunctionMode", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+__all__ = ["Embedding", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -107,10 +105,11 @@ def storage_key(tensor: torch.Tensor) -> int:
 
     Fallback: the identity of the Python object, which torch keeps as long as the storage.
     """
-    return _key_of(tensor.untyped_storage())
+    return key_of(tensor.untyped_storage())
 
 
-def _key_of(storage: Any) -> int:
+def key_of(storage: Any) -> int:
+    """Return the number that identifies a storage."""
     return getattr(storage, "_cdata", id(storage))
 
 
@@ -230,84 +229,6 @@ def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int,
         else:
             layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return fake(given.fake_mode, layout, given.fake_device)
-
-
-def is_wrapper(kind: type) -> bool:
-    """Return True for a class of tensors that hold their data in other tensors, such as DTensor."""
-    return hasattr(kind, "__tensor_flatten__")
-
-
-def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold the data of a tensor: of a DTensor that of this rank, of any other itself."""
-    if not is_wrapper(type(tensor)):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-        inner = getattr(tensor, name)
-        if isinstance(inner, torch.Tensor):
-            yield from held_tensors(inner)
-
-
-@contextmanager
-def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
-    """Call `resized` after each resize of a storage from Python, which no mode sees, with its key and bytes before."""
-    original = torch.UntypedStorage.resize_
-
-    def resize(storage: Any, size_bytes: int) -> Any:
-        """Resize the storage."""
-        before = storage.nbytes()
-        result = original(storage, size_bytes)
-        resized(_key_of(storage), storage, before)
-        return result
-
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
-
-
-def fake_store() -> Any:
-    """Return the store of a process group without communication. It has no documented replacement."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
-
-
-def real_tensors() -> AbstractContextManager[Any]:
-    """Return a context without FakeTensorMode."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    return unset_fake_temporarily()
-
-
-def bucket_places(tensors: Sequence[torch.Tensor], limits: tuple[int, int]) -> list[list[int]]:
-    """Return the places of the tensors in each bucket of DDP, whose bytes are limited: of the first, of the others."""
-    assign: Any = torch.distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
-    places: list[list[int]] = assign(list(tensors), list(limits), [False] * len(tensors))[0]
-    return places
-
-
-def group_size(args: Any) -> int:
-    """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
-
-    The operators of c10d have the group itself as a script object, the functional ones its name.
-    """
-    for value in args:
-        if isinstance(value, torch.ScriptObject):
-            try:
-                return int(torch.distributed.ProcessGroup.unbox(value).size())
-            except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
-                continue
-        if isinstance(value, str) and value not in _REDUCTIONS:
-            from torch.distributed import distributed_c10d
-
-            resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-            return int(resolve(value).size())
-    return 1
-
-
-_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # of functional collectives
 
 
 def is_plain_fake(value: Any) -> bool:

@@ -1,0 +1,95 @@
+"""Private names of torch that concern the ranks of a job and their tensors."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from bertscope.torch_access import key_of, torch
+
+__all__ = ["TorchFunctionMode"]
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # of functional collectives
+
+
+def is_wrapper(kind: type) -> bool:
+    """Return True for a class of tensors that hold their data in other tensors, such as DTensor."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that hold the data of a tensor: of a DTensor that of this rank, of any other itself."""
+    if not is_wrapper(type(tensor)):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):
+            yield from held_tensors(inner)
+
+
+@contextmanager
+def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
+    """Call `resized` after each resize of a storage from Python, which no mode sees, with its key and bytes before."""
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: Any, size_bytes: int) -> Any:
+        """Resize the storage."""
+        before = storage.nbytes()
+        result = original(storage, size_bytes)
+        resized(key_of(storage), storage, before)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def fake_store() -> Any:
+    """Return the store of a process group without communication. It has no documented replacement."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def real_tensors() -> AbstractContextManager[Any]:
+    """Return a context without FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def group_size(args: Any) -> int:
+    """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
+
+    The operators of c10d have the group itself as a script object, the functional ones its name.
+    """
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return int(torch.distributed.ProcessGroup.unbox(value).size())
+            except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
+                continue
+        if isinstance(value, str) and value not in _REDUCTIONS:
+            from torch.distributed import distributed_c10d
+
+            resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+            return int(resolve(value).size())
+    return 1
+
+
+def forget_meshes() -> None:
+    """Clear what DTensor remembers of operators, with the meshes of their results, whose process groups are gone.
+
+    Fallback: nothing; then the number of ranks of a later collective may be that of an earlier job.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
+    with suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import _redistribute
+
+        _redistribute._gen_transform_infos.cache_clear()

@@ -1,0 +1,225 @@
+"""The strategies on one fake rank: state, traffic and peaks against closed forms, torch and each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report, source_trace
+from bertscope.analyses.memory.step import run_model
+from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
+from bertscope.analyses.parallel.fake_ranks import fake_ranks
+from bertscope.analyses.parallel.shares import rank_groups
+from bertscope.errors import SelectionError
+from bertscope.parallelism import STRATEGIES, Parallelism, parse_parallelism
+from bertscope.run_config import RunConfig
+from bertscope.torch_access import torch
+from tests.analyses.memory.steps import small
+
+STEP = RunConfig(batch=2, seq=8)
+MESHES = {"ddp": (2,), "zero1": (2,), "fsdp": (2,), "fsdp-no-reshard": (2,), "hsdp": (2, 2), "tp": (2,),
+          "tp+fsdp": (2, 2)}  # fmt: skip
+
+
+def on(strategy, *mesh, **settings):
+    return replace(STEP, parallelism=Parallelism(strategy, mesh or MESHES[strategy], **settings))
+
+
+def state(trace, part):
+    return sum(size for block, size in trace.state if block.part == part)
+
+
+def moved(trace, phase, kind):
+    return sum(call.full_bytes for call in trace.collectives if (call.phase, call.kind) == (phase, kind))
+
+
+@pytest.fixture(scope="module")
+def source():
+    return small(num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def parameters(source):
+    return dict(run_model(source, STEP).named_parameters())
+
+
+@pytest.fixture(scope="module")
+def traces(source):
+    """The trace of one rank by strategy, and that of one process."""
+    found = {name: source_trace(source, on(name)) for name in MESHES}
+    return found | {"none": source_trace(source, STEP)}
+
+
+def test_every_strategy_is_tried_here():
+    assert set(MESHES) | {"none"} == set(STRATEGIES)
+
+
+def test_ddp_adds_its_buckets_to_one_process_in_every_phase(traces, parameters):
+    buckets = sum(param.nbytes for param in parameters.values())
+    assert state(traces["ddp"], "communication") == buckets
+    alone, ddp = ({moment.phase: moment.live_bytes for moment in traces[name].peaks()} for name in ("none", "ddp"))
+    broadcast = 2 * 32 * 8  # the two buffers of 32 positions as one tensor, before forward
+    assert {name: ddp[name] - alone[name] for name in ddp} == dict.fromkeys(alone, buckets)
+    assert moved(traces["ddp"], "forward", "broadcast") == broadcast
+    assert moved(traces["ddp"], "backward", "all-reduce") == buckets
+
+
+def test_gradients_in_the_buckets_need_no_memory_of_their_own_after_backward(source, traces, parameters):
+    viewed = source_trace(source, on("ddp", gradient_as_bucket_view=True))
+    (before,) = [moment for moment in traces["ddp"].peaks() if moment.phase == "optimizer"]
+    (after,) = [moment for moment in viewed.peaks() if moment.phase == "optimizer"]
+    assert before.live_bytes - after.live_bytes == sum(param.nbytes for param in parameters.values())
+
+
+def test_the_optimizer_states_of_all_zero_ranks_are_that_of_one_process(source, traces):
+    ranks = [source_trace(source, on("zero1", rank=rank)) for rank in range(2)]
+    assert sum(state(trace, "optimizer_state") for trace in ranks) == state(traces["none"], "optimizer_state")
+    assert all(state(trace, "parameters") == state(traces["none"], "parameters") for trace in ranks)
+    assert moved(ranks[0], "optimizer", "broadcast") == state(traces["none"], "parameters")
+
+
+def test_the_shares_of_zero_ranks_are_those_of_torchs_optimizer(source, parameters):
+    parallelism = Parallelism("zero1", (3,))
+    model = run_model(source, STEP)
+    with fake_ranks(parallelism):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        parts = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.0)._partition_parameters()
+    torchs = [sum(param.numel() for group in part for param in group["params"]) for part in parts]
+    ours = [
+        group.updated_params for group in rank_groups(model, parallelism) for _ in range(group.first, group.last + 1)
+    ]
+    assert ours == torchs
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (3,)), ("hsdp", (2, 3)), ("tp", (2,)), ("tp+fsdp", (3, 2))])
+def test_each_rank_updates_the_elements_of_its_shards(source, strategy, mesh):
+    groups = rank_groups(run_model(source, STEP), Parallelism(strategy, mesh), source.layer_path)
+    assert groups[0].first == 0
+    assert groups[-1].last == Parallelism(strategy, mesh).world_size - 1
+    for group in groups:
+        trace = source_trace(source, on(strategy, *mesh, rank=group.last))
+        moments = [block for block, _ in trace.state if block.path.endswith(".exp_avg")]
+        assert sum(torch.Size(block.shape).numel() for block in moments) == group.updated_params
+
+
+def test_of_five_rows_of_three_ranks_two_have_two_and_one_has_one():
+    model = torch.nn.Linear(4, 5, bias=False)
+    groups = rank_groups(model, Parallelism("fsdp", (3,)))
+    assert [(group.first, group.last, group.updated_params) for group in groups] == [(0, 1, 8), (2, 2, 4)]
+
+
+def test_a_tensor_parallel_layer_needs_six_all_reduces_of_its_hidden_states(source, traces):
+    hidden = 4 * STEP.batch * STEP.seq * 16
+    assert moved(traces["tp"], "forward", "all-reduce") == source.layers * 2 * hidden
+    assert moved(traces["tp"], "backward", "all-reduce") == source.layers * 4 * hidden
+
+
+def test_tensor_parallelism_halves_the_projections_of_the_layers_only(traces, parameters):
+    names = ("query", "key", "value", "intermediate.dense", "output.dense.weight")
+    divided = sum(
+        param.nbytes for path, param in parameters.items() if ".layer." in path and any(name in path for name in names)
+    )
+    whole = sum(param.nbytes for param in parameters.values())
+    assert state(traces["tp"], "parameters") == whole - divided // 2
+
+
+def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
+    mixed = source_trace(source, on("fsdp", param_dtype="bf16", reduce_dtype="fp32"))
+    for phase in ("forward", "backward"):
+        assert 2 * moved(mixed, phase, "all-gather") == moved(traces["fsdp"], phase, "all-gather")
+    assert moved(mixed, "backward", "reduce-scatter") == moved(traces["fsdp"], "backward", "reduce-scatter")
+    assert mixed.state_bytes == traces["fsdp"].state_bytes
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_repeated_layers_give_the_trace_of_all_layers(name):
+    source, run_config = small(num_hidden_layers=9), replace(on(name), checkpointing="full")
+    full, short = source_trace(source, run_config), MemoryTraces(source).trace(run_config)
+    assert short.traced_layers == (None if name == "zero1" else 3)
+    assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in full.peaks()]
+    assert Counter(short.collectives) == Counter(full.collectives)
+
+
+def test_a_ring_of_four_sends_three_quarters_and_for_a_reduction_of_all_twice_that():
+    assert {kind: sent_bytes(kind, 1000, 4) for kind in COLLECTIVE_KINDS} == {
+        "all-gather": 750, "reduce-scatter": 750, "all-reduce": 1500, "broadcast": 750,
+    }  # fmt: skip
+
+
+def test_waiting_for_a_collective_moves_nothing():
+    assert [kind_of(name) for name in ("wait_tensor", "_allgather_base_", "all_reduce")] == [
+        "",
+        "all-gather",
+        "all-reduce",
+    ]
+
+
+def test_buckets_end_when_they_reach_their_limit():
+    """From the last parameter on: 1 MiB, then 25 MiB."""
+    million = 2**18  # fp32 numbers of 1 MiB
+    model = torch.nn.ParameterList(torch.empty(count * million, device="meta") for count in (10, 20, 6, 1))
+    assert [size >> 20 for size in bucket_sizes(model, Parallelism("ddp", (2,)))] == [1, 26, 10]
+
+
+@pytest.mark.parametrize("cap", [1, 2, 25])
+def test_buckets_are_those_of_torchs_reducer(cap):
+    model = run_model(small(hidden_size=256, vocab_size=5000, num_hidden_layers=4), STEP)
+    given = list(model.parameters())[::-1]
+    places, _ = torch.distributed._compute_bucket_assignment_by_size(given, [2**20, cap * 2**20], [False] * len(given))
+    torchs = [sum(given[place].nbytes for place in bucket) for bucket in places]
+    assert sorted(bucket_sizes(model, Parallelism("ddp", (2,), bucket_cap_mb=cap))) == sorted(torchs)
+
+
+def test_accumulated_micro_batches_multiply_what_travels_before_the_optimizer_step(source):
+    one, four = (
+        estimate_report(source, [replace(on("fsdp"), accumulate=count)]).variants[0].traffic for count in (1, 4)
+    )
+    assert [4 * row.full_bytes for row in one] == [row.full_bytes for row in four]
+
+
+def test_the_rows_of_a_report_add_up_to_the_trace(source, traces):
+    report = estimate_report(source, [on("fsdp")])
+    rows = report.variants[0].traffic
+    assert sum(row.full_bytes for row in rows) == sum(call.full_bytes for call in traces["fsdp"].collectives)
+    assert {row.ranks for row in rows} == {2}
+    assert any(row.path == "bert.encoder.layer.0-1" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "words"),
+    [
+        ("tp", (4,), "2 attention heads cannot be divided by 4 ranks; choose a divisor of 2"),
+        ("tp+fsdp", (2, 4), "2 attention heads"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_heads_are_refused(source, strategy, mesh, words):
+    with pytest.raises(SelectionError, match=words):
+        source_trace(source, on(strategy, *mesh))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": "fsdp"}, "fsdp needs --world-size"),
+        ({"strategy": "hsdp", "world_size": 8}, "hsdp needs --mesh, the numbers of ranks of replicate x shard"),
+        ({"strategy": "hsdp", "world_size": 8, "mesh": "2x2"}, "--mesh 2x2 has 4 ranks and --world-size is 8"),
+        ({"strategy": "fsdp", "mesh": "2-2"}, "--mesh has the form 8 or 2x4; got '2-2'"),
+        ({"world_size": 8}, "8 ranks need a strategy"),
+        ({"strategy": "ddp", "world_size": 2, "param_dtype": "bf16"}, "param_dtype concerns FSDP2"),
+        ({"strategy": "fsdp", "world_size": 2, "reduce_dtype": "fp8"}, "reduce_dtype must be one of fp32, bf16, fp16"),
+        ({"strategy": "fsdp", "world_size": 2, "bucket_cap_mb": 50}, "bucket_cap_mb concerns ddp and zero1"),
+        ({"strategy": "fsdp", "world_size": 2, "rank": 2}, "the ranks are 0 to 1; got rank 2"),
+    ],
+)
+def test_ranks_that_cannot_be_say_why(given, words):
+    with pytest.raises(SelectionError) as error:
+        parse_parallelism(**given)
+    assert words in str(error.value)
+
+
+def test_a_mesh_gives_the_number_of_ranks_and_of_batches():
+    found = parse_parallelism("tp+fsdp", mesh="2x4")
+    assert (found.world_size, found.batches, found.mesh_text) == (8, 2, "2x4")
