@@ -12,16 +12,8 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.step import ModelStep, Phase
 from bertscope.analyses.parallel.collectives import ALL_REDUCE, NAMESPACES, kind_of
-from bertscope.torch_access import (
-    DispatchMode,
-    in_backward,
-    is_wrapper,
-    operator_name,
-    storage_key,
-    torch,
-    tree_leaves,
-    watched_resizes,
-)
+from bertscope.torch_access import DispatchMode, in_backward, operator_name, storage_key, torch, tree_leaves
+from bertscope.torch_access.distributed import is_wrapper, watched_resizes
 
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
