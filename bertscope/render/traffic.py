@@ -57,6 +57,9 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
                   own=count_text(own.updated_params))  # fmt: skip
     if any(variant.traffic for variant in report.variants):
         yield say("note_ring")
+        kinds = {row.collective for variant in report.variants for row in variant.traffic}
+        if report.run.get("device") == "cpu" and "reduce-scatter" in kinds:
+            yield say("note_gloo")
         yield say("note_ranks_unknown")
 
 

@@ -19,7 +19,8 @@ from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
 _SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report
-_SURE_SECONDS = 1.0  # until the launcher would have said that another rank was killed
+_SURE_SECONDS = 4.0  # until the launcher has said that another rank was killed
+_LOST = ("onnection", "peer", "pipe", "NCCL")  # in the errors of gloo and NCCL for a rank that is gone
 _STACK_SECONDS = 0.3  # for a rank to write its stack
 _TAIL_BYTES = 2**14
 _FRAME = re.compile(r'File "([^"]*)", line (\w+) in (.*)')
@@ -100,7 +101,8 @@ class RanksWatch:
             rank, kind, text = self._failed(exit_codes)
             return rank.name, rank.stages[-1], (kind, text)
         if self.first_problem is not None and self.first_problem.problem is not None:
-            if exit_codes is None and time.monotonic() < self.problem_seconds + _SURE_SECONDS:
+            may_be_lost = any(word in self.first_problem.problem[1] for word in _LOST)
+            if may_be_lost and exit_codes is None and time.monotonic() < self.problem_seconds + _SURE_SECONDS:
                 return None
             return self.first_problem.name, self.first_problem.stages[-1], self.first_problem.problem
         if problem is None or problem[0] != "timeout" or not self.ranks:
