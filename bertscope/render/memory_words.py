@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.ranks import ranks_notes
 from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
-from bertscope.render.traffic import parallel_words, traffic_notes
+from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
 
