@@ -24,11 +24,9 @@ def parallel_words(run: Mapping[str, Any], groups: int = 1) -> list[str]:
     mesh = given.get("mesh", [1])
     if given.get("strategy", "none") == "none":
         return []
-    key = "each_rank" if groups == 1 else "rank_of"
-    key += "_of_mesh" if len(mesh) > 1 else ""
-    size = "x".join(map(str, mesh))
+    of_which = {"strategy": given["strategy"], "ranks": "x".join(map(str, mesh))}
     words = {
-        say(key, strategy=given["strategy"], rank=given["rank"], ranks=size, mesh=size): True,
+        say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given["rank"], **of_which): True,
         say("param_dtype", dtype=given["param_dtype"]): given["param_dtype"],
         say("reduce_dtype", dtype=given["reduce_dtype"]): given["reduce_dtype"],
         say("bucket_view"): given["gradient_as_bucket_view"],

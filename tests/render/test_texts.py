@@ -13,7 +13,19 @@ from bertscope.analyses.explain import section_texts
 from bertscope.analyses.explain import texts as sentences
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import PHRASES, TEXTS, explain, fit, in_language, memory, page, phrase, say, shared
+from bertscope.render.texts import (
+    PHRASES,
+    TEXTS,
+    explain,
+    fit,
+    in_language,
+    memory,
+    page,
+    parallel,
+    phrase,
+    say,
+    shared,
+)
 from tests.conftest import ROOT
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -34,7 +46,7 @@ SAME = {
 
 
 def test_no_key_is_used_twice():
-    assert sum(len(module.TEXTS) for module in (explain, fit, memory, page, shared)) == len(TEXTS)
+    assert sum(len(module.TEXTS) for module in (explain, fit, memory, page, parallel, shared)) == len(TEXTS)
 
 
 def test_every_text_has_a_chinese_one_with_the_same_values():

@@ -1,13 +1,8 @@
 """The texts on the ranks of a training job and their traffic."""
 
 TEXTS: dict[str, tuple[str, str]] = {
-    "rank_of": ("{strategy}, rank {rank} of {ranks} ranks", "{strategy}，{ranks} 个 rank 中的 rank {rank}"),
-    "rank_of_mesh": (
-        "{strategy}, rank {rank} of {mesh} ranks",
-        "{strategy}，{mesh} 个 rank 中的 rank {rank}",
-    ),
+    "rank_of": ("{strategy}, rank {rank} of {ranks}", "{strategy}，{ranks} 个 rank 中的 rank {rank}"),
     "each_rank": ("{strategy}, each of {ranks} ranks", "{strategy}，{ranks} 个 rank 各自"),
-    "each_rank_of_mesh": ("{strategy}, each of {mesh} ranks", "{strategy}，{mesh} 个 rank 各自"),
     "param_dtype": ("parameters gathered in {dtype}", "以 {dtype} 聚集参数"),
     "reduce_dtype": ("gradients reduced in {dtype}", "以 {dtype} 归约梯度"),
     "bucket_view": ("gradients in DDP's buckets", "梯度位于 DDP 的桶中"),
@@ -19,8 +14,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "full_tensors": ("whole tensors", "完整张量"),
     "rank_sends": ("a rank sends", "每个 rank 发送"),
     "rank_sends_by": ("sent: {name}", "发送：{name}"),
-    "ranks": ("ranks", "rank"),
-    "updated_params": ("parameters that each updates", "每个 rank 更新的参数"),
     "note_ranks": (
         "rank {rank} updates {own} parameters, rank {ranks} {count}; --rank estimates another one",
         "rank {rank} 更新 {own} 个参数，rank {ranks} 更新 {count} 个；用 --rank 估算另一个",
