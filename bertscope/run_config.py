@@ -323,7 +323,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data, as reports and JSON hold it."""
-        return asdict(self) | {"freeze": list(self.freeze), "inputs": list(self.inputs)}
+        lists = {"freeze": list(self.freeze), "inputs": list(self.inputs)}
+        return asdict(self) | lists | {"parallelism": asdict(self.parallelism) | {"mesh": list(self.parallelism.mesh)}}
 
     @property
     def precision(self) -> str:

@@ -114,6 +114,7 @@ def set_memory_limit(job: Job, say: Say) -> None:
 
 
 def explained(error: Exception, job: Job) -> tuple[str, str]:
+    """Return the kind of message and the text for an error of a job."""
     if isinstance(error, BertscopeError):
         return "refused", str(error)
     text = str(error)
@@ -144,6 +145,7 @@ def estimate_job(job: Job, say: Say) -> int:
 
 
 def machine_name(device: str) -> str:
+    """Return the name of the processor or the GPU that runs the step."""
     from bertscope.torch_access import torch
 
     if device == "cuda":
@@ -156,6 +158,7 @@ def machine_name(device: str) -> str:
 
 
 def set_malloc(option: int, value: int) -> None:
+    """Set an option of glibc's malloc."""
     with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).mallopt(option, value)
 
@@ -178,6 +181,7 @@ def high_water(run: Callable[[], None]) -> ProcessMemory | None:
 
 
 def status_bytes(field: str) -> int | None:
+    """Return a field of /proc/self/status in bytes; None without it."""
     return proc_bytes("/proc/self/status", field)
 
 

@@ -21,7 +21,7 @@ import torch
 import bertscope
 from bertscope.analyses.memory import child as child_module
 from bertscope.analyses.memory import profile as profile_module
-from bertscope.analyses.memory import profile_worker as worker
+from bertscope.analyses.memory import profile_job
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.memory.profile import _message, profile_report
 from bertscope.analyses.memory.profile_job import MESSAGES, Job

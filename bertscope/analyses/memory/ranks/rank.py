@@ -31,14 +31,14 @@ from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
-RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:main"
+RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
 _LAST_SECONDS = 8.0
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 
 
-def main() -> None:
+def run_command() -> None:
     """Run a rank; the argument is the folder of the job."""
     run_rank(sys.argv[1])
 

@@ -1,4 +1,4 @@
-"""What the parent of real ranks reads of them: their messages, their last words, and where one hangs."""
+"""The parent's view of real ranks: their messages, their last words, and the place where one hangs."""
 
 import json
 import os
