@@ -90,6 +90,14 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
 }
 
 
+def load() -> None:
+    """Import what every job needs, without running anything that starts a thread."""
+    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
+    from bertscope.torch_access import fake_tensor_mode
+
+    fake_tensor_mode()  # imports torch._dynamo
+
+
 def set_up_process() -> None:
     """Have the system kill this process when the parent dies, and first when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C

@@ -53,14 +53,6 @@ def main() -> None:
         say(*explained(error, job))
 
 
-def load() -> None:
-    """Import what every job needs, without running anything that starts a thread."""
-    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
-    from bertscope.torch_access import fake_tensor_mode
-
-    fake_tensor_mode()  # imports torch._dynamo
-
-
 def launch(job: Job, say: Say) -> None:
     """Start the ranks of the job, which run the step."""
     from bertscope.analyses.memory.ranks.launcher import launch_ranks

@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 from bertscope.analyses.memory.child import can_fork, child_command
-from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job
+from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, load
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, run_rank
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
@@ -30,11 +30,19 @@ def launch_ranks(job: Job, say: Say) -> None:
         )
     is_forking = device == "cpu" and can_fork()
     if is_forking:
+        load_for_ranks()
         _run_in_fork(job, say)
     else:
         _estimate(job, say)
     say("stage", "starting the ranks")
     say("ended", _run_agent(launch, is_forking=is_forking))
+
+
+def load_for_ranks() -> None:
+    """Import what every rank needs, without running anything that starts a thread: forks then need not import it."""
+    load()
+    from torch.distributed import fsdp, optim  # noqa: F401
+    from torch.distributed.tensor import parallel  # noqa: F401
 
 
 def _run_in_fork(job: Job, say: Say) -> None:
