@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 from bertscope.analyses.memory.child import can_fork, child_command
-from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, load
+from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, explained, load
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, run_rank
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
@@ -31,7 +31,8 @@ def launch_ranks(job: Job, say: Say) -> None:
     is_forking = device == "cpu" and can_fork()
     if is_forking:
         load_for_ranks()
-        _run_in_fork(job, say)
+        if not _estimate_in_fork(job, say):
+            return
     else:
         _estimate(job, say)
     say("stage", "starting the ranks")
@@ -45,19 +46,22 @@ def load_for_ranks() -> None:
     from torch.distributed.tensor import parallel  # noqa: F401
 
 
-def _run_in_fork(job: Job, say: Say) -> None:
-    """Estimate in a fork: the ranks are forked from this process too, which must have run no operator."""
-    from bertscope.analyses.memory.profile_job import explained
+def _estimate_in_fork(job: Job, say: Say) -> bool:
+    """Estimate in a fork: the ranks are forked from this process too, which must have run no operator.
 
+    Return False if there is a reason not to run the ranks, which was sent.
+    """
     pid = os.fork()
     if not pid:
+        code = 1
         try:
             _estimate(job, say)
+            code = 0
         except Exception as error:
             say(*explained(error, job))
         finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _estimate(job: Job, say: Say) -> None:
