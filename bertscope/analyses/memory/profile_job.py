@@ -107,18 +107,23 @@ def set_up_process() -> None:
 
 
 def set_memory_limit(job: Job, say: Say) -> None:
-    """Set the memory limit, and send the bytes of it that torch and Python already use.
+    """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
 
     The limit starts after the imports: a library that runs out of memory while it loads may hang.
     """
-    if job.memory_limit_bytes is not None and job.run_config.device == "cpu":
-        import resource
+    from bertscope.torch_access import torch
 
-        from bertscope.torch_access import torch
+    if job.memory_limit_bytes is None:
+        return
+    if job.run_config.device == "cuda":
+        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
+        return
+    import resource
 
-        torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
-        say("taken", status_bytes("VmData") or 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
+    torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
+    say("taken", status_bytes("VmData") or 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
 def explained(error: Exception, job: Job) -> tuple[str, str]:

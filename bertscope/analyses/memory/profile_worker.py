@@ -84,12 +84,8 @@ def run(job: Job, say: Say) -> None:
 def _built(job: Job) -> Any:
     from bertscope.analyses.memory.estimate import named_inputs
     from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-    from bertscope.torch_access import torch
 
     run_config, device = job.run_config, job.run_config.device
-    if device == "cuda" and job.memory_limit_bytes is not None:
-        whole = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
     model: Any = run_model(job.source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
     return ModelStep(model, inputs, run_config, device, loss)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +78,20 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     assert all(len(row.step_seconds) == 1 for row in variant.rank_rows)
     # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors; tensor parallelism divides equally.
     assert len(variant.rank_rows) == (1 if strategy == "tp" else 2)
+
+
+@needs_forks
+def test_each_of_two_machines_reports_the_ranks_of_both():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    asked = job("fsdp", (2,))
+    asked = replace(asked, launch=Launch(nproc=1, nnodes=2, rdzv_endpoint=place, rdzv_id="two", timeout_seconds=LIMIT))
+    with ThreadPoolExecutor() as pool:
+        machines = list(pool.map(lambda _: profile_report([asked], timeout_seconds=LIMIT)[0].variants[0], range(2)))
+    assert [variant.failure for variant in machines] == ["", ""]
+    assert machines[0].rank_rows == machines[1].rank_rows
+    assert sorted(number for row in machines[0].rank_rows for number in row.ranks) == [0, 1]
 
 
 @pytest.fixture
