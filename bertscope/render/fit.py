@@ -12,7 +12,7 @@ from bertscope.render.table import Column, csv_only, csv_text, markdown_text, nu
 from bertscope.render.texts import phrase, say
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.reports.memory import NO, FitReport, FitRow
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -35,7 +35,7 @@ def columns(report: FitReport) -> list[Column]:
                right=True, give_up=4, shown=searched and not on_gpu),
         Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=3,
                shown=searched),
-        number(say("step_flops"), "step_flops", _work_text, give_up=5),
+        number(say("step_flops"), "step_flops", flops_text, give_up=5),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
@@ -50,12 +50,6 @@ def _shown_text(report: FitReport, row: FitRow) -> str:
     """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
     low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
     return range_text(low, row.reserved_bytes)
-
-
-def _work_text(flops: int) -> str:
-    """Return FLOPs in the unit that leaves digits before the point: `5.52 T`."""
-    divisor, unit = next((pair for pair in ((10**12, "T"), (10**9, "G")) if flops >= pair[0]), (10**6, "M"))
-    return f"{flops / divisor:,.2f} {unit}"
 
 
 def answer_text(report: FitReport, row: FitRow) -> str:

@@ -8,7 +8,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "bucket_view": ("gradients in DDP's buckets", "梯度位于 DDP 的桶中"),
     "travels": ("between ranks, per step", "每步在 rank 之间"),
     "call_in": ("{collective} {phase}", "{phase} {collective}"),
-    "call_of": ("{text} of {path}", "{text}，{path}"),
+    "call_of": ("{text} of {path}", "{path} 的{text}"),
     "call_ranks": ("{text}, {ranks} ranks", "{text}，{ranks} 个 rank"),
     "calls": ("calls", "调用次数"),
     "full_tensors": ("whole tensors", "完整张量"),
