@@ -276,7 +276,7 @@ class _Child:
         timing = None
         if self.problem is None and sent.timing is not None:
             of_ranks = (row.step_seconds for row in sent.ranks)
-            seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=True)]
+            seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
             timing = sent.timing.of_steps(seconds, tokens, is_in_turn=self.is_in_turn)
         return Variant(
             checkpointing=run_config.checkpointing,

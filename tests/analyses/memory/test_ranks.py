@@ -204,6 +204,14 @@ def test_ranks_that_agree_are_one_row_with_the_slowest_step(watch):
     assert numbers_text(agreeing.ranks) == "0-1, 3"
 
 
+def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(watch):
+    say(watch, 0, ("row", row(0, 100)))
+    say(watch, 1, ("row", replace(row(1, 100), step_seconds=())))
+    assert list(watch.read()) == []
+    (both,) = watch.folded()
+    assert (both.ranks, both.step_seconds, both.peak.peak_bytes) == ((0, 1), (), 100)
+
+
 def test_half_a_line_is_read_when_it_is_whole(watch):
     say(watch, 0, ("stage", "first"))
     with open(watch.folder / "0.messages", "a") as file:

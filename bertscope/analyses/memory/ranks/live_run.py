@@ -46,24 +46,26 @@ def _peaks_bytes(trace: MemoryTrace) -> int:
     return sum(moment.live_bytes for moment in trace.peaks())
 
 
-def find_buckets(step: ModelStep) -> dict[str, torch.Tensor]:
-    """Return the buckets in which DDP reduces gradients, by number; it makes a step."""
-    with _BucketMode() as mode:
-        step.run()
-    return {str(number): bucket for number, bucket in enumerate(mode.found.values())}
-
-
-class _BucketMode(DispatchMode):
-    """A mode that keeps the tensors that are reduced from a backward pass."""
+class BucketMode(DispatchMode):
+    """A mode that finds the buckets of DDP: it makes views of them when it is built, and reduces them in backward."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE and in_backward():
+        if in_backward():
+            is_use = operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE
+        else:
+            is_use = operator is torch.ops.aten.as_strided.default
+        if is_use:
             self.found |= {storage_key(leaf): leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
         return operator(*args, **(kwargs or {}))
+
+    @property
+    def buckets(self) -> dict[str, torch.Tensor]:
+        """Return the buckets by number."""
+        return {str(number): bucket for number, bucket in enumerate(self.found.values())}
 
 
 class _LiveRunMode(RunMode):

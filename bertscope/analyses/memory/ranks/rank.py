@@ -78,7 +78,10 @@ def _run(job: Job, launch: Launch, say: Say) -> None:
     say("stage", "building the model")
     step = _built(job)
     with job.source.implemented_by(job.run_config.model_implementation).confined():
+        if job.run_config.parallelism.row.has_buckets:
+            _put_in_ddp(step, job.run_config.parallelism)
         row = _measured(step, job, say)
+        say("row", row)
         seconds = [_timed(step, number, job, say) for number in range(job.steps)]
     row = replace(row, step_seconds=tuple(seconds))
     say("row", row)
@@ -98,34 +101,44 @@ def _built(job: Job) -> Any:
     model: Any = run_model(job.source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
     parallelize(model, layers_of(model, job.source.layer_path), parallelism, meshes)
-    if parallelism.row.has_buckets:
-        loss = _in_ddp(model, inputs, parallelism, loss)
     return ModelStep(model, inputs, run_config, device, loss)
 
 
-def _in_ddp(model: Any, inputs: Any, parallelism: Parallelism, loss: Any) -> Any:
-    """Return the function for the loss of a model, whose gradients DDP averages.
+def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
+    """Have DDP average the gradients of a step.
 
-    DDP has to know if parameters get no gradient, such as those of a pooler: one step without it shows that.
+    DDP has to know if parameters get no gradient, such as those of a pooler: one backward without it shows that. After
+    its first backward DDP makes its buckets anew.
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    loss(model, inputs).backward()
-    has_unused = any(param.grad is None for param in model.parameters() if param.requires_grad)
-    model.zero_grad(set_to_none=True)
-    wrapped = DistributedDataParallel(
-        model,
-        bucket_cap_mb=parallelism.bucket_cap_mb,
-        gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
-        find_unused_parameters=has_unused,
-    )
-    return lambda _, inputs: loss(wrapped, inputs)
+    from bertscope.analyses.memory.ranks.live_run import BucketMode
+
+    is_training = step.run_config.mode == "training"
+    if is_training:
+        step.run_micro_batch()
+    has_unused = any(param.grad is None for param in step.model.parameters() if param.requires_grad)
+    step.model.zero_grad(set_to_none=True)
+    with BucketMode() as mode:
+        wrapped = DistributedDataParallel(
+            step.model,
+            bucket_cap_mb=parallelism.bucket_cap_mb,
+            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+            find_unused_parameters=is_training and has_unused,
+        )
+    loss = step.loss
+    step.loss = lambda _, inputs: loss(wrapped, inputs)
+    if is_training:
+        step.run()
+        with BucketMode() as mode:
+            step.run()
+    step.buckets = mode.buckets
 
 
 def _measured(step: Any, job: Job, say: Say) -> RankRow:
     """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
-    from bertscope.analyses.memory.ranks.live_run import find_buckets, live_run
+    from bertscope.analyses.memory.ranks.live_run import live_run
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
@@ -133,8 +146,6 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     from bertscope.analyses.tracing.module_tracker import BACKWARD
 
     step.run_first_steps(_stages(say, "the first steps"))
-    if job.run_config.parallelism.row.has_buckets:
-        step.buckets = find_buckets(step)
     trace = live_run(step, _stages(say, "the measured step"))
     say("stage", "measuring the process")
     terms = measured_device_terms(step) if step.device == "cuda" else None

@@ -190,7 +190,7 @@ class RanksWatch:
             replace(
                 group[0],
                 ranks=tuple(number for row in group for number in row.ranks),
-                step_seconds=tuple(max(seconds) for seconds in zip(*(row.step_seconds for row in group), strict=True)),
+                step_seconds=tuple(map(max, zip(*(row.step_seconds for row in group), strict=False))),
                 process_peak_bytes=max(row.process_peak_bytes for row in group),
             )
             for group in sorted(groups, key=lambda group: -len(group))
