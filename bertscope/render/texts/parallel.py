@@ -28,7 +28,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "未计入：NCCL 的缓冲区，以及各 CUDA 流各自的内存池",
     ),
     # real ranks
-    "measured_rank": ("rank", "rank"),
+    "measured_rank": ("rank", "rank 编号"),
     "between_steps": ("between steps", "两步之间"),
     "sends": ("sends per step", "每步发送"),
     "step_time": ("step", "一步的用时"),
