@@ -1,7 +1,7 @@
 """Options for a training job of several ranks: of `estimate` and `fit`, and of the real ranks of `profile`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,16 +50,17 @@ class StrategyOptions:
 
     def of_ranks(self, world_size: int | None, rank: int | None = None) -> Parallelism:
         """Return so many ranks and how they share the work; raises SelectionError."""
-        return parse_parallelism(
-            self.strategy,
-            world_size,
-            self.mesh,
-            param_dtype=self.param_dtype,
-            reduce_dtype=self.reduce_dtype,
-            bucket_cap_mb=self.bucket_cap_mb,
-            gradient_as_bucket_view=self.gradient_as_bucket_view or None,
-            rank=rank,
-        )
+        return parse_parallelism(self.strategy, world_size, self.mesh, rank=rank, **self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """Return the given settings of the strategy, as fields of Parallelism."""
+        given = {
+            "param_dtype": self.param_dtype,
+            "reduce_dtype": self.reduce_dtype,
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

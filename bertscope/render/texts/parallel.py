@@ -23,6 +23,23 @@ TEXTS: dict[str, tuple[str, str]] = {
         "for all-reduce",
         "每个 rank 发送：环形通信，all-gather、reduce-scatter 和 broadcast 为完整张量的 (n-1)/n，all-reduce 为其两倍",
     ),
+    "gpus": ("GPUs", "GPU 数"),
+    "strategy": ("strategy", "策略"),
+    "strategy_none": ("one process", "单进程"),
+    "rank_batch": ("batch each", "每卡批大小"),
+    "times": (" x {name}", " 块 {name}"),
+    "verdict_ranks_yes": (
+        "{ranks}{on}: batch {total} fits at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}",
+        "{ranks}{on}：放得下总批大小 {total}（序列长度 {seq}，{strategy}，{way}）：每卡批大小 {batch}，{memory}",
+    ),
+    "verdict_ranks_no": (
+        "no: batch {total} does not fit on {ranks}{on} at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}",
+        "不行：{ranks}{on}放不下总批大小 {total}（序列长度 {seq}，{strategy}，{way}）：每卡批大小 {batch}，{memory}",
+    ),
+    "note_fewest": (
+        "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting that needs the least memory",
+        "试过 1 至 8 块及 8 的倍数；第一行之后的策略只试最省内存的设置",
+    ),
     "note_ranks_unknown": (
         "not counted: buffers of NCCL, and separate memory pools of CUDA streams",
         "未计入：NCCL 的缓冲区，以及各 CUDA 流各自的内存池",
