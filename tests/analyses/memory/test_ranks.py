@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, Launch
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
+from bertscope.commands import profile as command_module
 from bertscope.parallelism import Parallelism
 from bertscope.render.traffic import numbers_text
 from bertscope.reports.memory import Parts, PhasePeak, RankRow
@@ -143,6 +145,23 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
     assert (result.code, result.out) == (3, "")
     assert "rank 1 hung until the time limit while in the forward phase of the first steps" in result.err
     assert f"(in forward at {own}/own.py:" in result.err
+    assert is_gone(int(pid.read_text()))
+
+
+@needs_forks
+def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
+    pid = own / "pid"
+
+    def progress(text):
+        """Interrupt the program when a rank runs."""
+        if pid.exists() and pid.read_text():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_module, "Progress", lambda total: nullcontext(progress))
+    monkeypatch.setenv("WHAT", "hang")
+    result = cli(*WORDS)
+    assert (result.code, result.out) == (130, "")
+    assert "was interrupted while in the" in result.err
     assert is_gone(int(pid.read_text()))
 
 

@@ -34,7 +34,7 @@ from bertscope.reports.memory import RankRow
 RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
-_LAST_SECONDS = 8.0
+_LAST_SECONDS = 20.0
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 
 

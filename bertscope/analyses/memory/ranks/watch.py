@@ -19,7 +19,7 @@ from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
 _SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report
-_SURE_SECONDS = 4.0  # until the launcher has said that another rank was killed
+_SURE_SECONDS = 10.0  # until the launcher has said that another rank was killed
 _LOST = ("onnection", "peer", "pipe", "NCCL")  # in the errors of gloo and NCCL for a rank that is gone
 _STACK_SECONDS = 0.3  # for a rank to write its stack
 _TAIL_BYTES = 2**14
