@@ -13,9 +13,11 @@ import typer
 
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
-from bertscope.commands.registry import Color, CommandGroup, Debug
-from bertscope.errors import BertscopeWarning, nearest, one_line
+from bertscope.commands.project import chosen_language
+from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
+from bertscope.errors import BertscopeError, BertscopeWarning, nearest, one_line
 from bertscope.render.console import choose_color
+from bertscope.render.texts import in_language, phrase, say
 from bertscope.units import PRECISIONS
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -44,6 +46,7 @@ def options(
     ] = False,
     color: Color = None,
     debug: Debug = False,
+    lang: Lang = "en",
 ) -> None:
     """Set the options before the command."""
     choose_color(color or "auto")
@@ -63,11 +66,19 @@ def start() -> int:
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
     """Print a warning of bertscope as a note, and any other warning unchanged."""
-    print(f"note: {one_line(str(message))}" if issubclass(category, BertscopeWarning) else message, file=sys.stderr)
+    print(
+        f"note: {one_line(phrase(str(message)))}" if issubclass(category, BertscopeWarning) else message,
+        file=sys.stderr,
+    )
 
 
 def _run() -> int:
-    """Return the exit code of the command line; every error is one line on stderr."""
+    """Return the exit code of the command line; every error is one line on stderr, in the chosen language."""
+    with in_language(chosen_language(sys.argv[1:])):
+        return _run_in_language()
+
+
+def _run_in_language() -> int:
     try:
         code = app(prog_name="bertscope", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -75,6 +86,8 @@ def _run() -> int:
         # Typer's usage errors: the class is private, these two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
+        if isinstance(error, BertscopeError):
+            error.message = phrase(error.message)
         return failure((isinstance(error, typer.Abort) and error.__cause__) or error)  # Abort: Typer's EOFError
     return code
 
@@ -84,10 +97,12 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
-    message = f"{' '.join(message.split()).rstrip('.')}{_near_choice(message)}{_other_commands(error)}"
+    english = " ".join(message.split()).rstrip(".")
+    message = f"{phrase(english)}{_near_choice(english)}{_other_commands(error)}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
-    end = "" if message.endswith("?") else ";"
-    return complain(f"{message}{end} see '{command} --help'", error.exit_code)
+    is_question = message[-1] in "?\uff1f"
+    text = say("see_help_after_question" if is_question else "see_help", message=message, command=command)
+    return complain(text, error.exit_code)
 
 
 def _near_choice(message: str) -> str:
@@ -100,7 +115,7 @@ def _near_choice(message: str) -> str:
     known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
     known |= {"gpu": "cuda"} if "cuda" in words else {}
     near = nearest(found[1], known)
-    return f"; did you mean {known[near]!r}?" if near else ""
+    return say("near_choice", name=repr(known[near])) if near else ""
 
 
 def _other_commands(error: Any) -> str:
@@ -111,4 +126,4 @@ def _other_commands(error: Any) -> str:
     group = ctx.parent.command
     commands = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
     having = [command.name for command in commands if any(option in row.opts for row in command.params)]
-    return f"; {option} is an option of {', '.join(having)}" if having else ""
+    return say("option_of", option=option, commands=", ".join(having)) if having else ""

@@ -57,6 +57,10 @@ STRATEGIES = {
                          help="tensor parallelism inside groups of ranks, FSDP2 between them"),
     )
 }  # fmt: skip
+# The numbers of ranks that a search tries: one, those of a node, then whole nodes of eight.
+WORLD_SIZES = (*range(1, 9), *range(16, 1025, 8))
+# Those whose ranks have batches of their own and one dimension; of equally many ranks the first strategy is the answer.
+TRIED = (DDP, ZERO1, NO_RESHARD, FSDP)
 # torch's defaults: bucket_cap_mb of DistributedDataParallel, and _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed.
 BUCKET_CAP_MB, FIRST_BUCKET_BYTES = 25, 2**20
 

@@ -47,7 +47,7 @@ of TOML, ignores the table and says so.
 gpu = "t4"                              # of fit and report, unless --budget is given
 precision = "autocast-bf16"             # of fit and report; a single one also of estimate and profile
 head = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
-lang = "zh"                             # of fit, estimate, profile, explain and report: Chinese
+lang = "zh"                             # of all commands: Chinese
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 ```
 

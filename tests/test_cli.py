@@ -296,10 +296,10 @@ def on_a_terminal(*args: str, columns: int = 80, program: Sequence[str] = (), **
 
 def test_a_narrow_terminal_gives_up_columns_by_name_and_cuts_no_path():
     out = on_a_terminal("count", columns=70, NO_COLOR="1")
-    assert "columns left out: type, tensors" in out
+    assert "in a wider terminal: type, tensors" in out
     assert "bert.encoder.layer.0-11" in out
     assert "22,297,924" in out
-    table = out.partition("(columns left out")[0]
+    table = out.partition("(in a wider terminal")[0]
     assert max(map(len, table.splitlines())) <= 70
 
 

@@ -168,7 +168,7 @@ def headings_of_tables() -> set[str]:
     """Return the headings of the tables in the gallery, of the columns left out too, and the names of their rows."""
     text = (DOCS / "gallery.md").read_text()
     above = re.findall(r"^ (.+)\n ─+$", text, re.MULTILINE)
-    left_out = re.findall(r"\(columns left out: (.*?);", text, re.DOTALL)
+    left_out = re.findall(r"\(in a wider terminal: (.*?)\)\n", text, re.DOTALL)
     found = {word for line in above for word in re.split(r" {2,}", line)}
     found |= {word for line in left_out for word in re.split(r",\s+", line.replace("\n", " "))}
     parts = re.findall(r"^ at the peak \(.*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)

@@ -13,6 +13,7 @@ from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError, one_line
 from bertscope.render import check as renderer
+from bertscope.render.texts import phrase
 from bertscope.sources.convert import with_expected
 from bertscope.sources.expectation_files import ExpectedModel, is_expectation_file, read_expectation_file
 from bertscope.sources.presets import read_preset
@@ -98,9 +99,9 @@ def check(
     show(report, renderer, fmt, output)
     for path, values in changes.items():
         write_file(path, with_expected(path, values))
-        print(one_line(f"updated {path}: {', '.join(values)}"), file=sys.stderr)
+        print(one_line(phrase(f"updated {path}: {', '.join(values)}")), file=sys.stderr)
     for finding in report.having("error"):
-        print(f"error: {finding.message}", file=sys.stderr)
+        print(f"error: {phrase(finding.message)}", file=sys.stderr)
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0
@@ -132,4 +133,4 @@ def _record(path: Path, allow_code: bool) -> None:
             "its own; rewrite it so, and the counts can be appended"
         ) from None
     write_file(path, content)
-    print(f"added the current counts to {path}", file=sys.stderr)
+    print(phrase(f"added the current counts to {path}"), file=sys.stderr)

@@ -11,9 +11,10 @@ from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Model
 from bertscope.commands.output import OutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import SizeOptions
-from bertscope.commands.tree import Style, check_style, show_as_torchinfo
+from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
+from bertscope.render.texts import phrase
 from bertscope.reports.checkpoint import Stored
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
@@ -55,7 +56,7 @@ def count(
     untie: Annotated[
         bool, typer.Option("--untie", help="Count a shared tensor at each of its names, as separate tensors.")
     ] = False,
-    style: Style = "bertscope",
+    layout: StyleOptions,
     expect: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +80,8 @@ def count(
     row each, with --by group one column each.
     """
     model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
-    if style == "torchinfo":
+    needs_run = layout.needs_run()
+    if layout.style == "torchinfo":
         model.only_one({"--style torchinfo": True})
         given = {"--stored": stored, "--untie": untie, "--expect": expect is not None}
         check_style(out, given | {f"--by {by}": by != "layer"})
@@ -87,7 +89,8 @@ def count(
         def show_one(one: ModelOptions) -> None:
             """Show the table of one model."""
             source, built = one.built(freeze)
-            show_as_torchinfo(source, built, None, out, traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs))
+            found = traced_shapes(source, shapes or needs_run, sizes.batch, sizes.seq, inputs)
+            show_as_torchinfo(source, built, None, layout.chosen(), out, found)
 
         model.each(show_one)
         return 0
@@ -142,12 +145,12 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
         return 0
     for name, got in (("unique parameters", unique), (convention, other)):
         if got == expected:
-            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
+            print(phrase(f"as expected: {name} {count_text(got)}"), file=sys.stderr)
             return 0
-    print(
+    text = (
         f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters "
         f"(difference {signed_text(unique - expected)}), {convention} {count_text(other)} "
-        f"({signed_text(other - expected)})",
-        file=sys.stderr,
+        f"({signed_text(other - expected)})"
     )
+    print(phrase(text), file=sys.stderr)
     return 1

@@ -9,6 +9,7 @@ from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import SizeOptions
 from bertscope.render import explain as renderer
+from bertscope.render.texts import language
 
 EXAMPLES = """
   bertscope explain bert-large-zh
@@ -27,7 +28,6 @@ def explain(
         Literal["hf", "tf", "keras"] | None,
         typer.Option(help="BERT: show Hugging Face, TensorFlow and Keras names side by side, this one first."),
     ] = None,
-    lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the sentences.")] = "en",
     model: ModelOptions,
     path: Annotated[
         str | None,
@@ -52,5 +52,5 @@ def explain(
         source.require("--naming")
     from bertscope.analyses.explain.steps import explain as analyse
 
-    report = analyse(source, path, language=lang, batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
+    report = analyse(source, path, language=language(), batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
     out.show(report, renderer, naming=naming)

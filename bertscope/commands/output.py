@@ -48,7 +48,6 @@ def output_option(
 
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
-Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the answer, the table and the notes.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all rows, notes and details.")]
 
 
@@ -79,7 +78,6 @@ class NotedOutputOptions(OutputOptions):
     """The output of a report with notes; JSON and Markdown contain all of them."""
 
     verbose: Verbose = False
-    lang: Lang = "en"
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
         """Write the report with its notes in this format."""

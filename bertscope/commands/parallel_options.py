@@ -1,11 +1,12 @@
-"""Options for a training job of several ranks, which `estimate`, `fit` and `profile` share."""
+"""Options for a training job of several ranks: of `estimate` and `fit`, and of the real ranks of `profile`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertscope.commands.registry import OneOf
+from bertscope.errors import SelectionError
 from bertscope.parallelism import BUCKET_CAP_MB, MAX_WORLD_SIZE, SINGLE, STRATEGIES, Parallelism, parse_parallelism
 from bertscope.units import PRECISIONS
 
@@ -13,13 +14,9 @@ _STRATEGY_HELP = "; ".join(f"{row.name}: {row.help}" for row in STRATEGIES.value
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelOptions:
-    """Options for the ranks of a job and what they share; --batch is that of one rank."""
+class StrategyOptions:
+    """Options for what the ranks of a job share; --batch is that of one rank."""
 
-    world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=MAX_WORLD_SIZE, help="The number of ranks of a job, one GPU for each."),
-    ] = None
     strategy: Annotated[
         str,
         OneOf(STRATEGIES),
@@ -50,6 +47,30 @@ class ParallelOptions:
     gradient_as_bucket_view: Annotated[
         bool, typer.Option("--gradient-as-bucket-view", help="Keep DDP's gradients only in its buckets.")
     ] = False
+
+    def of_ranks(self, world_size: int | None, rank: int | None = None) -> Parallelism:
+        """Return so many ranks and how they share the work; raises SelectionError."""
+        return parse_parallelism(self.strategy, world_size, self.mesh, rank=rank, **self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """Return the given settings of the strategy, as fields of Parallelism."""
+        given = {
+            "param_dtype": self.param_dtype,
+            "reduce_dtype": self.reduce_dtype,
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions(StrategyOptions):
+    """Options for the ranks of a job that is estimated."""
+
+    world_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=MAX_WORLD_SIZE, help="The number of ranks of a job, one GPU for each."),
+    ] = None
     rank: Annotated[
         int | None,
         typer.Option(metavar="R", min=0, help="The rank that is estimated; 0 by default, which has the most."),
@@ -57,13 +78,48 @@ class ParallelOptions:
 
     def parallelism(self) -> Parallelism:
         """Return the ranks and how they share the work; raises SelectionError."""
-        return parse_parallelism(
-            self.strategy,
-            self.world_size,
-            self.mesh,
-            param_dtype=self.param_dtype,
-            reduce_dtype=self.reduce_dtype,
-            bucket_cap_mb=self.bucket_cap_mb,
-            gradient_as_bucket_view=self.gradient_as_bucket_view or None,
-            rank=self.rank,
-        )
+        return self.of_ranks(self.world_size, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(StrategyOptions):
+    """Options for real ranks, which torch's elastic launcher starts, as torchrun does."""
+
+    nproc: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=1024, help="Run N real ranks on this machine, and measure each."),
+    ] = None
+    nnodes: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=1024, help="The number of machines; run the same command on each."),
+    ] = 1
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The place where the machines meet, the same for all, as for torchrun."),
+    ] = None
+    rdzv_backend: Annotated[
+        str, typer.Option(metavar="NAME", help="The rendezvous backend of torchrun: c10d, etcd-v2 or static.")
+    ] = "c10d"
+    rdzv_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The name of the job, the same for all machines.")
+    ] = None
+
+    def parallelism(self) -> Parallelism:
+        """Return the ranks of all machines and how they share the work; raises SelectionError."""
+        if self.nproc is None:
+            if self.strategy != SINGLE or self.mesh is not None or self.nnodes > 1:
+                raise SelectionError("profile shares the work among real ranks: give their number, such as --nproc 2")
+            return self.of_ranks(None)
+        world_size = self.nproc * self.nnodes
+        if world_size == 1:
+            raise SelectionError("--nproc 1 is a job of one rank; give at least 2, or leave --nproc out")
+        if self.nnodes > 1 and not self.rdzv_endpoint:
+            raise SelectionError("several machines need the place where they meet: --rdzv-endpoint HOST:PORT")
+        if self.mesh is None or self.strategy == SINGLE:
+            return self.of_ranks(world_size)
+        found = self.of_ranks(None)
+        if found.world_size != world_size:
+            raise SelectionError(
+                f"--mesh {self.mesh} has {found.world_size:,} ranks; --nproc and --nnodes start {world_size:,}"
+            )
+        return found

@@ -3,12 +3,14 @@
 gpu = "t4"                              # of each command with --gpu, unless --budget is given
 precision = "autocast-bf16"             # as for fit; a single one is also that of estimate and profile
 head = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
-lang = "zh"                             # of each command with --lang
+lang = "zh"                             # of all commands
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 """
 
+import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +19,8 @@ from typing import Any
 from typer.core import TyperCommand
 
 from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.errors import ConfigError, SelectionError, SourceError, one_line, suggestion
-from bertscope.render.texts import LANGUAGES
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line, suggestion
+from bertscope.render.texts import LANGUAGES, phrase
 from bertscope.units import PRECISIONS
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
@@ -113,11 +115,29 @@ def _checked(table: Any, path: Path) -> Project:
     return Project(path=path, **values)
 
 
+def chosen_language(words: Sequence[str]) -> str:
+    """Return the language of the command line `words`, even if they cannot be parsed, else that of the project."""
+    given = re.findall(r"^--lang[=\n](.*)$", "\n".join(words), re.MULTILINE)
+    if not given:
+        with suppress(BertscopeError):  # the parser raises it again
+            found = project()
+            given = [found.lang if found else ""]
+    return given[-1] if given and given[-1] in LANGUAGES else LANGUAGES[0]
+
+
 class WithProjectDefaults(TyperCommand):
     """A command whose options have the defaults of the project; a note names those that are used."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words with the defaults of the project."""
+        """Parse the words with the defaults of the project; an error names this command."""
+        try:
+            return self._parsed(ctx, _joined(args, self.params))
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:  # Typer's error for an option without its value
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         found = None if ctx.resilient_parsing or {"-h", "--help"} & set(args) else project()
         if found is None:
             return super().parse_args(ctx, args)
@@ -134,8 +154,33 @@ class WithProjectDefaults(TyperCommand):
         is_used = {name: _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name) for name in texts}
         used = list(dict.fromkeys(text for name, text in texts.items() if is_used[name]))
         if used := used + (list(found.check) if takes_files else []):
-            print(f"note: {one_line(str(found.path), limit=200)} sets {one_line(', '.join(used))}", file=sys.stderr)
+            text = f"{one_line(str(found.path), limit=200)} sets {one_line(', '.join(used))}"
+            print(f"note: {phrase(text)}", file=sys.stderr)
         return rest
+
+
+def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:
+    """Return the words with one value for each option that takes a list: `--seq 128 --seq 512` is `--seq 128,512`."""
+    lists = {option: param.name for param in params if "[," in str(param.metavar) for option in param.opts}
+    words: list[str] = []
+    places: dict[str, int] = {}  # of the value of each such option
+    awaiting = None  # the option whose value may be the next word
+    for word in args:
+        option, equals, value = word.partition("=")
+        name = awaiting
+        if awaiting is None or word.startswith("-"):
+            name = lists.get(option) if equals else None
+        elif awaiting in places:
+            words.pop()  # the option
+            value = word
+        awaiting = None if equals else lists.get(word)
+        if name in places:
+            words[places[name]] += f",{value}"
+            continue
+        if name is not None:
+            places[name] = len(words)
+        words.append(word)
+    return words
 
 
 def _source(ctx: Any, name: str) -> str:

@@ -5,7 +5,6 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +16,8 @@ from typer.core import TyperGroup
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
 from bertscope.commands.project import WithProjectDefaults
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import SelectionError
 from bertscope.render.console import choose_color
-from bertscope.render.texts import LANGUAGES, in_language, phrase
 from bertscope.units import parse_bytes
 
 Color = Annotated[
@@ -34,6 +32,8 @@ Debug = Annotated[
         show_default=False,
     ),
 ]
+# `cli` reads it before the words are parsed, so that errors are in the language too.
+Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the output and of errors.")]
 _MODULES = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
 _REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the command of each name
 
@@ -94,15 +94,16 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     bundles: dict[str, Any] = {item.name: item.annotation for item in own if is_dataclass(item.annotation)}
 
     @functools.wraps(function)
-    def run(*, color: Any, debug: bool, **given: Any) -> None:  # `process` reads --debug: errors may precede parsing
+    def run(
+        *, color: Any, debug: bool, lang: str, **given: Any
+    ) -> None:  # `process` reads --debug: errors may precede parsing
         if color is not None:
             choose_color(color)
         try:
-            with in_language(given.get("lang", LANGUAGES[0])), _translated_errors():
-                check_outputs([value for value in given.values() if isinstance(value, Path)])
-                for name, bundle in bundles.items():
-                    given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
-                code = function(**given)
+            check_outputs([value for value in given.values() if isinstance(value, Path)])
+            for name, bundle in bundles.items():
+                given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+            code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             code = failure(error)
         if code:
@@ -111,19 +112,10 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     params = [param for item in own for param in _options(item)]
     params.append(_option("color", None, Color))
     params.append(_option("debug", False, Debug))
+    params.append(_option("lang", "en", Lang))
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Put the message of an error into the chosen language."""
-    try:
-        yield
-    except BertscopeError as error:
-        error.message = phrase(error.message)
-        raise
 
 
 def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:

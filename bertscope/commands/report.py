@@ -9,11 +9,12 @@ import typer
 
 from bertscope.commands.fit import Context, DeviceOfBudget
 from bertscope.commands.model_options import Inputs, ModelOptions, complete_model
-from bertscope.commands.output import Lang, Progress, note, output_option, show, write
+from bertscope.commands.output import Progress, note, output_option, show, write
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.gpus import GPUS, find_gpu
+from bertscope.render.texts import language
 from bertscope.reports.memory import Gpu
 from bertscope.reports.page import ModelPart, PageReport
 from bertscope.run_config import COMPARED, RunConfig
@@ -65,7 +66,6 @@ def report(
     allocator: AllocatorOptions,
     context: Context = None,
     inputs: Inputs = None,
-    lang: Lang = "en",
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
@@ -100,7 +100,7 @@ def report(
         )  # fmt: skip
     found = _with_file(found, step, run_config)
     if fmt == "html":
-        write(renderer.html(found, lang), output)
+        write(renderer.html(found, language()), output)
         note(f"the page is in {output}")
     else:
         show(found, renderer, fmt, output)

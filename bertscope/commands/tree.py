@@ -1,6 +1,8 @@
 """`bertscope tree`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,16 +24,43 @@ if TYPE_CHECKING:
 EXAMPLES = """
   bertscope tree --depth 3
   bertscope tree bert-base-cased --style torchinfo --shapes
+  bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
 """
-Style = Annotated[
-    Literal["bertscope", "torchinfo"],
-    typer.Option(
-        help="The layout of the table: torchinfo's has its numbering, its totals and by default its depth, 3."
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StyleOptions:
+    """The layout of the table."""
+
+    style: Annotated[
+        Literal["bertscope", "torchinfo"],
+        typer.Option(
+            help="The layout of the table: torchinfo's has its numbering, its totals and by default its depth, 3; with "
+            "--shapes a row for each call of a module."
+        ),
+    ] = "bertscope"
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,...]",
+            help=f"The columns of --style torchinfo, by its names: {', '.join(torchinfo.COLUMNS)}.",
+        ),
+    ] = None
+
+    def chosen(self) -> list[str] | None:
+        """Return the names of the columns; None for the usual ones. Raises SelectionError in the other style."""
+        if self.columns is None:
+            return None
+        if self.style != "torchinfo":
+            raise SelectionError("--columns are those of --style torchinfo; give it too, or leave --columns out")
+        return [name.strip() for name in self.columns.split(",")]
+
+    def needs_run(self) -> bool:
+        """Return True if a chosen column needs a forward pass."""
+        return not set(self.chosen() or ()).isdisjoint(torchinfo.OF_A_RUN)
 
 
 @command(place=20, examples=EXAMPLES)
@@ -40,7 +69,7 @@ def tree(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
-    style: Style = "bertscope",
+    layout: StyleOptions,
     model: ModelOptions,
     freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
@@ -54,13 +83,14 @@ def tree(
     Every row sums its module and all below it, so the totals are the same at every depth. A number
     such as 3-6 means the sixth module at depth 3, as in torchinfo.
     """
-    is_torchinfo = style == "torchinfo"
+    is_torchinfo = layout.style == "torchinfo"
     if is_torchinfo:
         check_style(out, {})
+    needs_run = layout.needs_run()
     source, built = model.built(freeze)
-    found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
+    found = traced_shapes(source, shapes or needs_run, sizes.batch, sizes.seq, inputs)
     if is_torchinfo:
-        show_as_torchinfo(source, built, depth, out, found)
+        show_as_torchinfo(source, built, depth, layout.chosen(), out, found)
         return
     from bertscope.analyses.params.tree import tree as analyse
 
@@ -76,14 +106,19 @@ def check_style(out: OutputOptions, options: Mapping[str, bool]) -> None:
 
 
 def show_as_torchinfo(
-    source: ModelSource, model: "nn.Module", depth: int | None, out: OutputOptions, shapes: Any = None
+    source: ModelSource,
+    model: "nn.Module",
+    depth: int | None,
+    columns: list[str] | None,
+    out: OutputOptions,
+    shapes: Any = None,
 ) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
     from bertscope.analyses.params.tree import tree as analyse
 
     report = analyse(model, name=source.name, folded=False, shapes=shapes)
-    out.show(report, SimpleNamespace(table=torchinfo.table), depth=depth)
+    out.show(report, SimpleNamespace(table=partial(torchinfo.table, columns=columns)), depth=depth)
     totals = report.totals
     if totals.distinct_params != totals.layer_params:
         note(f"torchinfo counts a tied tensor at each use; the model has {count_text(totals.distinct_params)} unique "
-             "parameters")  # fmt: skip
+             f"parameters, {totals.param_bytes / 1e6:.2f} MB")  # fmt: skip

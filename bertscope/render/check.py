@@ -3,6 +3,7 @@
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.texts import phrase, say
 from bertscope.reports.check import CheckReport, Finding
 from bertscope.units import count_text, html_text, signed_text
 
@@ -21,15 +22,16 @@ def text(report: CheckReport) -> str:
 def line(finding: Finding) -> str:
     """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
-        return one_line(finding.message)
-    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
+        return one_line(phrase(finding.message))
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {phrase(finding.message)}")
 
 
 def _summary(report: CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
-    files = f"{report.files} {'file' if report.files == 1 else 'files'}"
-    text = f"{files}: {passed} {'expectation' if passed == 1 else 'expectations'} passed, {failed} failed"
-    return text + (f", {errors} could not be checked\n" if errors else "\n")
+    files = say("check_one_file") if report.files == 1 else say("check_files", count=report.files)
+    expectations = say("check_one_expectation") if passed == 1 else say("check_expectations", count=passed)
+    unread = say("check_errors", count=errors) if errors else ""
+    return say("check_passed", files=files, passed=expectations, failed=failed, errors=unread) + "\n"
 
 
 def github(report: CheckReport) -> str:

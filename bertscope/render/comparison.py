@@ -13,13 +13,15 @@ from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
-from bertscope.render.texts import say, word
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.params import CountReport
 from bertscope.units import bytes_text, count_text
+
+SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class _Table:
     heading: str = ""
     names: int = 0  # if not 0, a narrow terminal gets several tables, each with this number of first columns
     csv: tuple[Sequence[Column], Sequence[Any]] | None = None  # the columns and rows of CSV, if they are others
-    shows_csv: bool = False  # the table of the rows of CSV comes second
+    shows_csv: bool = False  # the table of the rows of CSV comes second, in a terminal if both fit or with -v
 
 
 _number = partial(number, of="row")
@@ -79,16 +81,16 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
         notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
-        return _Table(_TOTALS, [_Line(report, report.totals) for report in reports], notes)
+        return _Table(_TOTALS, [_Line(report, report.totals) for report in reports], list(map(phrase, notes)))
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
         *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
-        ("sum over layers", [report.totals.layer_params for report in reports]),
-        ("unique parameters", [report.totals.distinct_params for report in reports]),
+        (phrase("sum over layers"), [report.totals.layer_params for report in reports]),
+        (phrase("unique parameters"), [report.totals.distinct_params for report in reports]),
     ]
     columns = [Column("group", itemgetter(0)), *(_params_of(place, report) for place, report in enumerate(reports))]
     records = [_Line(report, row) for report in reports for row in report.rows]
-    return _Table(columns, rows, notes, names=1, csv=(_GROUP_RECORDS, records))
+    return _Table(columns, rows, list(map(phrase, notes)), names=1, csv=(_GROUP_RECORDS, records))
 
 
 def _params_of(place: int, report: CountReport) -> Column:
@@ -117,7 +119,8 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
           for report in reports if report.unknown_operators),
         f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
     ]  # fmt: skip
-    return _Table(columns, [_Line(report, point) for report in reports for point in report.sweep], notes)
+    rows = [_Line(report, point) for report in reports for point in report.sweep]
+    return _Table(columns, rows, list(map(phrase, notes)))
 
 
 def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
@@ -221,10 +224,14 @@ def table(report: ComparisonReport, target: Target, *, verbose: bool = False) ->
         body = tables_text(made.columns, made.names, made.rows, target)
     else:
         body = table_text(made.columns, made.rows, target)
-    if made.shows_csv and made.csv:
-        body += table_text(*made.csv, target)
     heading = wrapped(made.heading.strip(), target) if made.heading else ""
-    return heading + body + notes_text(made.notes, target, verbose=verbose)
+    text = heading + body + notes_text(made.notes, target, verbose=verbose)
+    if made.csv is None or not made.shows_csv:
+        return text
+    records = table_text(*made.csv, target)
+    if target.width and not verbose and (text + records).count("\n") > SCREEN_LINES:
+        return heading + body + notes_text(made.notes, target, verbose=False, more_rows=len(made.csv[1]))
+    return heading + body + records + notes_text(made.notes, target, verbose=verbose)
 
 
 def markdown(report: ComparisonReport) -> str:

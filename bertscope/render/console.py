@@ -72,6 +72,11 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
 
 
+def padded(text: str, width: int) -> str:
+    """Return the text with blanks up to the width in columns."""
+    return text + " " * (width - len(text) - len(_WIDE.findall(text)))
+
+
 def _wide_lines(text: str, width: int, indent: str) -> list[str]:
     """Return the lines of a Chinese text: broken between characters, no punctuation mark on the wrong side."""
     lines, columns = [""], 0

@@ -9,6 +9,7 @@ from itertools import groupby
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
+from bertscope.render.texts import phrase, say
 from bertscope.render.tree import Line, tensor_columns
 from bertscope.reports.params import CountReport, CountRow, sum_of_rows
 from bertscope.units import bytes_text, count_text, shape_text, share_text
@@ -24,7 +25,8 @@ def _table(report: CountReport, rows: Sequence[CountRow]) -> tuple[list[Column],
     columns = [
         Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
         Column("type", _type_text, _values("type"), give_up=4),
-        Column("tensors", _shapes, {"shapes": _shapes}, give_up=5, csv_order=3, shown=report.by != "group"),
+        Column("tensors", lambda line: phrase(_shapes(line)), {"shapes": _shapes}, give_up=5,
+               csv_order=3, shown=report.by != "group"),
         *tensor_columns([line.row for line in lines], csv_order=3),
         Column("per layer", _each_text, _values("copies", "each_params"), right=True, give_up=1,
                shown=any(row.copies > 1 for row in rows)),
@@ -62,14 +64,15 @@ def _headline(report: CountReport) -> str:
     """Return both totals in a sentence."""
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
-        return f"{count_text(totals.distinct_params)} parameters"
-    again = f"{count_text(totals.layer_params)} with tied tensors counted at each use"
-    return f"{count_text(totals.distinct_params)} unique parameters; {again}"
+        return say("params_in_all", count=count_text(totals.distinct_params))
+    return say("params_and_uses", unique=count_text(totals.distinct_params), uses=count_text(totals.layer_params))
 
 
 def _label(line: Line) -> str:
     row: CountRow = line.row
-    return line.branches + row.name if line.branches else (row.path or row.name) + copies_text(row.copies)
+    if line.branches:
+        return line.branches + row.name
+    return (row.path or (phrase(row.name) if row.name == _TOTAL else row.name)) + copies_text(row.copies)
 
 
 def _each_text(line: Line) -> str:

@@ -9,22 +9,26 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import loop_words, mode_word
-from bertscope.reports.memory import NO, FitReport, FitRow
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text
+from bertscope.render.traffic import parallel_words
+from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text
 
 
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
     one_length = len({row.seq for row in report.rows}) == 1
-    searched, on_gpu = report.asked_batch is None, _is_on_gpu(report)
+    by_ranks, on_gpu = report.batch_total is not None, _is_on_gpu(report)
+    searched = report.asked_batch is None and not by_ranks
+    batch = say("rank_batch") if by_ranks else say("largest_batch" if searched else "fits")
     return [
+        Column(say("gpus"), lambda row: count_text(row.ranks), values("ranks"), right=True, shown=by_ranks),
+        Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq", give_up=1 if one_length else 0),
         Column(say("precision"), lambda row: row.precision, values("precision")),
         Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing")),
-        Column(say("largest_batch" if searched else "fits"), lambda row: _batch(report, row),
-               values("batch", "fits", "answer"), right=True),
+        Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"), right=True),
         Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
                give_up=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
@@ -35,7 +39,7 @@ def columns(report: FitReport) -> list[Column]:
                right=True, give_up=4, shown=searched and not on_gpu),
         Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=3,
                shown=searched),
-        number(say("step_flops"), "step_flops", _work_text, give_up=5),
+        number(say("step_flops"), "step_flops", flops_text, give_up=5),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
@@ -50,12 +54,6 @@ def _shown_text(report: FitReport, row: FitRow) -> str:
     """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
     low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
     return range_text(low, row.reserved_bytes)
-
-
-def _work_text(flops: int) -> str:
-    """Return FLOPs in the unit that leaves digits before the point: `5.52 T`."""
-    divisor, unit = next((pair for pair in ((10**12, "T"), (10**9, "G")) if flops >= pair[0]), (10**6, "M"))
-    return f"{flops / divisor:,.2f} {unit}"
 
 
 def answer_text(report: FitReport, row: FitRow) -> str:
@@ -75,7 +73,7 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
 
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
-    return say("comma").join((title(report), *settings(report, *words)))
+    return say("comma").join((*parallel_words(report.run, 2), title(report), *settings(report, *words)))
 
 
 def settings(report: FitReport, *words: str) -> list[str]:
@@ -92,6 +90,8 @@ def settings(report: FitReport, *words: str) -> list[str]:
 def best_row(report: FitReport, seq: int) -> FitRow:
     """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
     rows = [row for row in report.rows if row.seq == seq]
+    if report.batch_total is not None:  # the fewest ranks first
+        return rows[0]
     if report.asked_batch is None:  # with a batch the rows come in the order of their cost
         rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
     if not any(row.batch_by_bytes for row in rows):
@@ -115,6 +115,14 @@ def verdict(report: FitReport) -> str:
     memory = say("of_budget", text=memory, size=size_text(report.budget_bytes))
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
+    if report.batch_total is not None:
+        size = bytes_text(report.budget_bytes)
+        on = say("times", name=report.card.name if report.card else size)
+        share = -(-report.batch_total // row.ranks)
+        answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
+                     total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy),
+                     batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
+        return say("assumed", answer=answer, settings=settings_text(report))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
@@ -133,7 +141,7 @@ def notes(report: FitReport) -> Iterator[str]:
             for row in other
         )
         yield say("note_head", head=report.other_head, answers=answers)
-    if _is_on_gpu(report):
+    if _is_on_gpu(report) and report.batch_total is None:
         yield say("note_answers" if report.asked_batch else "note_batches")
     lengths = list(dict.fromkeys(row.seq for row in report.rows))
     if report.asked_batch and len(lengths) > 1:
@@ -142,6 +150,10 @@ def notes(report: FitReport) -> Iterator[str]:
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, say("nothing_tried"))
             yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
+    if report.batch_total is not None:
+        yield say("note_fewest")
+    if report.batch_total is not None or parallel_words(report.run):
+        yield say("note_ranks_unknown")
     yield say("note_fit_estimated")
     if report.card:
         yield say("named", name=report.card.name, text=phrase(report.card.source))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.tree import indented, lines_of, row_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.units import bytes_text, count_text, share_text
@@ -45,32 +46,32 @@ def _count(value: int) -> str:
 def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str]]:
     """Return the totals, the polynomial, and the rules of counting."""
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
-    lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
+    lines = [(say("flops_forward"), say("flops_count", count=count_text(root.forward.matmul_flops)))]
     if report.batch:
-        lines.insert(0, ("run", f"batch {report.batch}, seq {report.seq}, {report.mode}"))
+        lines.insert(0, (say("flops_run"), _sizes(report)))
     if report.mode == "training":
-        recomputed = f"{count_text(root.recompute.matmul_flops)} FLOPs (checkpointing {report.checkpointing})"
-        lines.append(("backward", f"{count_text(root.backward.matmul_flops)} FLOPs, from {report.loss}"))
-        lines.append(("recomputed", recomputed))
-    matmul = f"{count_text(root.total.matmul_flops)} FLOPs = {count_text(root.total.macs)} MACs"
-    elementwise = count_text(root.total.elementwise_flops)
-    lines.append(("total", f"{matmul}, matrix products only"))
-    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 for each element)"))
+        backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
+        lines.append((say("flops_backward"), say("flops_from_loss", count=backward, loss=phrase(report.loss))))
+        strategy = say("flops_by_strategy", count=recomputed, strategy=report.checkpointing)
+        lines.append((say("flops_recomputed"), strategy))
+    matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
+    lines.append((say("flops_total"), say("flops_and_macs", count=matmul, macs=macs)))
+    lines.append((say("flops_elementwise"), say("flops_more", count=count_text(root.total.elementwise_flops))))
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
-        lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
-    traced = (
-        f"; {report.traced_layers} equal layers ran, the others are extrapolated"
-        if verbose and report.traced_layers
-        else ""
-    )
+        lines.append(("FLOPs =", say("flops_polynomial", terms=terms, batch=batch, seq=seq)))
+    traced = say("flops_layers", count=report.traced_layers) if verbose and report.traced_layers else ""
     return [
         *lines,
-        ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
-        ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
-        (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
+        (say("flops_convention"), say("flops_rules")),
+        (say("not_counted"), ", ".join(report.unknown_operators) or say("flops_all_known")),
+        (word("obtained", subject.obtained), say("flops_dispatched", layers=traced, version=subject.torch_version)),
     ]
+
+
+def _sizes(report: FlopsReport) -> str:
+    return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
 
 
 def table(report: FlopsReport, target: Target, *, verbose: bool = False) -> str:
@@ -116,10 +117,10 @@ operators = SimpleNamespace(
 def convention(report: FlopsReport, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
     text = "".join(
-        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]\n"
+        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {phrase(item.how)} [{phrase(item.source)}]\n"
         for item in sorted(report.conventions, key=lambda item: item.name != name)
     )
-    return f"{title(report)}, batch {report.batch}, seq {report.seq}, {report.mode}\n{text}"
+    return f"{title(report)}{say('comma')}{_sizes(report)}\n{text}"
 
 
 def markdown(report: FlopsReport) -> str:

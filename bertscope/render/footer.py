@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.console import Target, wrapped
+from bertscope.render.console import Target, padded, wrapped
 from bertscope.render.texts import TEXTS, say, word
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport, WrittenSum
@@ -70,8 +70,8 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         (say("size"), size),
     ]
     if isinstance(report, TreeReport) and report.matmul_flops is not None:
-        flops = f"{flops_text(report.matmul_flops)}, {count_text(report.matmul_flops // 2)} multiply-adds"
-        lines.append(("forward pass", f"{flops} (matrix products, at these shapes)"))
+        flops, macs = flops_text(report.matmul_flops), count_text(report.matmul_flops // 2)
+        lines.append((say("tree_forward"), say("forward_flops", flops=flops, macs=macs)))
     if report.unknown:
         unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))
         lines.append((say("not_counted"), unknown))
@@ -107,7 +107,7 @@ def notes_text(notes: Sequence[str], target: Target, *, verbose: bool, more_rows
 
 def lines_text(lines: Iterable[tuple[str, str]], width: int = 24, target: Target | None = None) -> str:
     """Return names and their values for the terminal, the values from one column on."""
-    return "".join(wrapped(f"{name:<{width}}{value}", target or Target(), width) for name, value in lines)
+    return "".join(wrapped(f"{padded(name, width)}{value}", target or Target(), width) for name, value in lines)
 
 
 def lines_markdown(lines: Iterable[tuple[str, str]]) -> str:

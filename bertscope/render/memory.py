@@ -125,7 +125,8 @@ def _seconds(timing: Timing) -> str:
 
 
 def _spread(timing: Timing) -> str:
-    return f"{min(timing.step_seconds):.3f}-{max(timing.step_seconds):.3f} s" if timing.step_seconds else ""
+    seconds = timing.step_seconds
+    return f"{max(seconds) - min(seconds):.3f} s" if seconds else ""
 
 
 def _cell(number: int, line: _Line) -> str:

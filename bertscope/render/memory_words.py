@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.texts import say, word
+from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, traffic_notes
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
@@ -64,6 +64,13 @@ def verdict(report: MemoryReport) -> str:
         if memory.device and is_only:
             text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
         peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
+    if len(known) > 2:  # the table has the others
+        sizes = [memory.peak.peak_bytes for _, memory in known]
+        if max(sizes) == min(sizes):
+            phases = dict.fromkeys(_phase(memory.peak) for _, memory in known)
+            peaks = [say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=say("comma").join(phases))]
+        else:
+            peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
     answer = say("semicolon").join(peaks) or say("nothing_measured")
     return say(
         "assumed",
@@ -85,7 +92,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
     for variant in report.variants:
         if variant.failure:
-            yield say("named", name=variant_name(variant), text=one_line(variant.failure))
+            yield say("named", name=variant_name(variant), text=one_line(phrase(variant.failure)))
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)

@@ -10,7 +10,7 @@ from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.params import TreeReport, TreeRow
-from bertscope.units import count_text, share_text, tensors_text
+from bertscope.units import count_text, shape_text, share_text, tensors_text
 
 _values = partial(values, of="row")
 
@@ -74,7 +74,13 @@ def _columns(report: TreeReport) -> list[Column]:
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", _values("share"),
                right=True, give_up=1),
         csv_only(_values("same_as")),
+        Column("", str, _values("bytes") | {"kernel_size": _kernel_text}, csv_order=2, shown=False),
     ]  # fmt: skip
+
+
+def _kernel_text(line: Line) -> str:
+    size = line.row.kernel_size
+    return shape_text(size) if isinstance(size, tuple) else str(size or "")
 
 
 def _type(row: TreeRow) -> str:

@@ -284,6 +284,8 @@ class FitRow:
     fits: bool  # the answer is yes
     step_flops: int
     extra_flops: float  # added to the step without checkpointing, as a fraction of it
+    strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
+    ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
 
     @property
@@ -304,6 +306,7 @@ class FitReport(TableReport[FitRow]):
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
+    batch_total: int | None = None  # of all ranks; each row then has the fewest ranks of its strategy
     context_low_bytes: int = 0
     context_high_bytes: int = 0
     margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free

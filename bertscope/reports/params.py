@@ -8,7 +8,6 @@ from importlib import import_module
 from itertools import accumulate
 from typing import ClassVar
 
-from bertscope.errors import SelectionError
 from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
 
@@ -106,6 +105,18 @@ class TreeRow:
     same_as: str | None = None  # the first path of a module that is used again here
     inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
     outputs: tuple[TensorShape, ...] = ()
+    bytes: int = 0
+    kernel_size: int | tuple[int, ...] | None = None  # of a convolution or pooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCall:
+    """One call of a module, with its first path and the FLOPs of the products outside the modules below it."""
+
+    path: str
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    matmul_flops: int
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -120,14 +131,30 @@ class TreeReport(TableReport[TreeRow]):
     ties: tuple[Tie, ...]
     unknown: tuple[str, ...] = ()
     matmul_flops: int | None = None  # of the forward pass that gave the shapes
+    calls: tuple[ModuleCall, ...] = ()  # of that pass, in the order of their beginnings
 
-    def to_torchinfo(self, depth: int = 3) -> str:
-        """Return the table in the layout of torchinfo, with output shapes if the report has shapes.
+    def to_torchinfo(
+        self,
+        depth: int = 3,
+        col_names: Sequence[str] | None = None,
+        col_width: int = 25,
+        row_settings: Sequence[str] = ("depth",),
+    ) -> str:
+        """Return the table in the layout of torchinfo, with a row for each call if the report has shapes.
 
-        The report needs one row for each module. Raises SelectionError for one whose equal layers are folded.
+        The arguments are those of `torchinfo.summary`. Raises SelectionError for a column or setting that it does not
+        have, and for a column that needs a run if the report has no shapes.
+
+        >>> report = bertscope.tree(torch.nn.Linear(3, 4), input_size=(2, 3))
+        >>> print(report.to_torchinfo(col_names=("input_size", "output_size", "mult_adds"), col_width=16))
+        ========================================================================================
+        Layer (type:depth-idx)                   Input Shape      Output Shape     Mult-Adds
+        ========================================================================================
+        Linear                                   [2, 3]           [2, 4]           24
+        ========================================================================================
+        ...
         """
-        if any(row.copies > 1 for row in self.rows):
-            raise SelectionError("torchinfo's layout has a row for each module; give tree(..., folded=False)")
+        layout = import_module("bertscope.render.torchinfo")
         target = import_module("bertscope.render.console").Target()
-        text: str = import_module("bertscope.render.torchinfo").table(self, target, depth)
+        text: str = layout.table(self, target, depth, col_names, col_width, row_settings)
         return text.rstrip("\n")

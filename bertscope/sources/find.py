@@ -124,6 +124,9 @@ def source_from_data(kind: str, data: Mapping[str, Any]) -> ModelSource:
 
 def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     """Return the source; `is_base` refuses an adapter, so that adapters do not lead to each other."""
+    if not name.strip():
+        hint = "give a preset ('bertscope presets' lists them), a file or module:attribute"
+        raise SourceError(f"the name of a model is empty; {hint}")
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])

@@ -195,3 +195,10 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate --device cuda\n"
+
+
+def test_an_option_that_takes_a_list_may_be_repeated(cli):
+    lists = cli("flops", "bert-tiny", "--batch", "1,2", "--seq", "17,8", "--format", "csv").out
+    repeated = cli("flops", "bert-tiny", "--batch", "1", "-b", "2", "--seq=17", "--format", "csv", "-s", "8").out
+    assert len(lists.splitlines()) > 4
+    assert repeated == lists

@@ -83,13 +83,13 @@ def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder)
     assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
 
 
-def test_the_language_of_the_project_is_that_of_commands_with_one_unless_one_is_given(cli, folder):
+def test_the_language_of_the_project_is_that_of_all_commands_unless_one_is_given(cli, folder):
     (folder / "pyproject.toml").write_text('[tool.bertscope]\nlang = "zh"\n')
     result = cli("estimate", "bert-tiny", "--seq", "8")
     assert "\u5cf0\u503c" in result.out
-    assert f"note: {folder / 'pyproject.toml'} sets zh\n" in result.err
+    assert f"note: {folder / 'pyproject.toml'} \u8bbe\u5b9a\u4e86 zh\n" in result.err
     assert cli("estimate", "bert-tiny", "--seq", "8", "--lang", "en").out.startswith("peak ")
-    assert cli("count", "bert-tiny").err == ""
+    assert "\u4e0d\u662f\u6574\u6570" in cli("estimate", "bert-tiny", "--batch", "x").err
 
 
 def test_the_table_is_for_the_command_line_only(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -80,7 +80,7 @@ def test_no_width_breaks_a_word_or_cuts_a_number(printed, command):
     for width in WIDTHS[1:] if "t4,h100" in command else WIDTHS:  # seven columns of words do not fit into 60
         narrow = DRAWN[command](report, Target(width=width))
         assert not re.search(r"\(\d+(  | *$)", narrow, re.MULTILINE), "a cell ends inside `(12 x)`"
-        for word in set(re.sub(r"\(columns left out.*?pipe\)", "", narrow, flags=re.DOTALL).split()):
+        for word in set(re.sub(r"\(in a wider terminal.*?\)\n", "", narrow, flags=re.DOTALL).split()):
             end = r"(?![\w,]*\d)(?!\w)" if word[-1].isalnum() else ""
             start = r"(?<![\w,])" if word[0].isalnum() else ""
             is_bar = set(word) <= {*"─PbOiGAt"}
@@ -94,7 +94,7 @@ def test_shapes_that_were_asked_for_are_shown_at_any_width(cli, monkeypatch, com
     out = cli(*command, "--seq", "17").out
     assert "[1, 17] int64" in out
     assert "[1, 17, 128]" in out
-    left_out = out.partition("(columns left out:")[2].partition(";")[0]
+    left_out = out.partition("(in a wider terminal:")[2].partition(")")[0]
     assert not {" in", " out", " shapes"} & set(left_out.split(","))
 
 
@@ -114,9 +114,26 @@ def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
               "cuda", "--clip-grad-norm", "--keep-gradients").out  # fmt: skip
     assert len(out.splitlines()) <= 24 - len(("two lines", "of command", "the prompt"))
     assert out.count(" peak  ") == 1
-    assert out.startswith("none: peak ")
+    assert re.match(r"[\w-]+: peak .* in \w+, the lowest of 4; assumed: ", out)
     assert "extrapolated" not in out
-    out = cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "8", "--batch", "4", "--checkpointing", "none",
-              "--precision", "fp32").out  # fmt: skip
-    assert len(out.splitlines()) < 24
-    assert out.startswith("yes: batch 4 fits on t4 at seq 8 with fp32, checkpointing none: peak ")
+    report = bertscope.from_json(cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "8", "--batch", "4", "--checkpointing",
+                                     "none", "--precision", "fp32", "--format", "json").out)  # fmt: skip
+    for asked_batch in (4, None):
+        out = fit.table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
+        assert len(out.splitlines()) <= comparison.SCREEN_LINES
+        assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32, checkpointing none: peak ", out)
+
+
+def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_with_v(printed):
+    words = f"fit bert-tiny --gpu t4,h100 -b 600000 --precision autocast-fp16 {FIT} --format json"
+    reports = bertscope.from_json(printed(f"bertscope {words}").out)
+    many = replace(reports, reports=tuple(replace(one, rows=6 * one.rows) for one in reports.reports))
+    screen = Target(width=80)
+    few, cut, full = (comparison.table(given, screen, verbose=verbose).splitlines()
+                      for given, verbose in ((reports, False), (many, False), (many, True)))  # fmt: skip
+    count = 6 * sum(len(one.rows) for one in reports.reports)
+    assert sum(line.startswith(" t4") for line in few) == 1 + len(reports.reports[0].rows)
+    assert sum(line.startswith(" t4") for line in cut) == 1
+    assert len(cut) <= comparison.SCREEN_LINES
+    assert f"{count} more rows" in " ".join(" ".join(cut).split())
+    assert sum(line.startswith(" t4") for line in full) == 1 + 6 * len(reports.reports[0].rows)

@@ -20,7 +20,6 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
-from bertscope.analyses.tracing.module_tracker import hooks
 from bertscope.analyses.tracing.trace import Trace
 from bertscope.errors import BertscopeError, SelectionError, suggestion
 from bertscope.reports.explain import Dims, ExplainReport, Step, Sum
@@ -55,8 +54,8 @@ def explain_modules(
 
     try:
         given = inputs_for(model, batch, seq, given=inputs)
-        recorded, calls = run_without_values(source, model, given, _run, made)
-        runs = _runs(recorded, calls)
+        recorded = run_without_values(source, model, given, _run, made)
+        runs = _runs(recorded)
     except BertscopeError as error:
         if inputs:
             raise
@@ -75,26 +74,23 @@ def explain_modules(
     )
 
 
-def _run(model: nn.Module, inputs: Any) -> tuple[Trace, Counter[str]]:
-    """Run the model without dropout; return the trace, and the number of calls of each module."""
-    calls = Counter[str]()
-    with hooks(model.eval(), "", lambda path, *_: calls.update([path]), lambda *_: None):
-        return run_as_it_is(model, inputs, training=False)[0], calls
+def _run(model: nn.Module, inputs: Any) -> Trace:
+    """Run the model without dropout; return the trace."""
+    return run_as_it_is(model.eval(), inputs, training=False)[0]
 
 
-def _runs(recorded: Trace, calls: Counter[str]) -> dict[str, Run]:
+def _runs(recorded: Trace) -> dict[str, Run]:
     """Return what was recorded of each module, in the order of the forward pass."""
-    flops = Counter[str]()
+    flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
     for (path, _, _), made in recorded.calls.items():
         flops[path] += made.work.matmul_flops
+    shapes = recorded.shapes()
+    found = {path: shapes.get(path, ((), ())) for path in (*shapes, *flops)}  # the root of TorchScript has no hooks
     return {
         path: Run(
-            tuple(given.shape for given in recorded.inputs.get(path, ())),
-            tuple(out.shape for out in recorded.outputs.get(path, ())),
-            flops[path],
-            calls[path] or 1,
+            tuple(given.shape for given in inputs), tuple(out.shape for out in outputs), flops[path], calls[path] or 1
         )
-        for path in (*recorded.inputs, *(flops.keys() - recorded.inputs.keys()))  # the root of TorchScript has no hooks
+        for path, (inputs, outputs) in found.items()
     }
 
 

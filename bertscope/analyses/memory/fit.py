@@ -18,6 +18,7 @@ from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
+from bertscope.reports.base import Subject
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
 from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
 from bertscope.sources.model_source import ModelSource
@@ -128,6 +129,8 @@ class Fitter:
             fits=served > 0,
             step_flops=flops,
             extra_flops=flops / plain - 1 if plain else 0.0,
+            strategy=run_config.parallelism.strategy,
+            ranks=run_config.parallelism.world_size,
         )
 
     def peak_bytes(self, run_config: RunConfig) -> int:
@@ -272,6 +275,24 @@ def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
     return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.autocast or run_config.dtype))
 
 
+def _about(source: ModelSource, run_config: RunConfig) -> Subject:
+    return subject(run_model(source, replace(run_config, checkpointing=NONE)), source.name)
+
+
+def fitter_for(
+    source: ModelSource,
+    run_config: RunConfig,
+    budget: int | Gpu,
+    context_bytes: int | None,
+    steps: dict[str | None, Steps],
+) -> tuple[Fitter, Gpu | None]:
+    """Return the search in a budget of bytes or on a GPU, and the GPU; searches with the same `steps` share traces."""
+    known = budget if isinstance(budget, Gpu) else None
+    budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
+    room = overhead(run_config, context_bytes, known, _about(source, run_config).attention)
+    return Fitter(steps.setdefault(source.architecture, Steps(source)), budget_bytes, room), known
+
+
 def fit_report(
     source: ModelSource,
     variants: Sequence[RunConfig],
@@ -289,12 +310,10 @@ def fit_report(
     Reports on one source trace a step once if they get the same `known_steps`, at first empty. Raises SelectionError
     for a length or a setting that the model does not have.
     """
-    about = subject(run_model(source, replace(variants[0], checkpointing=NONE)), source.name)
-    known = budget if isinstance(budget, Gpu) else None
-    budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    room = overhead(variants[0], context_bytes, known, about.attention)
+    about = _about(source, variants[0])
     steps = {} if known_steps is None else known_steps
-    fitter = Fitter(steps.setdefault(source.architecture, Steps(source)), budget_bytes, room)
+    fitter, known = fitter_for(source, variants[0], budget, context_bytes, steps)
+    budget_bytes, room = fitter.budget_bytes, fitter.overhead
     other = other_head(source) if batch and tries_other_head else None
     other_steps = steps.setdefault(other.architecture, Steps(other)) if other else None
     other_fitter = Fitter(other_steps, budget_bytes, room) if other_steps else None

@@ -54,6 +54,7 @@ class Node:
     copies: int = 1
     is_list: bool = False
     same_as: str | None = None
+    kernel_size: int | tuple[int, ...] | None = None  # of a convolution or pooling
     note: Any = None  # data of an analysis on the module itself
 
     @cached_property
@@ -112,10 +113,25 @@ def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None)
                 if child is not None
             ]
         )
-        held, is_list = tuple(_held(module, path, homes)), isinstance(module, nn.ModuleList)
-        return Node(name=name, path=path, type=kind, held=held, children=children, is_list=is_list, note=note)
+        return Node(
+            name=name,
+            path=path,
+            type=kind,
+            held=tuple(_held(module, path, homes)),
+            children=children,
+            is_list=isinstance(module, nn.ModuleList),
+            kernel_size=_kernel_size(module),
+            note=note,
+        )
 
     return node_of(model, "", "")
+
+
+def _kernel_size(module: nn.Module) -> int | tuple[int, ...] | None:
+    size = getattr(module, "kernel_size", None)
+    if isinstance(size, (tuple, list)):
+        return tuple(size) if all(isinstance(number, int) for number in size) else None
+    return size if isinstance(size, int) else None
 
 
 def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]:
@@ -211,7 +227,9 @@ def _likeness(node: Node, base: str) -> object:
         for item in node.held
     ]  # fmt: skip
     children = [(child.name, child.copies, _likeness(child, base)) for child in node.children]
-    return node.type, node.is_list, node.note, relative(node.same_as), tuple(held), tuple(children)
+    return (
+        node.type, node.is_list, node.kernel_size, node.note, relative(node.same_as), tuple(held), tuple(children)
+    )  # fmt: skip
 
 
 def moved(node: Node, old: str, new: str) -> Node:

@@ -21,7 +21,7 @@ def tree(
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
     The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`,
-    whose FLOPs the report has too.
+    whose FLOPs and calls the report has too.
     """
     root = read_with(model, shapes)
     sums = totals(root, None)
@@ -34,6 +34,7 @@ def tree(
         ties=ties(root),
         unknown=unknown(root),
         matmul_flops=getattr(shapes, "matmul_flops", None),
+        calls=tuple(getattr(shapes, "calls", ())),
     )
 
 
@@ -61,4 +62,6 @@ def _rows(root: Node, layer_params: int) -> Iterator[TreeRow]:
             same_as=node.same_as,
             inputs=inputs,
             outputs=outputs,
+            bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
+            kernel_size=node.kernel_size,
         )

@@ -1,4 +1,4 @@
-"""A record of one run of a module: its operators by module and phase, and the shapes of inputs and outputs."""
+"""A record of one run of a module: its operators by module and phase, the shapes of inputs and outputs, the calls."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +12,7 @@ from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
+from bertscope.reports.params import ModuleCall
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import DispatchMode, load_dynamo_later, nn, operator_packet, torch
 
@@ -31,12 +32,28 @@ class Calls:
 
 
 @dataclass
+class Running:
+    """One call of a module so far; its fields are those of ModuleCall."""
+
+    path: str
+    inputs: Shapes
+    outputs: Shapes = ()
+    matmul_flops: int = 0
+
+
+@dataclass
 class Trace:
-    """The calls by (path, phase, operator), and the shapes of each module's inputs and outputs by path."""
+    """The calls by (path, phase, operator), and the calls of modules in the order of their beginnings."""
 
     calls: dict[tuple[str, str, str], Calls] = field(default_factory=lambda: defaultdict(Calls))
-    inputs: dict[str, Shapes] = field(default_factory=dict)
-    outputs: dict[str, Shapes] = field(default_factory=dict)
+    modules: list[Running] = field(default_factory=list)
+
+    def shapes(self) -> dict[str, InOut]:
+        """Return the inputs and outputs of each module's first call by path, in the order of these calls."""
+        found: dict[str, InOut] = {}
+        for call in self.modules:
+            found.setdefault(call.path, (call.inputs, call.outputs))
+        return found
 
 
 def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
@@ -53,10 +70,21 @@ class _Recorder(DispatchMode):
         super().__init__()
         self.trace = Trace()
         self.answers = DataDependentAnswers(is_masked=False)
-        self.tracker = ModuleTracker(
-            entered=lambda path, tree: _keep(self.trace.inputs, path, tree),
-            left=lambda path, tree: _keep(self.trace.outputs, path, tree),
-        )
+        self.running: list[Running] = []  # the calls of modules that have not ended
+        self.tracker = ModuleTracker(self.entered, self.left)
+
+    def entered(self, path: str, tree: Any) -> None:
+        """Begin the call of a module."""
+        self.running.append(Running(path, _shapes(tree)))
+        self.trace.modules.append(self.running[-1])
+
+    def left(self, path: str, tree: Any) -> None:
+        """End the call of a module."""
+        while self.running:
+            call = self.running.pop()
+            if call.path == path:  # recomputation may stop in the middle of a module
+                call.outputs = _shapes(tree)
+                return
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,19 +100,22 @@ class _Recorder(DispatchMode):
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
         calls.calls += 1
         calls.elements += sum(tensor.numel() for tensor in tensors(out)[:1])
+        if self.running:
+            self.running[-1].matmul_flops += matmul
         moved = bytes_moved(operator, args, kwargs, out)
         calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved)
         return out
 
 
-def _keep(shapes: dict[str, Shapes], path: str, tree: Any) -> None:
-    shapes.setdefault(path, tuple(map(shape_of, tensors(tree))))
+def _shapes(tree: Any) -> Shapes:
+    return tuple(map(shape_of, tensors(tree)))
 
 
 class RunShapes(dict[str, InOut]):
-    """The shapes of a run by the path of the module, and the FLOPs of its matrix products."""
+    """The shapes of a run by the path of the module (its first call), the FLOPs of its matrix products, its calls."""
 
     matmul_flops: int = 0
+    calls: tuple[ModuleCall, ...] = ()
 
 
 def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> RunShapes:
@@ -110,8 +141,9 @@ def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
     """Return the same for given inputs."""
     args, kwargs = arguments(inputs)
     recorded, _ = trace(model, lambda: model(*args, **kwargs))
-    found = RunShapes((path, (given, recorded.outputs.get(path, ()))) for path, given in recorded.inputs.items())
+    found = RunShapes(recorded.shapes())
     found.matmul_flops = sum(calls.work.matmul_flops for calls in recorded.calls.values())
+    found.calls = tuple(ModuleCall(**vars(call)) for call in recorded.modules)
     return found
 
 

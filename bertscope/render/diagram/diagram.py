@@ -25,10 +25,15 @@ _HEAD = (
 )
 
 
-def dot(report: ClassReport | GraphReport) -> str:
+# For a phone: less space, and one size of text, 11 CSS pixels or more as long as a point has a pixel.
+_NARROW = ("nodesep=0.1; ranksep=0.3;", 'node [margin="0.06,0.04"];', "edge [fontsize=11];")
+
+
+def dot(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
     body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
-    lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*_HEAD, *body)), "}"]
+    head = (*_HEAD, *(_NARROW if is_narrow else ()))
+    lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
     return "\n".join(lines) + "\n"
 
 
@@ -110,9 +115,9 @@ def _quoted(written: str) -> str:
 # ---- pictures ----
 
 
-def svg(report: ClassReport | GraphReport) -> str:
+def svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return a picture by Graphviz; its colours follow the reader's light or dark mode."""
-    picture = _picture(report)
+    picture = _picture(report, is_narrow)
     end = picture.index(">", picture.index("<svg")) + 1
     return f"{picture[:end]}\n<style>\n{filled('diagram.css')}\n</style>{picture[end:]}"
 
@@ -123,9 +128,9 @@ def html(report: ClassReport | GraphReport) -> str:
     return filled("diagram.html", title=title(report), svg=markup(picture), source=source(report))
 
 
-def inline_svg(report: ClassReport | GraphReport) -> str:
+def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return the picture as part of a page, with its own style sheet."""
-    return _inline(svg(report))
+    return _inline(svg(report, is_narrow))
 
 
 def _inline(picture: str) -> str:
@@ -136,9 +141,9 @@ def _inline(picture: str) -> str:
 _GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
 
 
-def _picture(report: ClassReport | GraphReport) -> str:
+def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
-    picture = _drawn(dot(report))
+    picture = _drawn(dot(report, is_narrow))
     titles = "".join(found[2] for found in _GROUP_TITLE.finditer(picture))
     if not titles:
         return picture

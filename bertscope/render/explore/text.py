@@ -14,6 +14,7 @@ from bertscope.units import (
     PRECISIONS,
     bytes_text,
     count_text,
+    flops_text,
     shape_text,
     share_text,
     short_count_text,
@@ -171,9 +172,9 @@ def status(report: ExploreReport) -> str:
     if report.awaited:
         return f"computing {' and then '.join(report.awaited)} ..."
     root = report.rows[0]
-    flops = short_count_text(root.work.total.matmul_flops if root.work else 0)
+    flops = flops_text(root.work.total.matmul_flops if root.work else 0)
     return (
-        f"{count_text(report.totals.distinct_params)} unique parameters, {flops} FLOPs, "
+        f"{count_text(report.totals.distinct_params)} unique parameters, {flops}, "
         f"{bytes_text(root.kept_bytes or 0)} saved for backward"
     )
 

@@ -35,7 +35,13 @@ STEP_OPTIONS = {
 
 def model_command(model: ModelPart, name: str, words: str = "") -> str:
     """Return a command about a model."""
-    return _joined(f"bertscope {name}", shlex.quote(model.tree.subject.name), words, _model_words(model.tree.subject))
+    return _command(name, words, model.tree.subject)
+
+
+def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
+    """Return a command about a model, with the options that select its class if they hold for the others too."""
+    chosen = _model_words(subject) if {_model_words(other) for other in others} <= {_model_words(subject)} else ""
+    return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
 
 
 def flops_command(model: ModelPart, words: str, *, is_training: bool = False) -> str:
@@ -81,9 +87,8 @@ def page_command(report: PageReport) -> str:
         words = _joined("--no-fit", "" if precision == STORED else f"--precision {precision}",
                         "" if run["mode"] == "inference" else f"--checkpointing {strategies}",
                         "" if run["device"] == "cpu" else f"--device {run['device']}", _step_words(model))  # fmt: skip
-    return model_command(
-        model, "report", _joined(compared, _file_words(model), f"--batch {model.batch} --seq {model.seq}", words)
-    )
+    words = _joined(compared, _file_words(model), f"--batch {model.batch} --seq {model.seq}", words)
+    return _command("report", words, *(part.tree.subject for part in report.models))
 
 
 def diff_command(diff: DiffReport) -> str:

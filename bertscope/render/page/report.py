@@ -176,14 +176,21 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
-    """Return the picture, or its Mermaid text where nothing draws it."""
+    """Return the picture, for a wide and for a narrow page, or its Mermaid text where nothing draws it."""
     caption = graph.path or say("the_whole_model")
     try:
-        drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph))  # a page may have several pictures, and one of each id
+        drawn = [_drawing(graph, caption, is_narrow) for is_narrow in (False, True)]
     except MissingExtraError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    named = f'<svg role="img" aria-label="{html_text(caption)}" '
-    return {"caption": caption, "svg": markup(drawn.replace("<svg ", named, 1))}
+    return {"caption": caption, "svg": markup("\n".join(drawn))}
+
+
+def _drawing(graph: GraphReport, caption: str, is_narrow: bool) -> str:
+    drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph, is_narrow))  # a page has several pictures, and one of each id
+    kind = "narrow" if is_narrow else "wide"
+    # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
+    named = rf'<svg class="{kind}" style="--points:\1" role="img" aria-label="{html_text(caption)}" width="\1pt"'
+    return re.sub(r'<svg width="([^"]*)pt"', named, drawn, count=1)
 
 
 def _configuration(model: ModelPart) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 from bertscope.render.colors import PARTS, variable
 from bertscope.render.fit import settings
 from bertscope.render.footer import subtitle
+from bertscope.render.page.commands import STORED
 from bertscope.render.texts import say
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
@@ -68,7 +69,8 @@ def _precision(model: ModelPart) -> str:
 
 
 def _way(precision: str, strategy: str) -> str:
-    return say("way_plain" if strategy == "none" else "way", precision=precision, strategy=strategy)
+    shown = say("way_stored") if precision == STORED else precision
+    return say("way_plain" if strategy == "none" else "way", precision=shown, strategy=strategy)
 
 
 def _way_of(row: FitRow) -> str:

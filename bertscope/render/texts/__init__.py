@@ -7,11 +7,12 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from bertscope.render.texts import explain, fit, memory, page, parallel, shared
+from bertscope.render.texts import count, explain, fit, memory, page, parallel, shared
 from bertscope.render.texts.phrases import PHRASES
 
 LANGUAGES = ("en", "zh")
-TEXTS = {**shared.TEXTS, **memory.TEXTS, **parallel.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
+CATALOGUES = (shared, count, memory, parallel, fit, explain, page)
+TEXTS: dict[str, tuple[str, str]] = {key: text for module in CATALOGUES for key, text in module.TEXTS.items()}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
 
@@ -60,7 +61,7 @@ def phrase(english: str) -> str:
 def _patterns() -> list[tuple[re.Pattern[str], str]]:
     """Return the phrases with values as patterns."""
     return [
-        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*)", re.escape(english))), chinese)
+        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*?)", re.escape(english))), chinese)
         for english, chinese in PHRASES.items()
         if "{" in english
     ]

@@ -16,7 +16,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "nvidia_smi": ("nvidia-smi", "nvidia-smi"),
     "next_peak": ("peak of batch + 1", "批大小加 1 的峰值"),
     "tokens": ("tokens", "token 数"),
-    "step_flops": ("FLOPs of the step", "一步的 FLOPs"),
+    "step_flops": ("step FLOPs", "一步的 FLOPs"),
     "more_flops": ("more FLOPs", "FLOPs 增加"),
     # the verdict of fit
     "verdict_yes": (
@@ -49,12 +49,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "note_head_answer": ("{answer} for {way} at seq {seq}", "{way}、序列长度 {seq}：{answer}"),
     "note_answers": (
-        "yes: the simulated allocator serves it; no: not even the tensors fit; else it is not certain",
-        "可以：模拟的分配器能满足全部请求；不行：单是张量就放不下；其余情况：不确定",
+        "not certain: only the tensors fit, the allocator may fail",
+        "不确定：仅张量放得下，分配器可能失败",
     ),
     "note_batches": (
-        "batch: the simulated allocator serves it; by bytes: only the tensors fit, so it is not certain",
-        "批大小：模拟的分配器能满足全部请求；按字节：仅张量放得下，因此不确定",
+        "by bytes: only the tensors fit, so it is not certain",
+        "按字节：仅张量放得下，因此不确定",
     ),
     "note_cheapest": (
         "cheapest setting for batch {batch} at seq {seq}: {way}",

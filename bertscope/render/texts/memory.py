@@ -12,7 +12,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "process_step": ("process: one step", "进程：一步"),
     "process_run": ("process: whole run", "进程：全程"),
     "step_median": ("step, median of {count}", "一步的用时，{count} 步的中位数"),
-    "spread": ("  fastest to slowest", "  最快至最慢"),
+    "spread": ("  slowest - fastest", "  最慢减最快"),
     "tokens_per_second": ("tokens per second", "每秒 token 数"),
     "flops_per_second": ("FLOP/s", "FLOP/s"),
     "obtained_estimated": ("estimated", "估算"),
@@ -35,6 +35,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "sample": ("sample", "采样点"),
     # the verdict and the conclusions of estimate and profile
     "peak_of": ("peak {size} {place}", "峰值 {size}（{place}）"),
+    "lowest_peak": ("{peak}, the lowest of {count}", "{peak}，{count} 种中最低"),
+    "equal_peaks": ("each of {count} peaks is {size}, {place}", "{count} 种的峰值都是 {size}（{place}）"),
     "with_reserved": ("{text}, reserved {size}", "{text}，预留 {size}"),
     "nothing_measured": ("nothing was measured", "没有测得结果"),
     "operator_of": ("{phase}, in {operator} of {path}", "{phase}，{path} 的 {operator}"),

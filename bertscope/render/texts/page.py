@@ -25,6 +25,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{context} of it is the CUDA context with workspaces; with fragmentation {bytes} are reserved.",
         "其中 CUDA 上下文与工作区占 {context}；连同显存碎片共预留 {bytes}。",
     ),
+    "way_stored": ("its own dtypes", "参数自身的 dtype"),
     "way_plain": ("{precision} without checkpointing", "{precision}，不使用梯度检查点"),
     "other_ways": ("This batch fits with {ways}.", "改用以下设置时，该批大小放得下：{ways}。"),
     "largest_at": (

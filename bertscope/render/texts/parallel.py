@@ -8,7 +8,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "bucket_view": ("gradients in DDP's buckets", "梯度位于 DDP 的桶中"),
     "travels": ("between ranks, per step", "每步在 rank 之间"),
     "call_in": ("{collective} {phase}", "{phase} {collective}"),
-    "call_of": ("{text} of {path}", "{text}，{path}"),
+    "call_of": ("{text} of {path}", "{path} 的{text}"),
     "call_ranks": ("{text}, {ranks} ranks", "{text}，{ranks} 个 rank"),
     "calls": ("calls", "调用次数"),
     "full_tensors": ("whole tensors", "完整张量"),
@@ -22,6 +22,23 @@ TEXTS: dict[str, tuple[str, str]] = {
         "a rank sends: in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and broadcast, twice that "
         "for all-reduce",
         "每个 rank 发送：环形通信，all-gather、reduce-scatter 和 broadcast 为完整张量的 (n-1)/n，all-reduce 为其两倍",
+    ),
+    "gpus": ("GPUs", "GPU 数"),
+    "strategy": ("strategy", "策略"),
+    "strategy_none": ("one process", "单进程"),
+    "rank_batch": ("batch each", "每卡批大小"),
+    "times": (" x {name}", " 块 {name}"),
+    "verdict_ranks_yes": (
+        "{ranks}{on}: batch {total} fits at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}",
+        "{ranks}{on}：放得下总批大小 {total}（序列长度 {seq}，{strategy}，{way}）：每卡批大小 {batch}，{memory}",
+    ),
+    "verdict_ranks_no": (
+        "no: batch {total} does not fit on {ranks}{on} at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}",
+        "不行：{ranks}{on}放不下总批大小 {total}（序列长度 {seq}，{strategy}，{way}）：每卡批大小 {batch}，{memory}",
+    ),
+    "note_fewest": (
+        "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting that needs the least memory",
+        "试过 1 至 8 块及 8 的倍数；第一行之后的策略只试最省内存的设置",
     ),
     "note_ranks_unknown": (
         "not counted: buffers of NCCL, and separate memory pools of CUDA streams",

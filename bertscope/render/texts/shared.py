@@ -1,6 +1,11 @@
 """The texts of several commands: the model, the run, the parts of the memory."""
 
 TEXTS: dict[str, tuple[str, str]] = {
+    # what follows an error in the words of a command
+    "near_choice": ("; did you mean {name}?", "；是否想写 {name}？"),
+    "option_of": ("; {option} is an option of {commands}", "；{option} 是 {commands} 的选项"),
+    "see_help": ("{message}; see '{command} --help'", "{message}；见 {command} --help"),
+    "see_help_after_question": ("{message} see '{command} --help'", "{message}见 {command} --help"),
     # between parts of a sentence
     "space": (" ", ""),
     "comma": (", ", "，"),
@@ -38,8 +43,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "one_more_row": ("1 more row", "1 行"),
     "some_more_rows": ("{count} more rows", "{count} 行"),
     "left_out": (
-        "(columns left out: {names}; widen the terminal, or pipe)",
-        "（未显示的列：{names}；加宽终端或输出到管道即可显示）",
+        "(in a wider terminal: {names})",
+        "（终端更宽时显示：{names}）",
     ),
     # the totals of the parameters
     "unique": ("unique parameters", "参数量（去重）"),

@@ -51,7 +51,7 @@ const begin = () => {
     button: document.querySelector("button[data-chart]").textContent,
     charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
     map: document.getElementById("parameters-0-map").data[0].type,
-    pictures: document.querySelectorAll("figure svg").length,
+    pictures: document.querySelectorAll("figure svg.wide").length,
     requests: performance.getEntriesByType("resource").length,
   });
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from fractions import Fraction
 from html import unescape
 from itertools import pairwise
@@ -19,6 +20,7 @@ from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars, parameter_map, role
+from bertscope.render.page.commands import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column, number
 from bertscope.render.texts import LANGUAGES
@@ -212,8 +214,26 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
 
 
+def test_the_command_of_a_page_of_two_classes_names_neither(written):
+    report = from_json(written[0].with_suffix(".json").read_text())
+    (model,) = report.models
+    other = replace(model.tree.subject, architecture="BertForMaskedLM")
+    both = replace(report, models=(model, replace(model, tree=replace(model.tree, subject=other))))
+    assert "--architecture BertModel" in page_command(report)
+    assert "--architecture" not in page_command(both)
+
+
+def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_text_at_11_pixels(written):
+    drawings = re.findall(
+        r'<svg class="(wide|narrow)" style="--points:(\d+)"[^>]* width="(\d+)pt"', written[0].read_text()
+    )
+    assert [kind for kind, *_ in drawings] == ["wide", "narrow"] * 2
+    assert all(points == width for _, points, width in drawings)
+    assert all(int(points) <= 358 for kind, points, _ in drawings if kind == "narrow")  # the text of a 390 pixel screen
+
+
 def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):
-    def missing(graph):
+    def missing(graph, is_narrow):
         raise MissingExtraError("a picture", "draw")
 
     monkeypatch.setattr(page, "inline_svg", missing)

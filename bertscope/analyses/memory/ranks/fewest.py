@@ -1,0 +1,129 @@
+"""`fit --batch-total`: the fewest ranks with which a batch fits, for each strategy."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from bertscope.analyses.memory.fit import Fitter, Progress, Steps, fit_report, fitter_for, on_card
+from bertscope.analyses.memory.growth import SMALLEST
+from bertscope.analyses.memory.step import run_model
+from bertscope.analyses.parallel.shares import rank_groups
+from bertscope.parallelism import FSDP, NO_RESHARD, ONE_PROCESS, TRIED, WORLD_SIZES, ZERO1, Parallelism
+from bertscope.reports.memory import YES, FitReport, FitRow, Gpu
+from bertscope.run_config import RunConfig
+from bertscope.sources.model_source import ModelSource
+
+# The parts of the memory at the peak that shrink with the number of ranks.
+_SHARDS = ("parameters", "optimizer_state", "gradients")
+_DIVIDED = {ZERO1: ("optimizer_state",), NO_RESHARD: _SHARDS, FSDP: _SHARDS}
+
+
+def fewest_report(
+    source: ModelSource,
+    variants: Sequence[RunConfig],
+    seqs: Sequence[int],
+    budget: int | Gpu,
+    total: int,
+    *,
+    strategies: Sequence[str] = TRIED,
+    world_sizes: Sequence[int] = WORLD_SIZES,
+    settings: Mapping[str, Any] | None = None,
+    context_bytes: int | None = None,
+    progress: Progress = lambda text: None,
+    known_steps: dict[str | None, Steps] | None = None,
+) -> FitReport:
+    """Return, for each strategy, the fewest ranks whose batches add up to `total`, and a variant that fits on them.
+
+    The batch of a rank is `total` by the number of ranks, rounded up. The variant that needs the least memory decides
+    the number of ranks. The row with the fewest ranks is first, with the cheapest variant. No further strategy is tried
+    once one needs only the least number of ranks, or the next one where the least is not enough. `settings` are further
+    fields of Parallelism.
+    """
+    steps = {} if known_steps is None else known_steps
+    fitter, known = fitter_for(source, variants[0], budget, context_bytes, steps)
+    search = _Search(fitter, world_sizes, total, settings or {})
+    rows: list[FitRow] = []
+    for seq in seqs:
+        progress(f"one rank, seq {seq}")
+        runs = [replace(on_card(variant, known), seq=seq) for variant in variants]
+        leanest = search.leanest([run for run in runs if run.checkpointing == runs[-1].checkpointing])
+        found: list[tuple[int, bool, str]] = []
+        for strategy in strategies:
+            progress(f"{strategy}, seq {seq}")
+            place = search.fewest(leanest, strategy)
+            found.append((place, place == len(world_sizes), strategy))
+            if place <= 1 < len(world_sizes):
+                break
+        found.sort(key=lambda item: item[0])
+        for number, (place, is_none, strategy) in enumerate(found):
+            size = world_sizes[place - is_none]
+            tried = [search.on(run, strategy, size) for run in ([leanest] if number or is_none else runs)]
+            report = fit_report(source, tried, [seq], budget, batch=tried[0].batch, context_bytes=context_bytes,
+                                known_steps=steps, tries_other_head=False)  # fmt: skip
+            rows.append(report.rows[0])
+    run = report.run | {"parallelism": asdict(ONE_PROCESS)}
+    return replace(report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None)
+
+
+@dataclass
+class _Search:
+    """A search for the number of ranks, by its place in `world_sizes`."""
+
+    fitter: Fitter
+    world_sizes: Sequence[int]
+    total: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, run_config: RunConfig, strategy: str, size: int) -> RunConfig:
+        """Return the run of one of so many ranks, with its share of the batch."""
+        ranks = ONE_PROCESS if size == 1 else Parallelism(strategy, (size,), **self.settings)
+        return replace(run_config, batch=-(-self.total // size), parallelism=ranks)
+
+    def leanest(self, runs: Sequence[RunConfig]) -> RunConfig:
+        """Return the run that needs the least memory on one of two ranks, in one process."""
+        return min(runs, key=lambda run: self.fitter.peak_bytes(replace(run, batch=max(self.total // 2, 1))))
+
+    def fewest(self, run_config: RunConfig, strategy: str) -> int:
+        """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
+
+        def fits(place: int) -> bool:
+            """Return True if the run fits with that number of ranks."""
+            return self.fitter.answer(self.on(run_config, strategy, self.world_sizes[place])) == YES
+
+        end = len(self.world_sizes)
+        if fits(0):
+            return 0
+        place = max(self._expected(run_config, strategy), 1)
+        while place < end and not fits(place):
+            place += 1
+        while 1 < place < end and fits(place - 1):
+            place -= 1
+        return place
+
+    def _expected(self, run_config: RunConfig, strategy: str) -> int:
+        """Return the place at which the tensors should fit, the last one if they do at none.
+
+        It is taken from the growth with the batch on two ranks, whose shares of the state are made as small as those on
+        more ranks.
+        """
+        pair, source = self.on(run_config, strategy, 2), self.fitter.steps.source
+        growth = self.fitter.steps.growth(pair, SMALLEST)
+        if growth is None:
+            return 0
+        model = run_model(source, run_config)
+        trace = self.fitter.trace(pair)
+        index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
+        divided = sum(trace.parts_after(index)[part] for part in _DIVIDED.get(strategy, ()))
+        limit = self.fitter.overhead.limit_bytes(self.fitter.budget_bytes)
+
+        def share(size: int) -> int:
+            """Return the parameters that rank 0 of so many updates."""
+            return rank_groups(model, Parallelism(strategy, (size,)), source.layer_path)[0].updated_params
+
+        def fits(size: int) -> bool:
+            """Return True if the tensors should fit with that number of ranks."""
+            own = self.on(run_config, strategy, size)
+            return growth.peak_bytes(own.batch) - divided * (1 - share(size) / share(2)) <= limit
+
+        return min(bisect_left(self.world_sizes, True, key=fits), len(self.world_sizes) - 1)

@@ -1,0 +1,61 @@
+"""`fit --batch-total`: the fewest ranks, against a search of every number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bertscope.analyses.memory.estimate import source_trace
+from bertscope.analyses.memory.ranks.fewest import fewest_report
+from bertscope.parallelism import TRIED, Parallelism
+from bertscope.run_config import RunConfig
+from tests.analyses.memory.steps import small
+
+STEP = RunConfig(model_implementation="bertscope")
+SIZES = (1, 2, 3, 4, 5, 6)
+TOTAL = 24
+
+
+@pytest.fixture(scope="module")
+def source():
+    return small(vocab_size=400)
+
+
+@pytest.fixture(scope="module")
+def peaks(source):
+    """The peak of a rank by strategy and number of ranks, for the batch of all."""
+
+    def peak(strategy, size):
+        ranks = Parallelism() if size == 1 else Parallelism(strategy, (size,))
+        return source_trace(source, replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks)).peak_bytes
+
+    return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("place", [0, 1, 3, 5])
+def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
+    budget = peaks[strategy][place]
+    (row,) = fewest_report(source, [STEP], [8], budget, TOTAL, strategies=[strategy], world_sizes=SIZES).rows
+    expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
+    assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
+
+
+def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
+    (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=["ddp"], world_sizes=SIZES).rows
+    assert (row.fits, row.ranks, row.peak_bytes) == (False, 6, peaks["ddp"][-1])
+
+
+def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
+    budget = (peaks["fsdp"][2] + min(peaks["ddp"][2], peaks["fsdp"][1])) // 2
+    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    assert {row.strategy for row in report.rows} == set(TRIED)
+    assert [row.ranks for row in report.rows if row.fits] == sorted(row.ranks for row in report.rows if row.fits)
+    assert (report.rows[0].ranks, report.batch_total) == (3, TOTAL)
+
+
+def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
+    budget = max(peaks["ddp"][1], peaks["fsdp"][1])
+    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
