@@ -323,7 +323,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data, as reports and JSON hold it."""
-        return asdict(self) | {"freeze": list(self.freeze), "inputs": list(self.inputs)}
+        ranks = asdict(self.parallelism) | {"mesh": list(self.parallelism.mesh)}
+        return asdict(self) | {"freeze": list(self.freeze), "inputs": list(self.inputs), "parallelism": ranks}
 
     @property
     def precision(self) -> str:

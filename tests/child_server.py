@@ -90,10 +90,10 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until the tests end."""
     from bertscope import cli  # noqa: F401
-    from bertscope.analyses.memory import estimate, profile_worker, profiler_run  # noqa: F401
-    from bertscope.torch_access import fake_tensor_mode
+    from bertscope.analyses.memory import profile_worker  # noqa: F401
+    from bertscope.analyses.memory.ranks.launcher import load_for_ranks
 
-    fake_tensor_mode()  # imports torch._dynamo; nothing runs here, so that there are no threads to fork
+    load_for_ranks()  # nothing runs here, so that there are no threads to fork
     with suppress(ImportError):
         import_module("transformers.modeling_utils")
     gc.collect()

@@ -10,7 +10,7 @@ from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
 from bertscope.analyses.memory.fit import fit_report, fit_variants
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_worker import Job
+from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.step import Loss, real_inputs
 from bertscope.api.given import Model, Size, built, inputs_of
 from bertscope.errors import SelectionError, suggestion

@@ -98,7 +98,7 @@ class LaunchOptions(StrategyOptions):
         typer.Option(metavar="HOST:PORT", help="The place where the machines meet, the same for all, as for torchrun."),
     ] = None
     rdzv_backend: Annotated[
-        str, typer.Option(metavar="NAME", help="The rendezvous backend of torchrun: c10d, etcd-v2 or static.")
+        str, typer.Option(metavar="NAME", help="The rendezvous backend, as for torchrun: c10d or etcd-v2.")
     ] = "c10d"
     rdzv_id: Annotated[
         str | None, typer.Option(metavar="ID", help="The name of the job, the same for all machines.")

@@ -11,6 +11,7 @@ import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import NotedOutputOptions, Progress, note, write_file
+from bertscope.commands.parallel_options import LaunchOptions
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
@@ -24,6 +25,7 @@ EXAMPLES = """
   bertscope profile bert-tiny --batch 8 --checkpointing none,full,every-2,selective
   bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
   bertscope profile bert-tiny --mode inference --memory-limit 2GiB
+  bertscope profile bert-tiny --nproc 2 --strategy fsdp
 """
 
 
@@ -41,16 +43,18 @@ def profile(
         str | None, typer.Option(metavar="SIZE", help="The memory limit of the process, such as 4GiB.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="The time limit of each run.")] = 600,
+    ranks: LaunchOptions,
     inputs: Inputs = None,
     view: ViewOptions,
     out: NotedOutputOptions,
 ) -> int:
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
-    torch's profiler records the allocator's peak; separate steps without it give the times. Exit code 3 if a
-    run could not be measured: out of memory, killed, too slow; 130 if it was interrupted.
+    torch's profiler records the allocator's peak; separate steps without it give the times. With --nproc real
+    ranks run the step, on gloo or with CUDA on NCCL; ranks that agree are one row. Exit code 3 if a run could not
+    be measured: out of memory, killed, too slow; 130 if it was interrupted.
     """
-    run_configs = run.run_configs(inputs=tuple(inputs or ()))
+    run_configs = run.run_configs(inputs=tuple(inputs or ()), parallelism=ranks.parallelism())
     view.check_timeline()
     if run.device == "cuda" and not _may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
@@ -58,16 +62,26 @@ def profile(
     if source.has_own_dtypes and (run.dtype is None or run.autocast):
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     from bertscope.analyses.memory.profile import INTERRUPTED, profile_report
-    from bertscope.analyses.memory.profile_worker import Job
+    from bertscope.analyses.memory.profile_job import Job, Launch
 
+    launch = None
+    if ranks.nproc is not None:
+        launch = Launch(
+            nproc=ranks.nproc,
+            nnodes=ranks.nnodes,
+            rdzv_backend=ranks.rdzv_backend,
+            rdzv_endpoint=ranks.rdzv_endpoint or "",
+            rdzv_id=ranks.rdzv_id or "",
+            timeout_seconds=timeout,
+        )
     limit = size("--memory-limit", memory_limit)
     jobs = [
         Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed, memory_limit_bytes=limit,
             beside=run_configs[0] if place else None,
-            wants_snapshot=view.snapshot is not None and run_config is run_configs[-1])
+            wants_snapshot=view.snapshot is not None and run_config is run_configs[-1], launch=launch)
         for place, run_config in enumerate(run_configs)
     ]  # fmt: skip
-    with Progress(len(jobs) + (steps if len(jobs) > 1 else 0)) as progress:
+    with Progress(len(jobs) + (steps if len(jobs) > 1 and launch is None else 0)) as progress:
         report, pictures = profile_report(jobs, timeout_seconds=timeout, progress=progress)
     report = run.with_training_file(report, run_configs)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)

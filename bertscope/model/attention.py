@@ -47,8 +47,9 @@ class BertSelfAttention(nn.Module):
 
     def split_heads(self, projected: Tensor) -> Tensor:
         """Split the heads: (B, S, H) -> (B, N, S, D). With tensor parallelism N is the number of heads of this rank."""
-        heads: Tensor = projected.unflatten(-1, (-1, self.attention_head_size))
-        return heads.transpose(1, 2)
+        batch, length, width = projected.shape
+        size = self.attention_head_size
+        return projected.view(batch, length, width // size, size).transpose(1, 2)
 
     def forward(
         self,
@@ -79,7 +80,8 @@ class BertSelfAttention(nn.Module):
 
     def merge_heads(self, context: Tensor) -> Tensor:
         """Merge the heads: (B, N, S, D) -> (B, S, H)."""
-        return context.transpose(1, 2).flatten(2)
+        batch, heads, length, size = context.shape
+        return context.transpose(1, 2).reshape(batch, length, heads * size)
 
     def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
         """Return keys and values, for self- or cross-attention, with or without a cache."""

@@ -13,7 +13,7 @@ from bertscope.render.memory_words import bars, notes, verdict
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, stacked, tables_text, values
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
-from bertscope.render.traffic import traffic_markdown, traffic_text
+from bertscope.render.traffic import ranks_markdown, ranks_text, traffic_markdown, traffic_text
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
 
@@ -190,6 +190,8 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None
     lines = list(memory_lines(report, has_details=verbose))
     text = wrapped(verdict(report), target)
     text += tables_text(memory_columns(report), 1, lines, target, lambda line: line.is_strong)
+    if ranks := ranks_text(report, target):
+        text = stacked(text, ranks)
     if travels := traffic_text(report, target, by_module=verbose):
         text = stacked(text, travels)
     rows = kept_rows(report) if verbose or shown_rows is not None else []
@@ -212,7 +214,7 @@ def markdown(report: MemoryReport) -> str:
     tables = [markdown_text(memory_columns(report), list(memory_lines(report)))]
     if rows := kept_rows(report):
         tables.append(markdown_text(kept_columns(report), rows))
-    tables += traffic_markdown(report)
+    tables += [*ranks_markdown(report), *traffic_markdown(report)]
     lines = "".join(f"- {line}\n" for line in notes(report)).replace("_", "\\_")
     return "\n".join([heading, *tables, lines])
 

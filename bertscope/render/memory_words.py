@@ -8,7 +8,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
-from bertscope.render.traffic import parallel_words, traffic_notes
+from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
 from bertscope.units import bytes_text, count_text
 
@@ -84,6 +84,7 @@ def verdict(report: MemoryReport) -> str:
 def notes(report: MemoryReport) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
     yield from conclusions(report)
+    yield from ranks_notes(report)
     yield from traffic_notes(report)
     yield from footnotes(report)
 
@@ -146,8 +147,9 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     """Yield notes on how each number was obtained, and how far it may be off."""
     memories = [variant.memory for variant in report.variants if variant.memory]
     obtained = {memory.obtained for memory in memories}
+    has_ranks = any(variant.rank_rows for variant in report.variants)
     if "measured" in obtained:
-        yield say("note_measured", machine=report.machine)
+        yield say("note_ranks_measured" if has_ranks else "note_measured", machine=report.machine)
     if "estimated" in obtained:
         device = report.run.get("device")
         accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")

@@ -153,6 +153,28 @@ class BreakEven:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """The measurement of real ranks that agree: the memory and the traffic of each, and the time of their steps."""
+
+    ranks: tuple[int, ...]
+    state_bytes: int  # between steps
+    phases: tuple[PhasePeak, ...]
+    traffic: tuple[TrafficRow, ...]
+    step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
+    process_peak_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
+
+    @property
+    def peak(self) -> PhasePeak:
+        """Return the peak of the step."""
+        return max(self.phases, key=lambda phase: phase.peak_bytes)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that each of these ranks sends in a step."""
+        return sum(row.sent_bytes for row in self.traffic)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One checkpointing choice of the step: estimated, measured, or both."""
 
@@ -165,6 +187,7 @@ class Variant:
     outlook: BreakEven | None = None  # if this peak is not below that of the first variant
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
+    rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
 
     @property
     def memory(self) -> Memory | None:

@@ -14,7 +14,7 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
-from bertscope.analyses.memory.profile_worker import Job
+from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.page.explore import explore

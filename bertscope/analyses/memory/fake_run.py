@@ -52,7 +52,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     begins with the gradients of another. The state of the optimizer exists for the parameters that get a gradient:
     a first optimizer step, which is not recorded, creates it after the backward pass.
     """
-    mode = _FakeRunMode(step, _owned_by_autograd())
+    mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
     with mode.tracker.track(step.model), mode, mode.random_states(), watched_resizes(mode.resized):
         if is_parallel:  # FSDP allocates in its first step what it keeps
@@ -87,14 +87,14 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     )
 
 
-class _FakeRunMode(DispatchMode):
+class RunMode(DispatchMode):
     """A mode that records memory, and answers questions such as `mask.any()`, which fake tensors cannot answer."""
 
-    def __init__(self, step: ModelStep, own_counts: tuple[int, int] | None) -> None:
+    def __init__(self, step: ModelStep) -> None:
         super().__init__()
         self.step = step
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
-        self.own_counts = own_counts  # of a gradient sum that only autograd references
+        self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch_bytes = cuda_scratch_bytes if self.on_device else cpu_scratch_bytes
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
@@ -152,26 +152,30 @@ class _FakeRunMode(DispatchMode):
             # Other numbers that an optimizer reads are step counters.
             return self.answers.value(operator, args[0], otherwise=1 if self.name == OPTIMIZER else None)
         named = kwargs or {}
-        out = self._recorded(operator, args, named) if self.is_recording else _RESULTS.run(operator, args, named)
+        out = self.recorded(operator, args, named) if self.is_recording else self.result(operator, args, named)
         self.answers.note(operator, args, out)
         return out
 
-    def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+    def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on fake tensors."""
+        return _RESULTS.run(operator, args, kwargs)
+
+    def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
             first = args[0] if args else None
             self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
-        out = _RESULTS.run(operator, args, kwargs)
+        out = self.result(operator, args, kwargs)
         if operator.namespace in NAMESPACES and (kind := kind_of(self.operator)):
-            self._note_collective(kind, args, (args, kwargs, out))
+            self.note_collective(kind, args, (args, kwargs, out))
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         # An operator over all parameters returns one tensor for each.
         is_for_all = self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1
         for number, tensor in enumerate(tensors(out)):
-            size = self._true_bytes(operator, args, number, tensor)
+            size = self.true_bytes(operator, args, number, tensor)
             self._add(tensor, size, self.trained[number] if is_for_all else None)
         if extra := self.scratch_bytes(operator, args):  # in addition to the results
             place = self._place()
@@ -217,7 +221,7 @@ class _FakeRunMode(DispatchMode):
                 self._watch_storage(storage, key)
             self.recorder.allocate(key, Allocation(size, place, (size,), "uint8", "gathered_parameters"), place)
 
-    def _note_collective(self, kind: str, args: Any, tree: Any) -> None:
+    def note_collective(self, kind: str, args: Any, tree: Any) -> None:
         """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones."""
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
@@ -228,7 +232,7 @@ class _FakeRunMode(DispatchMode):
             if made is not None and not made.part:
                 made.part = "communication"
 
-    def _true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
+    def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return the bytes of a result that torch's shape function gets wrong; None for any other.
 
         LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights. An LSTM has a workspace.

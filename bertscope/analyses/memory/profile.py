@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import signal
 import subprocess
 import threading
 import time
@@ -19,12 +18,14 @@ from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork
-from bertscope.analyses.memory.profile_worker import MESSAGES, Job
+from bertscope.analyses.memory.profile_job import MESSAGES, Job, end_text
+from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, Timing, Variant
+from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, RankRow, Timing, Variant
+from bertscope.reports.parallel import TrafficRow
 from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
 from bertscope.units import bytes_text
 
@@ -125,6 +126,10 @@ class _Sent:
     snapshot: str | None = None  # base64
     outlook: BreakEven | None = None
     seconds: list[float] = field(default_factory=list)  # of each timed step
+    who: str = "the child"  # or the rank with the problem
+    ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
+    ranks: tuple[RankRow, ...] = ()
+    traffic: tuple[TrafficRow, ...] = ()  # of the first rank
 
 
 @contextmanager
@@ -133,7 +138,7 @@ def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
     if len(jobs) == 1 or jobs[0].run_config.device != "cpu" or not can_fork():
         yield partial(Child, _ENTRY)
         return
-    server = ForkServer("bertscope.analyses.memory.profile_worker:load", _ENTRY)
+    server = ForkServer("bertscope.analyses.memory.profile_job:load", _ENTRY)
     try:
         yield server.start
     finally:
@@ -144,7 +149,8 @@ class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
     def __init__(self, job: Job, timeout_seconds: float, progress: _Progress, start: _Start) -> None:
-        self.job, self.progress = job, progress
+        self.watch = None if job.launch is None else RanksWatch(job)
+        self.job, self.progress = job if self.watch is None else self.watch.job, progress
         self.timeout_seconds = self.left_seconds = timeout_seconds
         self.sent = _Sent()
         self.problem: tuple[str, str] | None = None
@@ -159,7 +165,8 @@ class _Child:
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
-        self._ask(self.job.to_json(), "timing", lambda: f"{self.name}: {self.sent.stage}")
+        answer = "timing" if self.watch is None else "ended"
+        self._ask(self.job.to_json(), answer, lambda: f"{self.name}: {self.sent.stage}")
         if self.problem is not None and self.problem[0] == "refused":
             raise SelectionError(self.problem[1])
         if self.problem is None:
@@ -172,8 +179,8 @@ class _Child:
         self.stop()
 
     def run_timed_step(self, number: int, *, in_turn: bool) -> None:
-        """Have the child run one more step and send its time."""
-        if self.problem is not None:
+        """Have the child run one more step and send its time; ranks have run theirs already."""
+        if self.problem is not None or self.watch is not None:
             return
         self.is_in_turn = in_turn
         self.sent.stage = f"timing step {number + 1} of {self.job.steps}"
@@ -206,23 +213,40 @@ class _Child:
                     self.stop()
                     self.problem = ("died", self._death())
                     return
-                kind, content = message
-                if kind == "seconds":
-                    self.sent.seconds.append(content)
-                elif kind in vars(self.sent):
-                    setattr(self.sent, kind, content)
-                else:
-                    self.problem = message
-                is_answered = kind == answer
+                self._keep(*message)
+                is_answered = message[0] == answer
+            if self.watch is not None:
+                self._look_at_ranks()
             if self.problem is None:
                 self.progress(shown())
         self.left_seconds = deadline - time.monotonic()
+
+    def _keep(self, kind: str, content: Any) -> None:
+        """Keep a message; of a kind that is no result, it is the problem."""
+        if kind == "seconds":
+            self.sent.seconds.append(content)
+        elif kind in vars(self.sent):
+            setattr(self.sent, kind, content)
+        else:
+            self.problem = (kind, content)
+
+    def _look_at_ranks(self) -> None:
+        """Keep what the ranks have sent, and find the one that failed or hangs."""
+        assert self.watch is not None  # noqa: S101 the caller has looked
+        for message in self.watch.read():
+            self._keep(*message)
+        found = self.watch.failure(self.sent.ended, self.problem)
+        if found is not None:
+            self.sent.who, self.sent.stage, self.problem = found
+        self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
         """Close the child's input, wait briefly for its end, kill its process group, and close its streams."""
         if self.is_stopped:
             return
         self.is_stopped = True
+        if self.watch is not None and self.sent.ended is None:
+            self.watch.kill()
         with suppress(OSError):
             self.process.stdin.close()  # type: ignore[union-attr]
         if self.process.poll() is None:
@@ -234,24 +258,26 @@ class _Child:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def _death(self) -> str:
         """Return how the child ended, with its last line on standard error."""
         code = self.process.returncode or 0
         if code < 0:
-            name = signal.Signals(-code).name
-            hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-            return f"was killed by {name}{hint}"
+            return end_text(code)
         last = b"".join(self.stderr).decode(errors="replace").strip().splitlines()
-        return f"ended with exit code {code}" + (f": {one_line(last[-1], limit=200)}" if last else "")
+        return end_text(code) + (f": {one_line(last[-1], limit=200)}" if last else "")
 
     def variant(self) -> Variant:
         """Return what the child sent as a row of the report."""
         run_config, sent = self.job.run_config, self.sent
-        tokens = run_config.accumulate * run_config.batch * run_config.seq
+        tokens = run_config.accumulate * run_config.batch * run_config.seq * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
-            timing = sent.timing.of_steps(sent.seconds, tokens, is_in_turn=self.is_in_turn)
+            of_ranks = (row.step_seconds for row in sent.ranks)
+            seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
+            timing = sent.timing.of_steps(seconds, tokens, is_in_turn=self.is_in_turn)
         return Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
@@ -261,6 +287,8 @@ class _Child:
             process=sent.process,
             outlook=sent.outlook,
             failure=_failure(self.job, sent, *self.problem) if self.problem else "",
+            traffic=sent.traffic,
+            rank_rows=sent.ranks,
         )
 
 
@@ -293,13 +321,18 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     """Return a text on the failure, the stage that it happened in, and a remedy."""
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
-    words = {"out of memory": f"ran out of memory{limit}", "failed": f"failed: {text}", "died": f"{text}{limit}"}
+    words = {
+        "out of memory": f"ran out of memory{limit}",
+        "failed": f"failed: {one_line(text, limit=300)}",
+        "died": f"{text}{limit}",
+    }
     happened = words.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}" if sent.estimated is not None else ""
     others = {"interrupted": "run it again to measure",
+              "hung": "the others wait for it: look at this place, or give a longer --timeout",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:
-        return f"the child {happened} while {sent.stage}{expected}; {others[kind]}"
+        return f"{sent.who} {happened} while {sent.stage}{expected}; {others[kind]}"
     remedy = "a smaller --batch or --seq"
     if job.run_config.checkpointing == NONE and job.run_config.mode != "inference":
         remedy += ", --checkpointing"
@@ -307,4 +340,4 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
         remedy += ", or a longer --timeout"
     elif job.memory_limit_bytes:
         remedy += ", or a higher --memory-limit"
-    return f"the child {happened} while {sent.stage}{expected}; try {remedy}"
+    return f"{sent.who} {happened} while {sent.stage}{expected}; try {remedy}"

@@ -7,76 +7,31 @@ memory is measured, the parent asks for each timed step with a line on standard 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.child import die_with_parent
-from bertscope.analyses.memory.system_memory import proc_bytes
-from bertscope.errors import BertscopeError, SelectionError, UnknownValueError
-from bertscope.reports.base import Subject
-from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, Timing
-from bertscope.run_config import RunConfig
-from bertscope.sources.find import source_from_data
-from bertscope.sources.model_source import ModelSource
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-Say = Callable[[str, Any], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The work of one child."""
-
-    source: ModelSource
-    run_config: RunConfig
-    steps: int = 3
-    threads: int | None = None
-    seed: int = 0
-    memory_limit_bytes: int | None = None
-    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
-    beside_peak_bytes: int = 0  # its estimate
-    wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
-
-    def to_json(self) -> str:
-        """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
-        source = type(self.source).__name__, self.source.to_data()
-        return json.dumps(vars(self) | {"source": source}, default=vars)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Job:
-        """Return the job that `to_json` wrote."""
-        data = json.loads(text)
-        source = source_from_data(*data.pop("source"))
-        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
-        return cls(source=source, **run_configs, **data)
-
-
-MESSAGES: dict[str, Any] = {  # kind -> type of its content
-    "subject": Subject,
-    "stage": str,
-    "taken": int,
-    "estimated": Memory,
-    "outlook": BreakEven,
-    "machine": str,
-    "process": ProcessMemory,
-    "measured": Memory,
-    "snapshot": str,  # base64
-    "timing": Timing,
-    "seconds": float,
-    **dict.fromkeys(("refused", "out of memory", "failed"), str),
-}
+from bertscope.analyses.memory.profile_job import (
+    M_MMAP_THRESHOLD,
+    M_TRIM_THRESHOLD,
+    Job,
+    Say,
+    estimate_job,
+    explained,
+    high_water,
+    machine_name,
+    set_malloc,
+    set_memory_limit,
+    set_up_process,
+)
+from bertscope.errors import SelectionError
+from bertscope.reports.memory import Timing
 
 
 def main() -> None:
@@ -90,84 +45,36 @@ def main() -> None:
         out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
         out.flush()
 
-    _set_up_process()
+    set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        run(job, say)
+        (run if job.launch is None else launch)(job, say)
     except Exception as error:
-        say(*_explained(error, job))
+        say(*explained(error, job))
 
 
-def load() -> None:
-    """Import what every job needs, without running anything that starts a thread."""
-    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
-    from bertscope.torch_access import fake_tensor_mode
+def launch(job: Job, say: Say) -> None:
+    """Start the ranks of the job, which run the step."""
+    from bertscope.analyses.memory.ranks.launcher import launch_ranks
 
-    fake_tensor_mode()  # imports torch._dynamo
-
-
-def _set_up_process() -> None:
-    """Have the system kill this process when the parent dies, and first when memory runs out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    die_with_parent()
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _set_memory_limit(job: Job, say: Say) -> None:
-    """Set the memory limit, and send the bytes of it that torch and Python already use.
-
-    The limit starts after the imports: a library that runs out of memory while it loads may hang.
-    """
-    if job.memory_limit_bytes is not None and job.run_config.device == "cpu":
-        import resource
-
-        from bertscope.torch_access import torch
-
-        torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
-        say("taken", _status("VmData") or 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
-
-
-def _explained(error: Exception, job: Job) -> tuple[str, str]:
-    if isinstance(error, BertscopeError):
-        return "refused", str(error)
-    text = str(error)
-    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
-    is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
-    if is_limited or isinstance(error, MemoryError) or any(word in text for word in words):
-        return "out of memory", text
-    return "failed", f"{type(error).__name__}: {text}"
+    launch_ranks(job, say)
 
 
 def run(job: Job, say: Say) -> None:
     """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
     say("stage", "loading torch")
-    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
-    from bertscope.analyses.memory.growth import break_even
-    from bertscope.analyses.memory.step import run_model, step_flops
-    from bertscope.analyses.modules.totals import subject
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    say("stage", "estimating")
-    if job.source.bert_config is None:
-        say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
-    with suppress(UnknownValueError):  # then there is only the measurement
-        trace_of = MemoryTraces(job.source).trace
-        found = estimate_memory(job.source, job.run_config, trace_of=trace_of)
-        say("estimated", found)
-        if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
-            say("outlook", break_even(trace_of, job.beside, job.run_config))
-    flops = step_flops(job.source, job.run_config)
+    flops = estimate_job(job, say)
     gc.enable()
     gc.collect()
-    _set_malloc(_M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
+    set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
     torch.manual_seed(job.seed)
-    _set_memory_limit(job, say)
+    set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
     with job.source.implemented_by(job.run_config.model_implementation).confined():
@@ -177,12 +84,8 @@ def run(job: Job, say: Say) -> None:
 def _built(job: Job) -> Any:
     from bertscope.analyses.memory.estimate import named_inputs
     from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-    from bertscope.torch_access import torch
 
     run_config, device = job.run_config, job.run_config.device
-    if device == "cuda" and job.memory_limit_bytes is not None:
-        whole = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
     model: Any = run_model(job.source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
     return ModelStep(model, inputs, run_config, device, loss)
@@ -211,11 +114,11 @@ def _measure(step: Any, job: Job, say: Say) -> float:
     terms = measured_device_terms(step) if step.device == "cuda" else None
     if terms is None:
         say("stage", "measuring the process")
-        if process := _high_water(step.run):
+        if process := high_water(step.run):
             say("process", process)
     if job.wants_snapshot:
         say("snapshot", b64encode(snapshot(trace)).decode())
-    say("machine", _machine(step.device))
+    say("machine", machine_name(step.device))
     say("measured", memory(trace, "measured", row_paths(step.model), terms))
     return warmup
 
@@ -228,46 +131,8 @@ def _time(step: Any, job: Job, say: Say, timing: Timing) -> None:
     from bertscope.analyses.memory.profiler_run import step_seconds
 
     if job.memory_limit_bytes is None:
-        _set_malloc(_M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
-        _set_malloc(_M_TRIM_THRESHOLD, 2**26)
+        set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
+        set_malloc(M_TRIM_THRESHOLD, 2**26)
     say("timing", timing)
     for _ in sys.stdin.buffer:
         say("seconds", step_seconds(step))
-
-
-def _machine(device: str) -> str:
-    from bertscope.torch_access import torch
-
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    model = ""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
-
-
-def _set_malloc(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):  # a C library other than glibc
-        ctypes.CDLL(None).mallopt(option, value)
-
-
-def _high_water(run: Callable[[], None]) -> ProcessMemory | None:
-    """Return the high-water mark of this process over one step; None if the system does not report it."""
-    gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    life = _status("VmHWM")
-    before = _status("VmRSS")
-    if before is None or life is None:
-        run()
-        return None
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # resets the mark
-    run()
-    mark = _status("VmHWM") or 0
-    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, peak_bytes=max(life, mark))
-
-
-def _status(field: str) -> int | None:
-    return proc_bytes("/proc/self/status", field)

@@ -10,7 +10,7 @@ from bertscope.reports.parallel import TrafficRow
 from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
-_BACKWARD, _ALL_REDUCE = "backward", "all-reduce"
+_BACKWARD, ALL_REDUCE = "backward", "all-reduce"
 
 
 class Collective(NamedTuple):
@@ -44,7 +44,7 @@ COLLECTIVE_KINDS = {
     for row in (
         CollectiveKind(name="all-gather", prefixes=("allgather", "all_gather"), sent=_one_way),
         CollectiveKind(name="reduce-scatter", prefixes=("reduce_scatter",), sent=_one_way),
-        CollectiveKind(name=_ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda ranks: 2 * _one_way(ranks)),
+        CollectiveKind(name=ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda ranks: 2 * _one_way(ranks)),
         CollectiveKind(name="broadcast", prefixes=("broadcast",), sent=_one_way),
     )
 }
@@ -78,7 +78,7 @@ def traffic(
     """
     found: dict[tuple[str, str, str, int], TrafficRow] = {}
     for call in collectives:
-        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, _ALL_REDUCE)
+        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, ALL_REDUCE)
         path = "" if is_in_buckets else rows.get(call.path, call.path)
         times = 1 if call.phase == "optimizer" else micro_batches
         key = (call.phase, call.kind, path, call.ranks)

@@ -44,4 +44,25 @@ TEXTS: dict[str, tuple[str, str]] = {
         "not counted: buffers of NCCL, and separate memory pools of CUDA streams",
         "未计入：NCCL 的缓冲区，以及各 CUDA 流各自的内存池",
     ),
+    # real ranks
+    "measured_rank": ("rank", "rank 编号"),
+    "between_steps": ("between steps", "两步之间"),
+    "sends": ("sends per step", "每步发送"),
+    "step_time": ("step", "一步的用时"),
+    "ranks_agree": ("ranks {ranks} agree in memory and traffic", "rank {ranks} 的内存与通信量一致"),
+    "rank_differs": (
+        "rank {ranks} differs from {others}: {differences}",
+        "rank {ranks} 与 {others} 不同：{differences}",
+    ),
+    "difference": ("{name} {own}, not {others} ({by} bytes)", "{name} {own}，而非 {others}（{by} 字节）"),
+    "note_ranks_measured": (
+        "measured: the tensors that each real rank allocates and frees, without temporary memory inside kernels, on "
+        "{machine}; times from separate steps",
+        "实测：{machine} 上每个真实 rank 分配和释放的张量，不含算子内部的临时内存；用时来自另外几步",
+    ),
+    "note_gloo": (
+        "gloo reduces a copy of the gradients, which NCCL does not: such a copy is part of the estimate and of the "
+        "measurement",
+        "gloo 归约的是梯度的副本，NCCL 不产生副本：估算与实测均包含它",
+    ),
 }

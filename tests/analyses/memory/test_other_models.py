@@ -12,7 +12,7 @@ import torch
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_worker import Job
+from bertscope.analyses.memory.profile_job import Job
 from bertscope.errors import SelectionError
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import find

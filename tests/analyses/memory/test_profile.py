@@ -21,10 +21,10 @@ import torch
 import bertscope
 from bertscope.analyses.memory import child as child_module
 from bertscope.analyses.memory import profile as profile_module
-from bertscope.analyses.memory import profile_worker as worker
+from bertscope.analyses.memory import profile_job
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.memory.profile import _message, profile_report
-from bertscope.analyses.memory.profile_worker import MESSAGES, Job
+from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
@@ -364,9 +364,9 @@ def test_the_same_seed_gives_the_same_step(folder):
 
 def test_a_failure_that_nobody_foresaw_has_its_own_words():
     job = Job(source=small(), run_config=RunConfig())
-    assert worker._explained(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
-    assert worker._explained(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
-    assert worker._explained(MemoryError(), job)[0] == "out of memory"
+    assert profile_job.explained(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
+    assert profile_job.explained(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
+    assert profile_job.explained(MemoryError(), job)[0] == "out of memory"
 
 
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):

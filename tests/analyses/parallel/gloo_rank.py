@@ -1,6 +1,6 @@
 """A rank of a real job on gloo: a plain training loop, and the bytes that malloc has given out, phase by phase.
 
-Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It imports the
+Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
 model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one, so that malloc's own count of
 mapped bytes is that of the tensors; it is read after each operator.
 """
@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope import model as models
@@ -32,6 +34,16 @@ class Info(ctypes.Structure):
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
+
+
+TENSOR_PARALLEL = {
+    "attention.self.query": ColwiseParallel(),
+    "attention.self.key": ColwiseParallel(),
+    "attention.self.value": ColwiseParallel(),
+    "attention.output.dense": RowwiseParallel(),
+    "intermediate.dense": ColwiseParallel(),
+    "output.dense": RowwiseParallel(),
+}
 
 
 def mapped_bytes() -> int:
@@ -59,12 +71,19 @@ def steps_of(strategy, mesh, checkpointing, fields):
     model = models.BertForMaskedLM(BertConfig(**fields)).train()
     if checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False}, strategy=checkpointing)
-    for module in (*model.bert.encoder.layer, model):
-        fully_shard(module, mesh=ranks, reshard_after_forward=strategy != "fsdp-no-reshard")
+    layers = model.bert.encoder.layer
+    if strategy == "ddp":
+        model = DistributedDataParallel(model)
+    elif strategy == "tp":
+        for layer in layers:
+            parallelize_module(layer, ranks, TENSOR_PARALLEL)
+    else:
+        for module in (*layers, model):
+            fully_shard(module, mesh=ranks, reshard_after_forward=strategy != "fsdp-no-reshard")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
-    ids = torch.randint(0, fields["vocab_size"], (8, 64))
+    ids = torch.randint(0, fields["vocab_size"], (4, 61))
     steps = []
-    for _ in range(4):
+    for _ in range(3):
         gc.collect()
         before = mapped_bytes()
         with Highest() as forward:

@@ -44,6 +44,8 @@ def cpu_scratch_bytes(operator: Any, args: Any) -> int:
         return _attention_bytes(*args[:2])
     if operator is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return _attention_backward_bytes(*args[:3])
+    if name == "_reduce_scatter_base_":  # gloo reduces a copy: reduce_scatter_tensor_coalesced of ProcessGroupGloo.cpp
+        return int(args[1].nbytes)
     if operator is aten.convolution.default:
         return convolution_scratch_bytes(args)
     if operator is aten.convolution_backward.default:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.memory.fit import Fitter, Progress, Steps, fit_report, fitter_for, on_card
@@ -62,7 +62,7 @@ def fewest_report(
             report = fit_report(source, tried, [seq], budget, batch=tried[0].batch, context_bytes=context_bytes,
                                 known_steps=steps, tries_other_head=False)  # fmt: skip
             rows.append(report.rows[0])
-    run = report.run | {"parallelism": asdict(ONE_PROCESS)}
+    run = report.run | {"parallelism": RunConfig().to_dict()["parallelism"]}
     return replace(report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None)
 
 

@@ -1,0 +1,207 @@
+"""The job of a child of `profile`, its messages, and what the children of one process and of several ranks share."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertscope.analyses.memory.child import die_with_parent
+from bertscope.analyses.memory.system_memory import proc_bytes
+from bertscope.errors import BertscopeError, UnknownValueError
+from bertscope.reports.base import Subject
+from bertscope.reports.json import typed
+from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing
+from bertscope.reports.parallel import TrafficRow
+from bertscope.run_config import RunConfig
+from bertscope.sources.find import source_from_data
+from bertscope.sources.model_source import ModelSource
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+Say = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The settings of torch's elastic launcher, by the names of torchrun; the folder has the files of the ranks."""
+
+    nproc: int
+    nnodes: int = 1
+    rdzv_backend: str = "c10d"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    timeout_seconds: float = 600.0
+    folder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one child."""
+
+    source: ModelSource
+    run_config: RunConfig
+    steps: int = 3
+    threads: int | None = None
+    seed: int = 0
+    memory_limit_bytes: int | None = None
+    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    beside_peak_bytes: int = 0  # its estimate
+    wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
+    launch: Launch | None = None  # of real ranks; None: the child itself runs the step
+
+    def to_json(self) -> str:
+        """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
+        source = type(self.source).__name__, self.source.to_data()
+        return json.dumps(vars(self) | {"source": source}, default=vars)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Job:
+        """Return the job that `to_json` wrote."""
+        data = json.loads(text)
+        source = source_from_data(*data.pop("source"))
+        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        launch = typed(Launch | None, data.pop("launch"), "launch")
+        return cls(source=source, launch=launch, **run_configs, **data)
+
+
+MESSAGES: dict[str, Any] = {  # kind -> type of its content
+    "subject": Subject,
+    "stage": str,
+    "taken": int,
+    "estimated": Memory,
+    "outlook": BreakEven,
+    "machine": str,
+    "process": ProcessMemory,
+    "measured": Memory,
+    "snapshot": str,  # base64
+    "timing": Timing,
+    "seconds": float,
+    "ended": dict[str, int],  # of a launcher: the exit codes of the ranks that failed
+    "pid": int,  # this and the next of a rank
+    "row": RankRow,
+    "traffic": tuple[TrafficRow, ...],
+    **dict.fromkeys(("refused", "out of memory", "failed"), str),
+}
+
+
+def load() -> None:
+    """Import what every job needs, without running anything that starts a thread."""
+    from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
+    from bertscope.torch_access import fake_tensor_mode
+
+    fake_tensor_mode()  # imports torch._dynamo
+
+
+def set_up_process() -> None:
+    """Have the system kill this process when the parent dies, and first when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    die_with_parent()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def set_memory_limit(job: Job, say: Say) -> None:
+    """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
+
+    The limit starts after the imports: a library that runs out of memory while it loads may hang.
+    """
+    from bertscope.torch_access import torch
+
+    if job.memory_limit_bytes is None:
+        return
+    if job.run_config.device == "cuda":
+        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
+        return
+    import resource
+
+    torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
+    say("taken", status_bytes("VmData") or 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
+
+
+def explained(error: Exception, job: Job) -> tuple[str, str]:
+    """Return the kind of message and the text for an error of a job."""
+    if isinstance(error, BertscopeError):
+        return "refused", str(error)
+    text = str(error)
+    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
+    is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
+    if is_limited or isinstance(error, MemoryError) or any(word in text for word in words):
+        return "out of memory", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def estimate_job(job: Job, say: Say) -> int:
+    """Send the estimate, and return the FLOPs of a step."""
+    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
+    from bertscope.analyses.memory.growth import break_even
+    from bertscope.analyses.memory.step import run_model, step_flops
+    from bertscope.analyses.modules.totals import subject
+
+    say("stage", "estimating")
+    if job.source.bert_config is None:
+        say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
+    with suppress(UnknownValueError):  # then there is only the measurement
+        trace_of = MemoryTraces(job.source).trace
+        found = estimate_memory(job.source, job.run_config, trace_of=trace_of)
+        say("estimated", found)
+        if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
+            say("outlook", break_even(trace_of, job.beside, job.run_config))
+    return step_flops(job.source, job.run_config)
+
+
+def machine_name(device: str) -> str:
+    """Return the name of the processor or the GPU that runs the step."""
+    from bertscope.torch_access import torch
+
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    model = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
+
+
+def set_malloc(option: int, value: int) -> None:
+    """Set an option of glibc's malloc."""
+    with suppress(OSError, AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).mallopt(option, value)
+
+
+def high_water(run: Callable[[], None]) -> ProcessMemory | None:
+    """Return the high-water mark of this process over one step; None if the system does not report it."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    life = status_bytes("VmHWM")
+    before = status_bytes("VmRSS")
+    if before is None or life is None:
+        run()
+        return None
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the mark
+    run()
+    mark = status_bytes("VmHWM") or 0
+    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, peak_bytes=max(life, mark))
+
+
+def status_bytes(field: str) -> int | None:
+    """Return a field of /proc/self/status in bytes; None without it."""
+    return proc_bytes("/proc/self/status", field)
+
+
+def end_text(exit_code: int) -> str:
+    """Return how a process ended, from its exit code, which is negative for a signal."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,208 @@
+"""A rank of a real job: it builds its part of the model, runs steps with the others, and writes messages to a file.
+
+The file is `RANK.messages` in the folder of the job, and what the rank prints is in a file of torch's launcher.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from bertscope.analyses.memory.profile_job import (
+    Job,
+    Launch,
+    Say,
+    explained,
+    high_water,
+    machine_name,
+    set_memory_limit,
+    set_up_process,
+)
+from bertscope.parallelism import ONE_PROCESS, Parallelism
+from bertscope.reports.json import typed
+from bertscope.reports.memory import RankRow
+
+RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+# A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
+_LAST_SECONDS = 20.0
+_MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
+
+
+def run_command() -> None:
+    """Run a rank; the argument is the folder of the job."""
+    run_rank(sys.argv[1])
+
+
+def run_rank(folder: str) -> None:
+    """Run the job of the folder as the rank that the environment names."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # that of the launcher, which a fork has too, ends no collective
+    faulthandler.register(signal.SIGUSR1)  # the parent asks for the place where a rank hangs
+    set_up_process()
+    with open(Path(folder) / f"{os.environ['RANK']}.messages", "wb", 0) as out:
+
+        def say(kind: str, content: Any) -> None:
+            """Write one message."""
+            out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
+
+        say("pid", os.getpid())
+        job = Job.from_json((Path(folder) / "job.json").read_bytes())
+        try:
+            _run(job, job.launch or Launch(nproc=1), say)
+        except Exception as error:
+            say(*explained(error, job))
+            time.sleep(_LAST_SECONDS)
+            raise
+
+
+def _run(job: Job, launch: Launch, say: Say) -> None:
+    from bertscope.torch_access import torch
+
+    dist, device = torch.distributed, job.run_config.device
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.set_num_threads(job.threads or max((os.cpu_count() or 1) // launch.nproc, 1))
+    torch.manual_seed(job.seed)
+    say("stage", "joining the others")
+    dist.init_process_group(BACKENDS[device], timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS))
+    set_memory_limit(job, say)
+    say("stage", "building the model")
+    step = _built(job)
+    with job.source.implemented_by(job.run_config.model_implementation).confined():
+        if job.run_config.parallelism.row.has_buckets:
+            _put_in_ddp(step, job.run_config.parallelism)
+        row = _measured(step, job, say)
+        say("row", row)
+        seconds = [_timed(step, number, job, say) for number in range(job.steps)]
+    row = replace(row, step_seconds=tuple(seconds))
+    say("row", row)
+    _exchange(row, launch, say)
+    dist.destroy_process_group()
+
+
+def _built(job: Job) -> Any:
+    """Return the step of this rank's part of the model."""
+    from bertscope.analyses.memory.estimate import named_inputs
+    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
+    from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
+
+    run_config, device = job.run_config, job.run_config.device
+    parallelism = run_config.parallelism
+    meshes = make_meshes(parallelism, device)
+    model: Any = run_model(job.source, run_config, device)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
+    parallelize(model, layers_of(model, job.source.layer_path), parallelism, meshes)
+    return ModelStep(model, inputs, run_config, device, loss)
+
+
+def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
+    """Have DDP average the gradients of a step.
+
+    DDP has to know if parameters get no gradient, such as those of a pooler: one backward without it shows that. After
+    its first backward DDP makes its buckets anew.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    from bertscope.analyses.memory.ranks.live_run import BucketMode
+
+    is_training = step.run_config.mode == "training"
+    if is_training:
+        step.run_micro_batch()
+    has_unused = any(param.grad is None for param in step.model.parameters() if param.requires_grad)
+    step.model.zero_grad(set_to_none=True)
+    with BucketMode() as mode:
+        wrapped = DistributedDataParallel(
+            step.model,
+            bucket_cap_mb=parallelism.bucket_cap_mb,
+            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+            find_unused_parameters=is_training and has_unused,
+        )
+    loss = step.loss
+    step.loss = lambda _, inputs: loss(wrapped, inputs)
+    if is_training:
+        step.run()
+        with BucketMode() as mode:
+            step.run()
+    step.buckets = mode.buckets
+
+
+def _measured(step: Any, job: Job, say: Say) -> RankRow:
+    """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
+    from bertscope.analyses.memory.profiler_run import measured_device_terms
+    from bertscope.analyses.memory.ranks.live_run import live_run
+    from bertscope.analyses.memory.snapshot import snapshot
+    from bertscope.analyses.memory.summary import memory
+    from bertscope.analyses.modules.module_tree import row_paths
+    from bertscope.analyses.parallel.collectives import ALL_REDUCE, traffic
+    from bertscope.analyses.tracing.module_tracker import BACKWARD
+
+    step.run_first_steps(_stages(say, "the first steps"))
+    trace = live_run(step, _stages(say, "the measured step"))
+    say("stage", "measuring the process")
+    terms = measured_device_terms(step) if step.device == "cuda" else None
+    process = high_water(step.run) if terms is None else None
+    rows, parallelism = row_paths(step.model), job.run_config.parallelism
+    found = memory(trace, "measured", rows, terms)
+    in_buckets = (BACKWARD, ALL_REDUCE) if parallelism.row.has_buckets else ()  # which belong to no module
+    calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
+    sent = traffic(calls, rows, step.model, ONE_PROCESS)
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        if job.wants_snapshot:
+            say("snapshot", b64encode(snapshot(trace)).decode())
+        say("machine", machine_name(step.device))
+        if process is not None:
+            say("process", process)
+        say("traffic", sent)
+        say("measured", found)
+    return RankRow(
+        ranks=(int(os.environ["RANK"]),),
+        state_bytes=trace.state_bytes,
+        phases=found.phases,
+        traffic=sent,
+        process_peak_bytes=process.peak_bytes if process else 0,
+    )
+
+
+def _stages(say: Say, step_name: str) -> Callable[[str], Any]:
+    """Return a function that sends the phase which begins."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        """Send the phase."""
+        say("stage", f"in the {name} phase of {step_name}")
+        yield
+
+    return stage
+
+
+def _timed(step: Any, number: int, job: Job, say: Say) -> float:
+    """Return the seconds of a step that all ranks begin together."""
+    from bertscope.analyses.memory.profiler_run import step_seconds
+    from bertscope.torch_access import torch
+
+    say("stage", f"timing step {number + 1} of {job.steps}")
+    torch.distributed.barrier()
+    return step_seconds(step)
+
+
+def _exchange(row: RankRow, launch: Launch, say: Say) -> None:
+    """Wait for all ranks; on several machines the first rank of each sends the rows of all."""
+    from bertscope.torch_access import torch
+
+    say("stage", "waiting for the others to end")
+    if launch.nnodes == 1:
+        torch.distributed.barrier()
+        return
+    texts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(texts, json.dumps(row, default=vars))
+    for text in texts if int(os.environ["LOCAL_RANK"]) == 0 else ():
+        say("row", typed(RankRow, json.loads(text), "rank"))

@@ -1,0 +1,351 @@
+"""`profile --nproc`: real ranks need the estimated memory; one that dies or hangs ends the run with its name."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bertscope.analyses.memory import profile as profile_module
+from bertscope.analyses.memory.child import can_fork
+from bertscope.analyses.memory.estimate import estimate_report
+from bertscope.analyses.memory.profile import profile_report
+from bertscope.analyses.memory.profile_job import Job, Launch
+from bertscope.analyses.memory.ranks import launcher, rank
+from bertscope.analyses.memory.ranks.watch import RanksWatch
+from bertscope.commands import profile as command_module
+from bertscope.parallelism import Parallelism
+from bertscope.render.traffic import numbers_text
+from bertscope.reports.memory import Parts, PhasePeak, RankRow
+from bertscope.run_config import RunConfig
+from bertscope.torch_access import torch
+from tests.analyses.memory.steps import small
+
+needs_forks = pytest.mark.skipif(not can_fork(), reason="ranks are forked on Linux only")
+LIMIT = 60.0
+OWN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        if os.environ.get("RANK") == "1":
+            print("a last word", file=sys.stderr, flush=True)
+            if os.environ["WHAT"] == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            Path("pid").write_text(str(os.getpid()))
+            time.sleep(1000)
+        return self.linear(x)
+"""
+
+
+def job(strategy, mesh, **settings):
+    run_config = RunConfig(batch=2, seq=8, parallelism=Parallelism(strategy, mesh), **settings)
+    ranks = run_config.parallelism.world_size
+    return Job(source=small(vocab_size=101), run_config=run_config, steps=1, threads=1, launch=Launch(nproc=ranks))
+
+
+@needs_forks
+@pytest.mark.parametrize(("strategy", "checkpointing"), [("fsdp", "full"), ("zero1", "none"), ("tp", "none")])
+def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, checkpointing):
+    asked = job(strategy, (2,), checkpointing=checkpointing)
+    (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
+    assert variant.failure == ""
+    assert abs(variant.error_bytes) <= 64
+    (estimated,) = estimate_report(asked.source, [asked.run_config]).variants
+
+    def sums(rows):
+        found = {}
+        for row in rows:
+            key = row.phase, row.collective
+            found[key] = found.get(key, 0) + row.full_bytes
+        return found
+
+    assert sums(variant.traffic) == sums(estimated.traffic)
+    assert sorted(number for row in variant.rank_rows for number in row.ranks) == [0, 1]
+    assert all(len(row.step_seconds) == 1 for row in variant.rank_rows)
+    # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors; tensor parallelism divides equally.
+    assert len(variant.rank_rows) == (1 if strategy == "tp" else 2)
+
+
+@needs_forks
+def test_each_of_two_machines_reports_the_ranks_of_both():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    asked = job("fsdp", (2,))
+    asked = replace(asked, launch=Launch(nproc=1, nnodes=2, rdzv_endpoint=place, rdzv_id="two", timeout_seconds=LIMIT))
+    with ThreadPoolExecutor() as pool:
+        machines = list(pool.map(lambda _: profile_report([asked], timeout_seconds=LIMIT)[0].variants[0], range(2)))
+    assert [variant.failure for variant in machines] == ["", ""]
+    assert machines[0].rank_rows == machines[1].rank_rows
+    assert sorted(number for row in machines[0].rank_rows for number in row.ranks) == [0, 1]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a module whose rank 1 dies or hangs."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    yield tmp_path
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+WORDS = ("profile", "own.py:Own", "--nproc", "2", "--strategy", "fsdp", "--input", "x=Bx8:float32", "--batch", "2")
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@needs_forks
+def test_a_rank_that_is_killed_is_named_with_its_last_words(cli, own, monkeypatch):
+    monkeypatch.setenv("WHAT", "die")
+    result = cli(*WORDS)
+    assert (result.code, result.out) == (3, "")
+    assert "rank 1 was killed by SIGKILL" in result.err
+    assert "(its last words: a last word) while in the forward phase of the first steps" in result.err
+
+
+@needs_forks
+def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cli, own, monkeypatch):
+    pid = own / "pid"
+
+    def now() -> float:
+        """Return the time, which makes a leap when the rank hangs."""
+        return time.monotonic() + (10 * LIMIT if pid.exists() and pid.read_text() else 0)
+
+    monkeypatch.setattr(profile_module, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setenv("WHAT", "hang")
+    result = cli(*WORDS, "--timeout", str(LIMIT))
+    assert (result.code, result.out) == (3, "")
+    assert "rank 1 hung until the time limit while in the forward phase of the first steps" in result.err
+    assert f"(in forward at {own}/own.py:" in result.err
+    assert is_gone(int(pid.read_text()))
+
+
+@needs_forks
+def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
+    pid = own / "pid"
+
+    def progress(text):
+        """Interrupt the program when a rank runs."""
+        if pid.exists() and pid.read_text():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_module, "Progress", lambda total: nullcontext(progress))
+    monkeypatch.setenv("WHAT", "hang")
+    result = cli(*WORDS)
+    assert (result.code, result.out) == (130, "")
+    assert "was interrupted while in the" in result.err
+    assert is_gone(int(pid.read_text()))
+
+
+@needs_forks
+def test_a_model_that_a_strategy_cannot_divide_is_a_wrong_question(cli, own):
+    result = cli(*[{"fsdp": "tp"}.get(word, word) for word in WORDS])
+    assert (result.code, result.out) == (2, "")
+    assert "tensor parallelism" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--strategy", "fsdp"), "give their number, such as --nproc 2"),
+        (("--nproc", "1", "--strategy", "fsdp"), "--nproc 1 is a job of one rank"),
+        (("--nproc", "2"), "2 ranks need a strategy"),
+        (("--nproc", "2", "--nnodes", "2", "--strategy", "fsdp"), "--rdzv-endpoint HOST:PORT"),
+        (("--nproc", "4", "--strategy", "hsdp", "--mesh", "2x4"), "has 8 ranks; --nproc and --nnodes start 4"),
+    ],
+)
+def test_ranks_that_cannot_be_say_why(cli, words, message):
+    result = cli("profile", "bert-tiny", *words)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+# ---- what the parent reads, without processes ----
+
+
+def row(number, peak_bytes, seconds=1.0):
+    peak = PhasePeak(phase="forward", peak_bytes=peak_bytes, path="", operator="", parts=Parts(parameters=peak_bytes))
+    return RankRow(ranks=(number,), state_bytes=10, phases=(peak,), traffic=(), step_seconds=(seconds,))
+
+
+@pytest.fixture
+def watch():
+    found = RanksWatch(job("fsdp", (4,)))
+    yield found
+    found.close()
+
+
+def say(watch, number, *messages):
+    with open(watch.folder / f"{number}.messages", "a") as file:
+        file.writelines(json.dumps(message, default=vars) + "\n" for message in messages)
+
+
+def stderr(watch, number, text):
+    folder = watch.folder / "id_x" / "attempt_0" / str(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stderr.log").write_text(text)
+
+
+def test_ranks_that_agree_are_one_row_with_the_slowest_step(watch):
+    for number in (3, 0, 1, 2):
+        say(watch, number, ("row", row(number, 100 if number != 2 else 90, seconds=float(number))))
+    assert list(watch.read()) == []
+    agreeing, other = watch.folded()
+    assert (agreeing.ranks, agreeing.step_seconds, other.ranks) == ((0, 1, 3), (3.0,), (2,))
+    assert numbers_text(agreeing.ranks) == "0-1, 3"
+
+
+def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(watch):
+    say(watch, 0, ("row", row(0, 100)))
+    say(watch, 1, ("row", replace(row(1, 100), step_seconds=())))
+    assert list(watch.read()) == []
+    (both,) = watch.folded()
+    assert (both.ranks, both.step_seconds, both.peak.peak_bytes) == ((0, 1), (), 100)
+
+
+def test_half_a_line_is_read_when_it_is_whole(watch):
+    say(watch, 0, ("stage", "first"))
+    with open(watch.folder / "0.messages", "a") as file:
+        file.write('["stage", "sec')
+    assert list(watch.read()) == [("stage", "first")]
+    with open(watch.folder / "0.messages", "a") as file:
+        file.write('ond"]\n')
+    assert list(watch.read()) == [("stage", "second")]
+
+
+def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(watch):
+    for number in range(2):
+        say(watch, number, ("stage", "working"))
+        stderr(watch, number, f"words\nof {number}\n")
+    say(watch, 0, ("failed", "RuntimeError: Connection closed by peer"))
+    list(watch.read())
+    assert watch.failure(None, None) is None  # the launcher may know more
+    who, stage, (kind, text) = watch.failure({"1": -signal.SIGSEGV}, None)
+    assert (who, stage, kind) == ("rank 1", "working", "died")
+    assert text == "was killed by SIGSEGV (its last words: of 1)"
+
+
+def test_an_error_that_no_lost_rank_explains_is_told_at_once(watch):
+    say(watch, 1, ("stage", "working"), ("failed", "ValueError: wrong"))
+    list(watch.read())
+    assert watch.failure(None, None) == ("rank 1", "working", ("failed", "ValueError: wrong"))
+
+
+STACK = 'Current thread 0x1 (most recent call first):\n{}  File "/x/loop.py", line 3 in main\n'
+IN_COLLECTIVE = '  File "/y/torch/distributed/distributed_c10d.py", line 9 in barrier\n'
+
+
+@pytest.mark.parametrize(
+    ("stages", "stacks", "who"),
+    [
+        ((2, 1, 2), ("", "", ""), "rank 1"),  # the one that is behind
+        ((2, 2, 2), (IN_COLLECTIVE, IN_COLLECTIVE, ""), "rank 2"),  # the one that is in no collective
+        ((2, 2, 2), (IN_COLLECTIVE, "", ""), "ranks 1, 2"),
+        ((2, 2, 2), (IN_COLLECTIVE,) * 3, "the ranks"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_hangs(watch, monkeypatch, stages, stacks, who):
+    monkeypatch.setattr("bertscope.analyses.memory.ranks.watch._STACK_SECONDS", 0.0)
+    for number, (count, stack) in enumerate(zip(stages, stacks, strict=True)):
+        say(watch, number, *(("stage", f"stage {place}") for place in range(count)))
+        stderr(watch, number, STACK.format(stack))
+    list(watch.read())
+    found, _, (kind, _) = watch.failure(None, ("timeout", "ran for longer than 1 s"))
+    assert (found, kind) == (who, "timeout" if who == "the ranks" else "hung")
+
+
+# ---- the launch, with fakes for what this machine lacks ----
+
+
+def launched(monkeypatch, launch, *, is_forking):
+    from torch.distributed.launcher import api
+
+    seen = {}
+
+    def elastic_launch(config, entry):
+        seen.update(config=config, entry=entry)
+        return lambda *words: seen.update(words=words)
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert launcher._run_agent(launch, is_forking=is_forking) == {}
+    return SimpleNamespace(**seen)
+
+
+def test_several_machines_meet_where_torchrun_says(monkeypatch, tmp_path):
+    launch = Launch(nproc=4, nnodes=2, rdzv_endpoint="host:29400", rdzv_backend="c10d", rdzv_id="job",
+                    timeout_seconds=30.0, folder=str(tmp_path))  # fmt: skip
+    config = launched(monkeypatch, launch, is_forking=False).config
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
+    assert (config.rdzv_endpoint, config.rdzv_backend, config.run_id) == ("host:29400", "c10d", "job")
+    assert (config.rdzv_configs["timeout"], config.local_addr) == (30, None)
+
+
+def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tmp_path):
+    found = launched(monkeypatch, Launch(nproc=2, folder=str(tmp_path)), is_forking=False)
+    assert (found.entry, found.words[-1]) == (sys.executable, str(tmp_path))
+    assert "-I" in found.words
+    assert rank.RANK_ENTRY in found.words[-2]
+
+
+def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
+    class Stop(Exception):
+        """The end of the test."""
+
+    seen = {}
+
+    def join(backend, **settings):
+        seen["backend"] = backend
+        raise Stop
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: seen.update(device=number))
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    asked = job("fsdp", (4,))
+    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
+    with pytest.raises(Stop):
+        rank._run(asked, asked.launch, lambda *message: None)
+    assert seen == {"device": 3, "backend": "nccl"}
+
+
+def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
+    asked = job("fsdp", (4,))
+    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(launcher.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
+        launcher.launch_ranks(asked, lambda *message: None)
+
+
+def test_the_job_of_a_rank_is_what_the_parent_wrote(watch):
+    read = Job.from_json((watch.folder / "job.json").read_bytes())
+    assert (read.launch, read.run_config) == (watch.job.launch, watch.job.run_config)
+    assert read.launch.folder == str(watch.folder)
