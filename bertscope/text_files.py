@@ -193,8 +193,8 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_yaml(text: str, path: Path) -> Mapping:
-    """Return the top-level mapping of a YAML document."""
+def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
+    """Return the top-level mapping of a YAML document; `form` tells in an error what it contains."""
     try:
         loader = _Loader(text)
         try:
@@ -204,13 +204,11 @@ def read_yaml(text: str, path: Path) -> Mapping:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise SourceError(
-            f"not valid YAML: {error.problem or error.context}; {_PRESET_FORM}", where=f"{path}:{line}"
-        ) from None
+        raise SourceError(f"not valid YAML: {error.problem or error.context}; {form}", where=f"{path}:{line}") from None
     except yaml.YAMLError as error:
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         reason = getattr(error, "reason", None) or "unreadable"
-        raise SourceError(f"not valid YAML: {reason}; {_PRESET_FORM}", where=f"{path}:{line}") from None
+        raise SourceError(f"not valid YAML: {reason}; {form}", where=f"{path}:{line}") from None
     except RecursionError:
         raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
     if not isinstance(root, yaml.MappingNode):

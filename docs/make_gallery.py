@@ -23,6 +23,7 @@ One output of each command, in a terminal of 80 columns; `...` where a long one 
 notes. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
 
 """
+GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"  # as in tests/conftest.py
 SHOWN_LINES = 40
 COMMANDS = (
     "count bert-base-cased",
@@ -31,6 +32,7 @@ COMMANDS = (
     "estimate bert-base-uncased --batch 8 --checkpointing",
     "profile bert-mini --batch 8 --checkpointing",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
+    "sweep grid.yaml -o results.jsonl",
     "report bert-tiny --no-fit -o report.html",
     "explain bert-tiny encoder.layer.0.attention",
     "explore bert-base-uncased",
@@ -112,6 +114,7 @@ def main() -> None:
         checkpoint.mkdir()
         config = bertscope.load("bert-tiny").config
         (checkpoint / "config.json").write_text(json.dumps(config.to_dict()))
+        (Path(name) / "grid.yaml").write_text(GRID)
         save_model(bertscope.BertModel(config), checkpoint / "model.safetensors")
         outputs = read(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
         for command in COMMANDS:

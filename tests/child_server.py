@@ -1,7 +1,7 @@
 """Processes for tests, forked from a server that has torch loaded: each saves 2 s of CPU time.
 
-`ForkedChild` is a child of `profile`; `loaded` is the beginning of a command that runs a module. The tests of what a
-process does until torch is loaded start it as a user does.
+`ForkedChild` is a child of `profile` or `sweep`; `loaded` is the beginning of a command that runs a module. The
+tests of what a process does until torch is loaded start it as a user does.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import pkgutil
 import runpy
 import select
 import shutil
@@ -31,11 +32,11 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 
 
 class ForkedChild:
-    """A child of the server, with what `profile` uses of subprocess.Popen."""
+    """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry: str = "bertscope.analyses.memory.profile_worker:main") -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
-        self._server = request(_server(), {"paths": _paths()}, [stdin, stdout, stderr])
+        self._server = request(_server(), {"paths": _paths(), "entry": entry}, [stdin, stdout, stderr])
         self.pid = number(self._server)
         for descriptor in (stdin, stdout, stderr):
             os.close(descriptor)
@@ -132,9 +133,7 @@ def _watch(client: socket.socket) -> None:
 
 
 def _run(settings: dict, files: list[int]) -> None:
-    """Be the child: the main function of a child of `profile`, or the module that the words name; and end."""
-    from bertscope.analyses.memory.profile_worker import main
-
+    """Be the child: call the entry, or run the module that the words name; and end."""
     code = 1
     try:
         os.environ.clear()
@@ -154,7 +153,7 @@ def _run(settings: dict, files: list[int]) -> None:
         else:
             os.setsid()
             sys.path[:] = settings["paths"]
-            main()
+            pkgutil.resolve_name(settings["entry"])()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

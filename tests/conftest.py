@@ -100,9 +100,13 @@ TRAINING_ARGUMENTS = {  # a part of what TrainingArguments.to_json_string() writ
 }  # fmt: skip
 
 
+GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"
+
+
 @pytest.fixture(scope="session")
 def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint, args.json."""
+    """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint,
+    args.json, a grid."""
     from safetensors.torch import save_model
 
     import bertscope
@@ -114,6 +118,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
     (folder / "args.json").write_text(json.dumps(TRAINING_ARGUMENTS))
     (folder / "models.bertscope.yaml").write_text("model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n")
+    (folder / "grid.yaml").write_text(GRID)
     (folder / "my-bert").mkdir()
     (folder / "my-bert" / "config.json").write_text(json.dumps(source.config.to_dict()))
     save_model(bertscope.BertModel(source.config), folder / "my-bert" / "model.safetensors")
@@ -222,12 +227,15 @@ def _each_trace_once(once: Callable) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_of_a_server() -> Iterator[None]:
-    """Fork the children of `profile` from a process that has torch loaded."""
+    """Fork the children of `profile` and `sweep` from a process that has torch loaded."""
     from bertscope.analyses.memory import profile
+    from bertscope.analyses.sweep import engines
     from tests.child_server import ForkedChild
 
+    worker = functools.partial(ForkedChild, engines.ENTRY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
+        patch.setattr(engines, "_starting", lambda functions: nullcontext(worker))
         yield
 
 

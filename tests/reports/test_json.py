@@ -39,6 +39,7 @@ OUTPUTS = {
                    "fit bert-tiny --gpu t4,a10 -s 64 -b 4 --checkpointing none --precision fp32 --optimizer sgd"],
     "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
     "schemas": ["schema"],
+    "sweep": ["sweep grid.yaml -o rows.jsonl --workers 1"],
     "doctor": ["doctor"],
 }  # fmt: skip
 
@@ -49,6 +50,7 @@ def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, t
     reports = []
     monkeypatch.setattr(output, "to_json", lambda report: reports.append(report) or bertscope.to_json(report))
     (tmp_path / "mine.bertscope.yaml").write_text("model: bert-tiny\nexpected: {ties: {a: b}, distinct_params: 5}\n")
+    (tmp_path / "grid.yaml").write_text("model: bert-tiny\nseq: 16\noptimizer: sgd\nworld_size: [1, 2]\n")
     document = json.loads(cli("schema", kind).out)
     Draft202012Validator.check_schema(document)
     result = cli(*command.split(), "--format", "json")

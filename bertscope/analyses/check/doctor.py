@@ -37,6 +37,9 @@ EXTRAS = {
     ),
     "explore": (("textual",), "explore, in the terminal"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),
+    "parquet": (("pyarrow",), "sweep --parquet"),
+    "ray": (("ray",), "sweep --engine ray, on a cluster"),
+    "dask": (("distributed",), "sweep --engine dask, on a cluster"),
 }
 
 

@@ -1,0 +1,148 @@
+"""The report of `sweep` as a table, CSV, Markdown and Parquet."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from bertscope.errors import MissingExtraError, SelectionError, one_line, suggestion
+from bertscope.render.colors import PARTS
+from bertscope.render.console import Target, wrapped
+from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.reports.memory import NO, UNCERTAIN, YES
+from bertscope.reports.sweep import FAILED, REFUSED, SweepReport, SweepRow
+from bertscope.units import bytes_text, count_text, short_count_text
+
+_COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
+_PHASES = ("forward", "backward", "optimizer")
+
+
+def columns(report: SweepReport) -> list[Column]:
+    """Return the columns: the settings that vary, then the numbers; CSV also has the settings that are constant."""
+    names = list(report.rows[0].point) if report.rows else []
+    settings = [_setting(name) for name in names if name in report.varied]
+    constant = {name: partial(setting_text, name) for name in names if name not in report.varied}
+    has_fits = any(row.fits for row in report.rows)
+    on_cuda = any(row.reserved_bytes for row in report.rows)
+    has_errors = any(row.error for row in report.rows)
+    return [
+        *settings,
+        csv_only(constant),
+        Column("fits", lambda row: row.fits or "", values("fits"), shown=has_fits),
+        _bytes("peak", "peak_bytes"),
+        *(_bytes(phase, f"{phase}_bytes", partial(_phase, phase), give_up=3) for phase in _PHASES),
+        csv_only({f"{part}_bytes": partial(_part, part) for part in PARTS}),
+        _bytes("saved", "saved_bytes", give_up=4),
+        _bytes("reserved", "reserved_bytes", give_up=2, shown=on_cuda),
+        _bytes("sent", "sent_bytes", give_up=2, shown=any(row.sent_bytes for row in report.rows)),
+        csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in _COLLECTIVES}),
+        Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True, give_up=5,
+               shown="model" in report.varied),
+        Column("FLOPs", lambda row: _text(short_count_text, row.flops), values("flops"), right=True, give_up=5),
+        Column("error", lambda row: one_line(row.error, limit=60), values("error"), give_up=1, shown=has_errors),
+        csv_only(values("outcome", "key")),
+    ]  # fmt: skip
+
+
+def setting_text(name: str, row: SweepRow) -> Any:
+    """Return the value of a setting as a cell: a list as one text, nothing for None."""
+    value = row.point.get(name)
+    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _setting(name: str) -> Column:
+    read = partial(setting_text, name)
+
+    def text(row: SweepRow) -> str:
+        value = read(row)
+        return count_text(value) if type(value) is int else str(value) or "--"
+
+    return Column(name.replace("_", " "), text, {name: read}, right=name in ("batch", "seq", "world_size"))
+
+
+def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None] | None = None, **options: Any) -> Column:
+    found = read or attrgetter(name)
+    return Column(title, lambda row: _text(bytes_text, found(row)), {name: found}, right=True, **options)
+
+
+def _text(shown: Callable[[int], str], value: int | None) -> str:
+    return "--" if value is None else shown(value)
+
+
+def _phase(phase: str, row: SweepRow) -> int | None:
+    return row.phases.get(phase)
+
+
+def _traffic(kind: str, row: SweepRow) -> int | None:
+    return row.traffic.get(kind)
+
+
+def _part(part: str, row: SweepRow) -> int | None:
+    return getattr(row.parts, part) if row.parts else None
+
+
+def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:
+    """Return the rows by a column of the CSV, those without a value last; raises SelectionError for another name."""
+    if sort is None:
+        return report.rows
+    getters = {name: read for column in columns(report) for name, read in column.csv.items()}
+    if sort not in getters:
+        raise SelectionError(f"no column {sort[:60]!r} to sort by; {suggestion(sort, getters)}")
+    read = getters[sort]
+
+    def place(row: SweepRow) -> tuple[bool, bool, Any]:
+        value = read(row)
+        return value in (None, ""), isinstance(value, str), value
+
+    return sorted(report.rows, key=place)
+
+
+def verdict(report: SweepReport) -> str:
+    """Return the numbers of points by outcome, and of those with a budget by the answer."""
+    parts = [f"{count_text(len(report.rows))} points of {report.grid}"]
+    answers = [row.fits for row in report.rows]
+    found = {answer: answers.count(answer) for answer in (YES, UNCERTAIN, NO)}
+    if any(found.values()):
+        parts.append(
+            "fits: " + ", ".join(f"{count_text(number)} {answer}" for answer, number in found.items() if number)
+        )
+    for outcome, words in ((REFUSED, "cannot be computed"), (FAILED, "failed, the next run computes them again")):
+        if number := report.number(outcome):
+            parts.append(f"{count_text(number)} {words}")
+    return "; ".join(parts)
+
+
+def table(report: SweepReport, target: Target, *, rows: int = 0, sort: str | None = None) -> str:
+    """Return the verdict and the first rows for the terminal; 0: all."""
+    found = ordered(report, sort)
+    shown = found[:rows] if rows else found
+    text = wrapped(verdict(report), target) + table_text(columns(report), shown, target)
+    if len(shown) < len(found):
+        text += wrapped(f"{count_text(len(found) - len(shown))} more rows: --rows 0 shows all", target)
+    return text
+
+
+def markdown(report: SweepReport) -> str:
+    """Return the verdict and all rows as a GitHub table."""
+    return f"{verdict(report)}\n\n{markdown_text(columns(report), report.rows)}"
+
+
+def csv(report: SweepReport) -> str:
+    """Return all rows with every setting, in base units."""
+    return csv_text(columns(report), report.rows)
+
+
+def parquet(report: SweepReport) -> bytes:
+    """Return the columns of the CSV as a Parquet file; raises MissingExtraError without pyarrow."""
+    try:
+        import pyarrow
+        from pyarrow import parquet as writer
+    except ImportError:
+        raise MissingExtraError("--parquet", "parquet", otherwise="; --format csv needs nothing") from None
+    found = {name: read for column in columns(report) for name, read in column.csv.items()}
+    rows = {name: [read(row) for row in report.rows] for name, read in found.items()}
+    rows = {name: [None if value == "" else value for value in cells] for name, cells in rows.items()}
+    sink = pyarrow.BufferOutputStream()
+    writer.write_table(pyarrow.table(rows), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

@@ -1,0 +1,66 @@
+"""The report of `sweep`: a row for each point of a grid. Plain data in bytes and FLOPs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+from bertscope.reports.base import TableReport
+from bertscope.reports.memory import Parts
+
+# computed: the row has numbers. refused: the settings exclude each other, or the model does not have one of them.
+# failed: a worker ended, or a package is missing; the next run computes the point again.
+COMPUTED, REFUSED, FAILED = "computed", "refused", "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One point of a grid: its settings and the estimate of its step, or the error.
+
+    `key` is a hash of the settings, the configuration of the model and the versions. `point` has every setting, with
+    the defaults of those that the grid does not have. `peak_bytes`, the peak of each phase and `parts` are those of
+    `estimate`, of one rank if there are several; `fits` answers for the settings `gpu` or `budget`, as `fit` does.
+    """
+
+    key: str
+    point: dict[str, Any]
+    outcome: str = COMPUTED
+    error: str = ""
+    fits: str | None = None
+    peak_bytes: int | None = None
+    phases: dict[str, int] = field(default_factory=dict)
+    parts: Parts | None = None  # at the peak
+    saved_bytes: int | None = None  # for backward
+    reserved_bytes: int | None = None  # by the simulated allocator of CUDA, with workspaces
+    traffic: dict[str, int] = field(default_factory=dict)  # of a step: the bytes of the whole tensors by collective
+    sent_bytes: int | None = None  # by the rank, if the ranks communicate in a ring
+    parameters: int | None = None  # unique ones of the whole model
+    flops: int | None = None  # matrix products of the step, a multiply-add as 2
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """Return the row as one line of JSON, without the line break."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> SweepRow:
+        """Return the row that `to_line` wrote; raise SourceError for other JSON, ValueError for other text."""
+        found: SweepRow = import_module("bertscope.reports.json").typed(cls, json.loads(line), "row")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepReport(TableReport[SweepRow]):
+    """The points of a grid in its order; `varied` are the settings with several values."""
+
+    kind: ClassVar[str] = "sweep"
+    renderer = "sweep.rows"
+    grid: str
+    varied: dict[str, Any]
+    rows: tuple[SweepRow, ...]
+
+    def number(self, outcome: str) -> int:
+        """Return the number of rows with this outcome."""
+        return sum(row.outcome == outcome for row in self.rows)

@@ -1,0 +1,140 @@
+"""The laws of a sweep: no finished point is lost or computed twice, and the file is the same in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bertscope.analyses.sweep.engines import dask_rows, local_rows, ray_rows
+from bertscope.analyses.sweep.grid import read_grid
+from bertscope.analyses.sweep.point import compute
+from bertscope.analyses.sweep.tasks import Task, tasks_of
+from tests.analyses.sweep.fake_points import FUNCTIONS
+from tests.child_server import loaded
+
+POINTS = 500
+
+
+def tasks(folder: Path, text: str) -> list[Task]:
+    (folder / "grid.yaml").write_text(text)
+    return tasks_of(read_grid(folder / "grid.yaml"))
+
+
+class FakeSweep:
+    """The command with a fake point function in a process that can be killed."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        folder.mkdir()
+        batches = ", ".join(map(str, range(1, POINTS + 1)))
+        (folder / "grid.yaml").write_text(f"model: bert-tiny\nbatch: [{batches}]\n")
+        self.folder, self.results, self.log = folder, folder / "results.jsonl", folder / "log"
+        self.command = [*loaded("tests.analyses.sweep.fake_points"), "sweep", "grid.yaml", "-o", "results.jsonl",
+                        "--workers", str(workers), "--rows", "1"]  # fmt: skip
+
+    def start(self, seconds: float = 0.0) -> subprocess.Popen:
+        environment = os.environ | {"LOG": str(self.log), "PID": str(self.folder / "pid"), "SECONDS": str(seconds)}
+        return subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    def stop_at(self, lines: int, number: int) -> subprocess.Popen:
+        """Run until the file has so many lines, and send the signal."""
+        process = self.start(seconds=0.002)
+        deadline = time.monotonic() + 60
+        while len(self.lines()) < lines:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.002)
+        os.kill(int((self.folder / "pid").read_text()), number)
+        process.wait(30)
+        return process
+
+    def lines(self) -> list[bytes]:
+        return self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
+
+    def computed(self) -> list[int]:
+        return list(map(int, self.log.read_text().split()))
+
+
+def test_a_sweep_that_is_killed_five_times_ends_with_the_bytes_of_one_run(tmp_path):
+    whole, killed = FakeSweep(tmp_path / "whole", 1), FakeSweep(tmp_path / "killed", 2)
+    assert whole.start().wait(60) == 0
+    finished: set[int] = set()
+    for number in range(1, 6):
+        before = len(killed.computed()) if number > 1 else 0
+        killed.stop_at(number * 80, signal.SIGKILL)
+        assert not finished & set(killed.computed()[before:])
+        if number % 2:  # killed while it wrote the last line
+            killed.results.write_bytes(killed.results.read_bytes()[:-9])
+        finished = {json.loads(line)["peak_bytes"] for line in killed.lines() if line.endswith(b"\n")}
+    assert POINTS > len(finished) >= 5 * 80 - 1
+    last = killed.start()
+    _, err = last.communicate(timeout=60)
+    assert last.returncode == 0, err
+    assert "was not written to its end; its point is computed again" in err
+    assert f"results.jsonl has {len(finished)} of {POINTS} points; {POINTS - len(finished)} are left" in err
+    assert killed.results.read_bytes() == whole.results.read_bytes()
+    assert len(whole.lines()) == len(whole.computed()) == POINTS
+    assert len(killed.computed()) <= POINTS + 5 * 2 + 3  # what was running, and the torn lines
+
+
+def test_an_interrupted_sweep_leaves_whole_lines_and_no_process(tmp_path):
+    sweep = FakeSweep(tmp_path / "sweep", 2)
+    process = sweep.stop_at(20, signal.SIGINT)
+    assert process.returncode == 130
+    assert all(json.loads(line) for line in sweep.lines())
+    computed = sweep.computed()
+    time.sleep(0.05)
+    assert sweep.computed() == computed
+
+
+@pytest.mark.parametrize("only_first", [True, False])
+def test_a_worker_that_dies_loses_no_finished_point(tmp_path, monkeypatch, only_first):
+    given = tasks(tmp_path, "batch: [1, 2, 3, 4, 5, 6]\nmodel: bert-tiny\n")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("DEADLY", "2 5:" if only_first else ":3")
+    monkeypatch.chdir(tmp_path)
+    rows = {row.point["batch"]: row for row in local_rows(given, 2, FUNCTIONS)}
+    assert sorted(rows) == [1, 2, 3, 4, 5, 6]
+    times = Counter((tmp_path / "log").read_text().split())
+    again = {"2", "5"} if only_first else {"3"}
+    assert times == {str(batch): 2 if str(batch) in again else 1 for batch in rows}
+    failed = [row for row in rows.values() if row.outcome == "failed"]
+    assert [(row.point["batch"], row.error) for row in failed] == (
+        [] if only_first else [(3, "its worker ended 2 times, killed by SIGKILL")]
+    )
+
+
+def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match=r"3 workers ended before their first point, exit code 1: .*no_such_module"):
+        list(
+            local_rows(tasks(tmp_path, "batch: [1, 2]\n"), 2, type(FUNCTIONS)("no_such_module:compute", FUNCTIONS.load))
+        )
+
+
+def test_a_worker_stays_with_the_points_whose_traces_it_has(tmp_path):
+    from bertscope.analyses.sweep.pool import Queue
+
+    queue = Queue(tasks(tmp_path, "batch: [1, 2]\nmodel: [bert-tiny, bert-mini]\n"))
+    order = [(worker, queue.next(worker).point) for worker in "abab"]
+    assert [(worker, point["model"]) for worker, point in order] == [
+        ("a", "bert-tiny"), ("b", "bert-mini"), ("a", "bert-tiny"), ("b", "bert-mini")
+    ]  # fmt: skip
+    assert queue.next("a") is None
+
+
+@pytest.mark.parametrize(("engine", "package"), [(ray_rows, "ray"), (dask_rows, "distributed")])
+def test_a_cluster_gives_the_rows_of_the_function(tmp_path, monkeypatch, engine, package):
+    pytest.importorskip(package, reason=f"the extra for {package} is not installed")
+    given = tasks(tmp_path, "batch: [1, 2, 3]\nmodel: bert-tiny\noptimizer: sgd\nseq: 8\n")
+    rows = sorted(engine(given, 2, None), key=lambda row: row.point["batch"])
+    assert [row.error for row in rows] == [""] * 3
+    expected = [json.loads(compute(task.to_json())) for task in given]
+    assert [json.loads(row.to_line()) for row in rows] == expected
