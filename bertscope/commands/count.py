@@ -7,10 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions, Shapes, traced_shapes
+from bertscope.commands.model_options import (
+    Freeze,
+    Inputs,
+    ModelOptions,
+    ModelsOptions,
+    Shapes,
+    SizeOptions,
+    traced_shapes,
+)
 from bertscope.commands.output import OutputOptions, note
 from bertscope.commands.registry import OneOf, command
-from bertscope.commands.run_options import SizeOptions
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer

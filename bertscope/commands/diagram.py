@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Download, Model, ModelOptions, Pooler
+from bertscope.commands.model_options import Architecture, Download, Model, ModelOptions, Pooler, SizeOptions
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.sources.find import DEFAULT_MODEL
 

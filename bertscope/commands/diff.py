@@ -4,10 +4,17 @@ from typing import Annotated
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Attention, Download, LoraText, ModelOptions, complete_model
+from bertscope.commands.model_options import (
+    Architecture,
+    Attention,
+    Download,
+    LoraText,
+    ModelOptions,
+    SizeOptions,
+    complete_model,
+)
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import SizeOptions
 from bertscope.render import diff as renderer
 
 EXAMPLES = """

@@ -4,10 +4,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Inputs, ModelOptions
+from bertscope.commands.model_options import Inputs, ModelOptions, SizeOptions
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import SizeOptions
 from bertscope.render import explain as renderer
 from bertscope.render.texts import language
 

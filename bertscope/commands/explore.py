@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, SizeOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import PrecisionOptions, SizeOptions, Strategy, by_strategy
+from bertscope.commands.run_options import PrecisionOptions, Strategy, by_strategy
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
 from bertscope.reports.layer_ranges import expand
 from bertscope.run_config import STORED, RunConfig

@@ -1,4 +1,4 @@
-"""Options that select a model and change it."""
+"""Options that select a model and change it, and those for the sizes of its inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES
 from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.run_config import RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
@@ -43,6 +44,8 @@ OtherModels = Annotated[
     list[str],
     typer.Argument(metavar="[MODEL...]", help="Further models, one row for each.", autocompletion=complete_model),
 ]
+Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
+Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Architecture = Annotated[
     str | None,
     typer.Option(
@@ -154,6 +157,14 @@ class ModelsOptions(ModelOptions):
             if is_given and self.others:
                 number = 1 + len(self.others)
                 raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """Options for the sizes of the inputs."""
+
+    batch: Batch = RunConfig.batch
+    seq: Seq = RunConfig.seq
 
 
 def traced_shapes(

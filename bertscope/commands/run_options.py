@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from bertscope.commands.model_options import Freeze
+from bertscope.commands.model_options import Batch, Freeze, SizeOptions
 from bertscope.commands.output import note, write_file
 from bertscope.commands.project import PRECISION_OPTIONS, WithProjectDefaults
 from bertscope.commands.registry import OneOf
@@ -38,8 +38,6 @@ from bertscope.run_config import (
 )  # fmt: skip
 from bertscope.units import BF16, FP32, PRECISIONS
 
-Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
 Report = TypeVar("Report", MemoryReport, FitReport)
 Kernel = Annotated[
     str,
@@ -98,14 +96,6 @@ ModelImplementation = Annotated[
         "class of the installed version; bertscope: the built-in model, which adds no mask.",
     ),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeOptions:
-    """Options for the sizes of the inputs."""
-
-    batch: Batch = RunConfig.batch
-    seq: Seq = RunConfig.seq
 
 
 @dataclass(frozen=True, kw_only=True)

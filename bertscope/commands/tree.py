@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, traced_shapes
+from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, SizeOptions, traced_shapes
 from bertscope.commands.output import OutputOptions, note
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import SizeOptions
 from bertscope.errors import SelectionError
 from bertscope.render import torchinfo
 from bertscope.render import tree as renderer
