@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any
 
 from bertscope.render.texts import count, explain, fit, memory, page, shared
-from bertscope.render.texts.phrases import PHRASES
+from bertscope.render.texts.phrases import PHRASES as _COMMON
+from bertscope.render.texts.tool_phrases import PHRASES as _OF_TOOLS
 
 LANGUAGES = ("en", "zh")
+PHRASES = {**_COMMON, **_OF_TOOLS}
 TEXTS = {**shared.TEXTS, **count.TEXTS, **memory.TEXTS, **fit.TEXTS, **explain.TEXTS, **page.TEXTS}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 
