@@ -187,11 +187,12 @@ def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
 
 
 def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
-    few = cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,h200")
+    command = ["none" if word == "none,full" else word for word in TINY] + ["--batch", "20000", "--gpu"]
+    few = cli(*command, "t4,h200")
     lines = [line for line in few.out.splitlines() if re.match(r" (t4|h200) +(yes|no)", line)]
     assert [line.split()[1].strip(",") for line in lines] == ["no", "yes"]
     assert few.code == 0
-    assert cli(*TINY, "--batch", "20000", "--checkpointing", "none", "--gpu", "t4,t4").code == 1
+    assert cli(*command, "t4,t4").code == 1
 
 
 def test_an_unknown_gpu_among_several_is_one_line(cli):
