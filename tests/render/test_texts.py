@@ -192,7 +192,6 @@ def words_of(text: str) -> list[str]:
     "estimate bert-tiny bert-mini",
     "explain bert-tiny",
     "count bert-tiny --by group",
-    "check bert-tiny",
     "doctor",
     "count bert-tiny bert-mini",
     "tree bert-tiny --depth 1 --shapes",
