@@ -90,10 +90,22 @@ def install_command(extra: str) -> str:
     pipx and uv write a file into the environment of a tool; pipx adds packages by their names.
     """
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
-        return " ".join(["pipx inject bertscope", *(_packages(extra) or [f"'bertscope[{extra}]'"])])
-    if (Path(sys.prefix) / "uv-receipt.toml").is_file():
-        return f"uv tool install 'bertscope[{extra}]'"
+        names = [f"'{name}'" if "[" in name else name for name in _packages(extra)]
+        return " ".join(["pipx inject bertscope", *(names or [f"'bertscope[{extra}]'"])])
+    receipt = Path(sys.prefix) / "uv-receipt.toml"
+    if receipt.is_file():
+        return f"uv tool install '{_uv_requirement(receipt.read_text(errors='replace'), extra)}'"
     return f"pip install 'bertscope[{extra}]'"
+
+
+def _uv_requirement(receipt: str, extra: str) -> str:
+    """Return bertscope, from the folder it was installed from, with its extras and `extra`: uv removes all others."""
+    found = re.search(r'\{ name = "bertscope"([^}]*)\}', receipt)
+    given = found[1] if found else ""
+    folder = re.search(r'(?:directory|editable) = "([^"]*)"', given)
+    extras = re.search(r"extras = \[([^]]*)\]", given)
+    names = re.findall(r'"([^"]*)"', extras[1]) if extras else []
+    return f"{folder[1] if folder else 'bertscope'}[{','.join(sorted({*names, *extra.split(',')}))}]"
 
 
 def _packages(extra: str) -> list[str]:

@@ -101,7 +101,7 @@ def check(
         write_file(path, with_expected(path, values))
         print(one_line(phrase(f"updated {path}: {', '.join(values)}")), file=sys.stderr)
     for finding in report.having("error"):
-        print(f"error: {phrase(finding.message)}", file=sys.stderr)
+        print(f"error: {renderer.message(finding)}", file=sys.stderr)
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0

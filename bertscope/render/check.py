@@ -22,8 +22,14 @@ def text(report: CheckReport) -> str:
 def line(finding: Finding) -> str:
     """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
-        return one_line(phrase(finding.message))
-    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {phrase(finding.message)}")
+        return one_line(message(finding))
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {message(finding)}")
+
+
+def message(finding: Finding) -> str:
+    """Return the message in the chosen language; the place in front of one is the same in all."""
+    path, line, text = finding.message.partition(f":{finding.line}: ")
+    return f"{path}{line}{phrase(text)}" if line else phrase(finding.message)
 
 
 def _summary(report: CheckReport) -> str:
@@ -40,8 +46,8 @@ def github(report: CheckReport) -> str:
     for finding in report.findings:
         if finding.status != "passed":
             path = _escaped(finding.path).replace(":", "%3A").replace(",", "%2C")
-            message = _escaped(f"{finding.model}: {finding.message}")
-            text += f"::error title=bertscope check,file={path},line={finding.line}::{message}\n"
+            text_shown = _escaped(f"{finding.model}: {message(finding)}")
+            text += f"::error title=bertscope check,file={path},line={finding.line}::{text_shown}\n"
     return text + _summary(report)
 
 
@@ -63,8 +69,8 @@ def _case(finding: Finding) -> str:
     if finding.status == "passed":
         return f"  {case}/>\n"
     tag = "error" if finding.status == "error" else "failure"
-    message = _xml(finding.message)
-    return f'  {case}><{tag} message="{message}">{message}</{tag}></testcase>\n'
+    shown = _xml(message(finding))
+    return f'  {case}><{tag} message="{shown}">{shown}</{tag}></testcase>\n'
 
 
 def _xml(value: str) -> str:
@@ -74,11 +80,11 @@ def _xml(value: str) -> str:
 
 def _columns(report: CheckReport) -> list[Column]:
     return [
-        Column("", lambda finding: _STATUS[finding.status], values("status")),
+        Column("", lambda finding: phrase(_STATUS[finding.status]), values("status")),
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model"), give_up=1),
         Column("expectation", lambda finding: one_line(finding.key), values("key")),
         Column("expected", lambda finding: _value(finding.expected), values("expected"), right=True),
-        Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
+        Column("got", lambda finding: _value(finding.got) or one_line(message(finding)), values("got"), right=True),
         Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "",
                values("difference", "tolerance"), right=True,
                shown=any(finding.difference for finding in report.findings)),

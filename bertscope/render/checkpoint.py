@@ -7,6 +7,7 @@ from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.texts import phrase, say
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.units import bytes_text, count_text, shape_text
@@ -30,33 +31,38 @@ def _columns(report: CheckpointReport) -> list[Column]:
 def _title(report: CheckpointReport) -> str:
     """Return `model.safetensors: safetensors, 62 tensors`."""
     stored = report.stored
-    return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
+    tensors = say("stored_tensors", count=count_text(stored.tensors))
+    return f"{one_line(stored.name, limit=120)}: {stored.format}, {tensors}"
 
 
 def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     """Return the sums: parameters, dtypes, and the file's size to the last byte."""
-    dtypes = ", ".join(f"{count_text(row.params)} in {row.dtype} ({bytes_text(row.bytes)})" for row in stored.dtypes)
+    dtypes = say("comma").join(
+        say("stored_dtype", count=count_text(row.params), dtype=row.dtype, size=bytes_text(row.bytes))
+        for row in stored.dtypes
+    )
     sums = Counter[str]()
     for part in stored.parts:
         sums[part.what] += part.bytes
-    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
-    lines = [("stored", f"{count_text(stored.distinct_params)} elements (every storage once): {dtypes}")]
+    parts = " + ".join(f"{count_text(count)} {phrase(what)}" for what, count in sums.items())
+    lines = [(say("stored"), say("stored_once", count=count_text(stored.distinct_params), dtypes=dtypes))]
     if stored.stored_params != stored.distinct_params:
-        lines.append(("under all names", count_text(stored.stored_params)))
-    lines.append(("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"))
+        lines.append((say("under_all_names"), count_text(stored.stored_params)))
+    size = bytes_text(stored.file_bytes)
+    lines.append((say("size"), say("stored_bytes", count=count_text(stored.file_bytes), size=size, parts=parts)))
     if len(stored.files) > 1:
         names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
-        more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
-        lines.append(("files", f"{len(stored.files)}: {names}{more}"))
-    return lines + [("problem", one_line(problem)) for problem in stored.problems]
+        more = say("more_files", count=len(stored.files) - _SHOWN_FILES) if len(stored.files) > _SHOWN_FILES else ""
+        lines.append((say("files"), f"{len(stored.files)}: {names}{more}"))
+    return lines + [(say("problem"), one_line(phrase(problem))) for problem in stored.problems]
 
 
 def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
     lines = _stored_lines(report.stored)
     if report.stored.metadata:
         metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
-        lines.append(("metadata", one_line(metadata, limit=200)))
-    return [*lines, ("read", "only the header; nothing was loaded or run")]
+        lines.append((say("metadata"), one_line(metadata, limit=200)))
+    return [*lines, (say("read"), say("header_only"))]
 
 
 def table(report: CheckpointReport, target: Target) -> str:
@@ -90,41 +96,42 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
-    Column("what", lambda row: row.status, values("status")),
+    Column("", lambda row: phrase("no" if row.is_wrong else "ok"), values("is_wrong")),
+    Column("what", lambda row: phrase(row.status), values("status")),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), give_up=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), give_up=2),
     csv_only(values("dtype", "stored_dtype")),
     number("params", "params", give_up=3),
-    Column("note", lambda row: one_line(row.note), values("note"), give_up=1),
+    Column("note", lambda row: one_line(phrase(row.note)), values("note"), give_up=1),
 )
-_WORDS = {"missing": "missing", "unexpected": "unexpected", "shape": "of another shape", "dtype": "of another dtype"}
 
 
 def _answer(report: VerifyReport) -> str:
     """Return one sentence: the checkpoint holds the model, or it does not."""
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
-    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    adapters = f"{say('comma')}LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
     if report.fits:
-        return f"yes: {stored} holds {model}"
+        return say("verify_yes", stored=stored, model=model)
     wrong = Counter[str]()
     for row in report.rows:
         if row.is_wrong:
             wrong[row.status] += row.copies
-    found = [f"{count} {_WORDS[status]}" for status, count in wrong.items()]
-    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
-    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+    found = [say(f"verify_{status}", count=count) for status, count in wrong.items()]
+    found += [say("verify_problems", count=len(report.stored.problems))] if report.stored.problems else []
+    return say("verify_no", stored=stored, model=model, found=say("comma").join(found))
 
 
 def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
-    counted = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
-    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {counted}")]
+    counts = {
+        "count": report.model_distinct_params, "matched": report.matched_tensors, "tensors": report.model_tensors,
+    }  # fmt: skip
+    lines = [(say("model"), say("verify_counts", **{name: count_text(count) for name, count in counts.items()}))]
     lines += _stored_lines(report.stored)
     if report.fitting:
-        lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
-    return [*lines, ("verified", report.obtained)]
+        lines.append((say("what_fits"), f"--architecture {', '.join(report.fitting)}"))
+    return [*lines, (say("verified"), phrase(report.obtained))]
 
 
 def _verify_table(report: VerifyReport, target: Target) -> str:

@@ -6,18 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.texts import phrase, say
 from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
 
-def _listing(columns: tuple[Column, ...], note: str) -> SimpleNamespace:
-    """Return the renderer of a report that is one table with a note under it."""
+def _listing(columns: tuple[Column, ...], *notes: str) -> SimpleNamespace:
+    """Return the renderer of a report that is one table with notes under it."""
     return SimpleNamespace(
-        table=lambda report, target: table_text(columns, report.rows, target) + note,
-        markdown=lambda report: f"{markdown_text(columns, report.rows)}\n{note}",
+        table=lambda report, target: (
+            table_text(columns, report.rows, target) + "".join(wrapped(phrase(note), target, 2) for note in notes)
+        ),
+        markdown=lambda report: "\n".join([markdown_text(columns, report.rows), *map(phrase, notes), ""]),
         csv=lambda report: csv_text(columns, report.rows),
     )
 
@@ -36,8 +39,8 @@ presets = _listing(
         Column("description", lambda row: row.description, values("description"), give_up=1),
         csv_only(values("path")),
     ),
-    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it.\n"
-    "Recorded in the presets; 'bertscope check' verifies them against the built models.\n",
+    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it",
+    "recorded in the presets; 'bertscope check' verifies them against the built models",
 )
 schemas = _listing(
     (
@@ -45,7 +48,7 @@ schemas = _listing(
         Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}, give_up=1),
         Column("content", lambda row: row.description, values("description")),
     ),
-    "'bertscope schema KIND' prints the JSON Schema of one.\n",
+    "'bertscope schema KIND' prints the JSON Schema of one",
 )
 print_model = SimpleNamespace(
     text=lambda report: report.text,
@@ -54,9 +57,9 @@ print_model = SimpleNamespace(
 
 _PACKAGES = (
     Column("package", lambda row: row.name),
-    Column("version", lambda row: row.version or "missing"),
-    Column("extra", lambda row: row.extra or "(needed)", give_up=1),
-    Column("purpose", lambda row: row.purpose, give_up=2),
+    Column("version", lambda row: row.version or phrase("missing")),
+    Column("extra", lambda row: row.extra or phrase("(needed)"), give_up=1),
+    Column("purpose", lambda row: phrase(row.purpose), give_up=2),
     Column("to install", lambda row: row.remedy),
 )
 _DEVICES = (
@@ -71,11 +74,11 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
     lines = [
         ("bertscope", f"{report.bertscope_version}, {report.bertscope_path}"),
         ("python", f"{report.python_version}, {report.python_path}"),
-        ("torch", report.torch_version or "does not load"),
+        ("torch", report.torch_version or phrase("does not load")),
         ("platform", report.platform),
-        ("presets", f"{report.presets} in {report.preset_path}"),
+        ("presets", say("count_in", count=report.presets, path=report.preset_path)),
     ]
-    return [(name, one_line(text)) for name, text in lines]
+    return [(phrase(name), one_line(text)) for name, text in lines]
 
 
 def _tables(report: DoctorReport) -> list[tuple[tuple[Column, ...], Sequence[Any]]]:
@@ -85,7 +88,8 @@ def _tables(report: DoctorReport) -> list[tuple[tuple[Column, ...], Sequence[Any
 
 
 def _verdict(report: DoctorReport) -> str:
-    return "".join(f"problem: {one_line(problem)}\n" for problem in report.problems) or "no problem found\n"
+    lines = [phrase(f"problem: {one_line(problem)}") for problem in report.problems]
+    return "\n".join(lines or [phrase("no problem found")]) + "\n"
 
 
 def _doctor_table(report: DoctorReport, target: Target) -> str:

@@ -71,7 +71,7 @@ def test_the_stages_of_profile_are_in_the_language():
 def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_values():
     folders = (ROOT / "bertscope", Path(typer.__file__).parent / "_click", Path(typer.__file__).parent)
     paths = [path for folder in folders for path in folder.glob("**/*.py" if folder == folders[0] else "*.py")]
-    trees = [ast.parse(path.read_text()) for path in paths if path.name != "phrases.py"]
+    trees = [ast.parse(path.read_text()) for path in paths if not path.name.endswith("phrases.py")]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     nodes += [os.strerror(errno.ENOENT), os.strerror(errno.EACCES)]
     texts = "\n".join(text for text in nodes if isinstance(text, str))
@@ -117,6 +117,8 @@ def test_a_common_error_is_in_the_language(cli, given, expected):
          "每个 token 计 2 N + 4 L H Q T（训练一步的三分之一），N = 7 为参数量，含嵌入层"),
         ("no step is called 'attention'; the layers are 0-1", "没有名为 'attention' 的步骤；各层为 0-1"),
         ("nothing in the catalogue", "nothing in the catalogue"),
+        ("layers.x: expected 3, got 4, difference +1", "layers.x：期望 3，实际 4，相差 +1"),
+        ("ties: expected 1, got 0", "ties：期望 1，实际 0"),
     ],
 )  # fmt: skip
 def test_a_phrase_keeps_its_values(english, expected):
@@ -185,6 +187,7 @@ def words_of(text: str) -> list[str]:
     "estimate bert-tiny bert-mini",
     "explain bert-tiny",
     "count bert-tiny --by group",
+    "doctor",
     "count bert-tiny bert-mini",
     "tree bert-tiny --depth 1 --shapes",
     "flops bert-tiny --depth 1",

@@ -16,13 +16,13 @@ from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of,
 from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, nearest
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
 from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
 from bertscope.sources.model_source import ModelSource
-from bertscope.units import FP32
+from bertscope.units import FP32, PRECISIONS
 
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
 _CLASSIFIER, _LANGUAGE_MODEL = "BertForSequenceClassification", "BertForMaskedLM"
@@ -242,6 +242,14 @@ def other_head(source: ModelSource) -> ModelSource | None:
     return source.with_options(architecture=name) if name else None
 
 
+def _near(name: str) -> str:
+    """Return a suggestion for an unknown precision: a near one, one of torch's names, or its words turned round."""
+    known = {word: word for word in FIT_PRECISIONS} | {row.torch_name: name for name, row in PRECISIONS.items()}
+    known |= {"-".join(reversed(word.split("-"))): word for word in FIT_PRECISIONS}
+    near = nearest(name.replace("_", "-"), known)
+    return f"; did you mean {known[near]!r}?" if near else ""
+
+
 def fit_variants(
     source: ModelSource, run_config: RunConfig, card: Gpu | None, *, precision: str | None = None,
     checkpointing: str | None = None, reentrant: bool = False,
@@ -256,7 +264,7 @@ def fit_variants(
     variants = []
     for name in (word.strip() for word in (precision or f"{plain},{AUTOCAST}{half}").split(",")):
         if name not in FIT_PRECISIONS:
-            raise SelectionError(f"--precision takes {', '.join(FIT_PRECISIONS)}; got {name[:40]!r}")
+            raise SelectionError(f"--precision takes {', '.join(FIT_PRECISIONS)}; got {name[:40]!r}{_near(name)}")
         autocast = name.removeprefix(AUTOCAST) if name.startswith(AUTOCAST) else None
         own = source.has_own_dtypes and (precision is None or autocast)
         dtype = STORED if own else plain if autocast else name

@@ -8,10 +8,12 @@ from functools import cache
 from typing import Any
 
 from bertscope.render.texts import count, explain, fit, memory, page, parallel, shared
-from bertscope.render.texts.phrases import PHRASES
+from bertscope.render.texts.phrases import PHRASES as _COMMON
+from bertscope.render.texts.tool_phrases import PHRASES as _OF_TOOLS
 
 LANGUAGES = ("en", "zh")
-CATALOGUES = (shared, count, memory, parallel, fit, explain, page)
+PHRASES = {**_COMMON, **_OF_TOOLS}
+CATALOGUES = (count, explain, fit, memory, page, parallel, shared)
 TEXTS: dict[str, tuple[str, str]] = {key: text for module in CATALOGUES for key, text in module.TEXTS.items()}
 _chosen: ContextVar[int] = ContextVar("language", default=0)
 

@@ -46,16 +46,21 @@ def test_its_tables_of_packages_are_those_of_the_project():
     assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
 
 
+# as uv 0.13.9 writes it after `uv tool install '.[draw]'`
+RECEIPT = '[tool]\nrequirements = [{ name = "bertscope", extras = ["draw"], directory = "/src/bertscope" }]\n'
+
+
 @pytest.mark.parametrize(
-    ("file", "command"),
+    ("file", "content", "command"),
     [
-        ("pipx_metadata.json", r"pipx inject bertscope matplotlib plotly"),
-        ("uv-receipt.toml", r"uv tool install 'bertscope\[plot\]'"),
-        ("pyvenv.cfg", r"pip install 'bertscope\[plot\]'"),
+        ("pipx_metadata.json", "", r"pipx inject bertscope matplotlib plotly"),
+        ("uv-receipt.toml", "", r"uv tool install 'bertscope\[plot\]'"),
+        ("uv-receipt.toml", RECEIPT, r"uv tool install '/src/bertscope\[draw,plot\]'"),
+        ("pyvenv.cfg", "", r"pip install 'bertscope\[plot\]'"),
     ],
 )
-def test_an_error_names_the_tool_that_installed_bertscope(tmp_path, monkeypatch, file, command):
-    (tmp_path / file).touch()
+def test_an_error_names_the_tool_that_installed_bertscope(tmp_path, monkeypatch, file, content, command):
+    (tmp_path / file).write_text(content)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(MissingExtraError, match=f"the page needs the extra 'plot': {command}$"):
         raise MissingExtraError("the page", "plot")

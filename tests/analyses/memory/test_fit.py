@@ -331,6 +331,8 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
         (("--gpu", "t4", "--alloc-conf", "max_split_size_mb:1"), "alloc_conf cannot be max_split_size_mb:1"),
         (("--budget", "1GiB", "--seq", "many"), "--seq takes a number, or several with commas"),
         (("--budget", "1GiB", "--precision", "int8"), "--precision takes fp32, bf16"),
+        (("--budget", "1GiB", "--precision", "bf16-autocast"), "; did you mean 'autocast-bf16'?"),
+        (("--budget", "1GiB", "--precision", "float16"), "; did you mean 'fp16'?"),
         (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
         (("--gpu", "a100"), "say which: a100-40gb, a100-80gb"),
         (("--gpu", "t44"), "did you mean 't4'"),
