@@ -6,7 +6,7 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import Parts
 
+_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -127,6 +128,22 @@ def rounded(size_bytes: int, granule_bytes: int) -> int:
     """Return a size, or the negative size of a free, rounded away from 0 to a multiple of the granule."""
     granules = -(-size_bytes // granule_bytes) if size_bytes > 0 else size_bytes // granule_bytes
     return granules * granule_bytes
+
+
+def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
+
+    An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
+    older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
+    """
+
+    def copies(block: Block) -> int:
+        return 2 if block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX) else 1
+
+    if all(event.block.operator != _SOFTMAX for event in trace.events):
+        return trace
+    events = (copy for event in trace.events for copy in (event,) * copies(event.block))
+    return replace(trace, events=tuple(events))
 
 
 class Place(NamedTuple):

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
 from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces
-from bertscope.analyses.memory.events import Block, MemoryTrace
+from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
@@ -36,7 +36,6 @@ _OTHER_HEADS = {
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
 MARGIN = 0.04
 EAGER = "eager"
-_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 Progress = Callable[[str], None]
 
 
@@ -218,22 +217,6 @@ def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH)
     while batch < most and fits(batch + 1):
         batch += 1
     return batch
-
-
-def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
-
-    An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
-    older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
-    """
-
-    def copies(block: Block) -> int:
-        return 2 if block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX) else 1
-
-    if all(event.block.operator != _SOFTMAX for event in trace.events):
-        return trace
-    events = (copy for event in trace.events for copy in (event,) * copies(event.block))
-    return replace(trace, events=tuple(events))
 
 
 def other_head(source: ModelSource) -> ModelSource | None:
