@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead, with_softmax_inputs
+from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
+from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
