@@ -170,13 +170,17 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
         for seq in dict.fromkeys(row.seq for row in report.rows)
     ]
     gpu = _gpu_columns()
-    of_gpu = [*gpu, *(column for column in of_setting if column.title != say("fits"))]  # the answer says it
+    # The answer says it; of a number of ranks the batch of each does.
+    of_gpu = [*(gpu if reports[0].batch_total is None else (gpu[0], gpu[2])),
+              *(column for column in of_setting if column.title != say("fits"))]  # fmt: skip
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     csv_columns = [gpu[0], *of_setting]
     asked, seqs = reports[0].asked_batch, dict.fromkeys(row.seq for row in reports[0].rows)
     sizes = (say("batch", count=count_text(asked)) if asked else "", say("sequence", count=",".join(map(str, seqs))))
     settings = fit.settings_text(reports[0], *sizes)
-    return _Table(of_gpu, best, notes, f"{settings}\n", csv=(csv_columns, records), shows_csv=True)
+    answers = say("semicolon").join(map(fit.short_verdict, reports))
+    verdict = say("assumed", answer=answers, settings=settings)
+    return _Table(of_gpu, best, notes, f"{verdict}\n", csv=(csv_columns, records), shows_csv=True)
 
 
 def _gpu_columns() -> list[Column]:

@@ -26,8 +26,9 @@ def columns(report: FitReport) -> list[Column]:
         Column(say("gpus"), lambda row: count_text(row.ranks), values("ranks"), right=True, shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq", give_up=1 if one_length else 0),
-        Column(say("precision"), lambda row: row.precision, values("precision")),
-        Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing")),
+        Column(say("setting"), lambda row: say("comma").join((row.precision, row.checkpointing)), shown=by_ranks),
+        Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
+        Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing"), shown=not by_ranks),
         Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"), right=True),
         Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
                give_up=2, shown=searched and on_gpu),
@@ -104,8 +105,8 @@ def verdict(report: FitReport) -> str:
 
     Of several lengths it is about the longest one with the best answer.
     """
-    seq = max(row.seq for row in report.rows if row.answer == report.answer)
-    row = best_row(report, seq)
+    row = _answering_row(report)
+    seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
     on = say("on", name=report.card.name) if report.card else ""
     size_text = partial(bytes_text, unit_of=_common_unit(row.peak_bytes, report.budget_bytes))
@@ -126,6 +127,21 @@ def verdict(report: FitReport) -> str:
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     return say("assumed", answer=answer, settings=settings_text(report))
+
+
+def short_verdict(report: FitReport) -> str:
+    """Return the answer for a GPU in a few words: `t4: batch 172`, `t4: no, short by 9.47 GiB`, `5 x t4`."""
+    row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
+    if report.batch_total is not None and row.fits:
+        return count_text(row.ranks) + say("times", name=name)
+    is_searched = row.fits and report.asked_batch is None
+    text = say("batch", count=count_text(row.batch)) if is_searched else answer_text(report, row)
+    return say("named", name=name, text=text)
+
+
+def _answering_row(report: FitReport) -> FitRow:
+    """Return the best row of the longest length with the best answer."""
+    return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
 
 
 def _common_unit(*sizes: int) -> int:

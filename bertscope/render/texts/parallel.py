@@ -26,6 +26,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "gpus": ("GPUs", "GPU 数"),
     "strategy": ("strategy", "策略"),
     "strategy_none": ("one process", "单进程"),
+    "setting": ("setting", "设置"),
     "rank_batch": ("batch each", "每卡批大小"),
     "times": (" x {name}", " 块 {name}"),
     "verdict_ranks_yes": (
