@@ -92,7 +92,8 @@ class Parallelism:
         if self.world_size > MAX_WORLD_SIZE:
             raise SelectionError(f"a mesh has at most {MAX_WORLD_SIZE:,} ranks; got {self.world_size:,}")
         if self.strategy == SINGLE and self.world_size > 1:
-            raise SelectionError(f"{self.world_size} ranks need a strategy; choose one of {', '.join(STRATEGIES)}")
+            names = ", ".join(name for name in STRATEGIES if name != SINGLE)
+            raise SelectionError(f"{self.world_size:,} ranks need a strategy; choose one of {names}")
         if not 0 <= self.rank < self.world_size:
             raise SelectionError(f"the ranks are 0 to {self.world_size - 1:,}; got rank {self.rank:,}")
         for name in ("param_dtype", "reduce_dtype"):

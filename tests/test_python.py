@@ -19,9 +19,10 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.api.memory import Loop, Run
+from bertscope.api.memory import Loop, LoopOfRanks, Run
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
+from bertscope.parallelism import Parallelism
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_of
 from tests.conftest import ROOT
@@ -59,8 +60,10 @@ def test_a_type_checker_sees_the_same_names_from_the_same_modules():
 
 
 def test_the_fields_of_a_run_are_those_of_a_run_config():
-    names = {field.name for field in dataclasses.fields(RunConfig)}
-    assert Run.__annotations__.keys() | {"inputs"} == names
+    names = {field.name for field in dataclasses.fields(RunConfig)} - {"parallelism"}
+    ranks = {field.name for field in dataclasses.fields(Parallelism)} | {"world_size"}
+    assert LoopOfRanks.__annotations__.keys() - Loop.__annotations__.keys() == ranks
+    assert Run.__annotations__.keys() | {"inputs"} == names | ranks
     assert Loop.__annotations__.keys() | {"inputs"} == names - {
         "batch", "seq", "dtype", "autocast", "checkpointing", "reentrant",
     }  # fmt: skip

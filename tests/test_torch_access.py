@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from bertscope import torch_access
+from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
+from bertscope.parallelism import Parallelism
 from bertscope.torch_access import DispatchMode, distributed, torch
 from tests.conftest import ROOT
 
@@ -281,6 +284,26 @@ def test_a_resize_of_a_storage_is_seen_while_it_is_watched():
     storage.resize_(16)
     key = torch_access.key_of(storage)
     assert seen == [(key, 16, 0), (key, 0, 8)]
+
+
+def test_fsdp_says_whose_parameters_it_gathers():
+    from torch.distributed.fsdp import fully_shard
+
+    seen = []
+
+    @contextmanager
+    def gathering(path):
+        seen.append(path)
+        yield
+
+    with fake_ranks(Parallelism("fsdp", (2,))) as meshes:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        for module in (model[0], model):
+            fully_shard(module, mesh=meshes.shard)
+        with distributed.watched_gathers(gathering):
+            model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert set(seen) == {"", "0"}
 
 
 def test_without_the_mode_a_tensor_is_real():

@@ -47,6 +47,31 @@ def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
         torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
 
 
+@contextmanager
+def watched_gathers(gathering: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter `gathering` with the path of a module while FSDP2 gathers its parameters.
+
+    In backward FSDP2 gathers those of one layer while another one runs. Fallback: nothing is entered.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    except ImportError:
+        yield
+        return
+    original: Any = FSDPParamGroup.unshard
+
+    def unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gather the parameters of a module."""
+        with gathering(getattr(group, "_module_fqn", None) or ""):
+            return original(group, *args, **kwargs)
+
+    FSDPParamGroup.unshard = unshard  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FSDPParamGroup.unshard = original  # type: ignore[method-assign]
+
+
 def fake_store() -> Any:
     """Return the store of a process group without communication. It has no documented replacement."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

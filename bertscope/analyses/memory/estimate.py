@@ -27,7 +27,7 @@ from bertscope.analyses.parallel.shares import rank_groups
 from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
-from bertscope.errors import SelectionError, UnknownValueError
+from bertscope.errors import SelectionError, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
 from bertscope.parallelism import ZERO1
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
@@ -252,6 +252,13 @@ def module_trace(
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "
                 "estimate does not have; 'bertscope profile' measures a step"
+            ) from None
+        except (RuntimeError, NotImplementedError) as error:  # of DTensor, for an operator that it does not divide
+            if meshes is None:
+                raise
+            raise SelectionError(
+                f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
+                "another optimizer, option or strategy"
             ) from None
 
 

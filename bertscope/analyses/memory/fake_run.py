@@ -7,7 +7,7 @@ state of the CPU.
 
 import weakref
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
-from bertscope.torch_access.distributed import group_size, held_tensors, is_wrapper, watched_resizes
+from bertscope.torch_access.distributed import group_size, held_tensors, is_wrapper, watched_gathers, watched_resizes
 
 _RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
@@ -54,7 +54,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     """
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
-    with mode.tracker.track(step.model), mode, mode.random_states(), watched_resizes(mode.resized):
+    with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
         if step.run_config.has_gradients_before:
@@ -103,7 +103,28 @@ class RunMode(DispatchMode):
         self.is_recording = False
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.collectives: list[Collective] = []
+        self.gathered: str | None = None  # the module whose parameters FSDP gathers
         self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the step: its modules and operators, and what no mode sees."""
+        is_sharded = self.step.run_config.parallelism.row.is_sharded
+        with ExitStack() as stack:
+            stack.enter_context(self.tracker.track(self.step.model))
+            stack.enter_context(self)
+            stack.enter_context(self.random_states())
+            stack.enter_context(watched_resizes(self.resized))
+            if is_sharded:
+                stack.enter_context(watched_gathers(self.gathering))
+            yield
+
+    @contextmanager
+    def gathering(self, path: str) -> Iterator[None]:
+        """Attribute collectives to the module whose parameters are gathered."""
+        self.gathered = path
+        yield
+        self.gathered = None
 
     def trace(self) -> MemoryTrace:
         """Return the trace of what was recorded until now."""
@@ -227,7 +248,7 @@ class RunMode(DispatchMode):
         """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones."""
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
-        path = self.tracker.current()[0]
+        path = self.tracker.current()[0] if self.gathered is None else self.gathered
         self.collectives.append(Collective(self.name, kind, path, size, group_size(args)))
         for leaf in given:
             made = self.recorder.living.get(storage_key(leaf))

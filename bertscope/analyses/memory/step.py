@@ -1,5 +1,6 @@
 """One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -90,12 +91,29 @@ class ModelStep:
         with phase(OPTIMIZER):
             if self.run_config.clip_grad_norm:
                 self.scaler.unscale_(self.optimizer)
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self._clip_gradients()
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
             for path, param in self.model.named_parameters() if self.average else ():
                 self.average[path].lerp_(param.detach(), 0.001)
+
+    def _clip_gradients(self) -> None:
+        """Clip by the norm of all gradients; those of DTensors on different meshes are not stacked by torch."""
+        groups = defaultdict(list)
+        for param in self.model.parameters():
+            if param.grad is not None:
+                groups[getattr(param.grad, "device_mesh", None)].append(param)
+        if len(groups) <= 1:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            return
+        norms: list[Any] = [
+            torch.nn.utils.get_total_norm([param.grad for param in group if param.grad is not None])
+            for group in groups.values()
+        ]
+        total = torch.stack([norm.full_tensor() if is_wrapper(type(norm)) else norm for norm in norms]).norm()
+        for group in groups.values():
+            torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
 
     def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run two steps of the loop, so that the next one is in the steady state."""

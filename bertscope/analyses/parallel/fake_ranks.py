@@ -1,5 +1,6 @@
 """One process in place of all ranks of a job: collectives return at once, and this rank has its part of the model."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,9 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
         raise SelectionError("this build of torch has no torch.distributed; install one that has")
     if dist.is_initialized():
         raise SelectionError("this process belongs to a process group; estimate in a process of its own")
+    logger = logging.getLogger("torch.distributed.tensor")  # it warns that two all-reduces could be one
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     dist.init_process_group("fake", rank=parallelism.rank, world_size=parallelism.world_size, store=fake_store())
     try:
         with warnings.catch_warnings():
@@ -33,6 +37,7 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
     finally:
         dist.destroy_process_group()
         forget_meshes()
+        logger.setLevel(level)
 
 
 def parallelize_fakes(
@@ -77,8 +82,8 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
 class _Shortcuts(TorchFunctionMode):
     """A mode for the division of parameters without values.
 
-    `torch.chunk` returns one tensor for all parts of equal size: FSDP divides each parameter by all ranks, which takes
-    minutes for thousands of them. Real tensors, which are numbers of ranks, stay real.
+    `torch.chunk` returns one tensor for all parts of equal size, the empty ones too: FSDP divides each parameter by all
+    ranks, which takes minutes for thousands of them. Real tensors, which are numbers of ranks, stay real.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +96,10 @@ class _Shortcuts(TorchFunctionMode):
 
 
 def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Return the parts of torch.chunk; those of equal size are the first."""
+    """Return the parts of torch.chunk, those of equal size first, and an empty one for each that it leaves out."""
     size = max(-(-input.shape[dim] // chunks), 1)
     number, rest = divmod(input.shape[dim], size)
-    return (input.narrow(dim, 0, size),) * number + ((input.narrow(dim, number * size, rest),) if rest else ())
+    parts = (input.narrow(dim, 0, size),) * number
+    if rest:
+        parts += (input.narrow(dim, number * size, rest),)
+    return parts + (input.new_empty(0),) * (chunks - len(parts))

@@ -81,10 +81,15 @@ def _divide_projections(layer: nn.Module, mesh: Any) -> None:
             raise SelectionError(
                 f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}"
             )
-    parallelize_module(layer, mesh, {
-        **{path: ColwiseParallel() for path, _ in layer.named_modules() if path.endswith(_COLUMNS)},
-        **{path: RowwiseParallel() for path, _ in layer.named_modules() if path.endswith(_ROWS)},
-    })  # fmt: skip
+    styles: dict[str, Any] = {}
+    for path, module in layer.named_modules():
+        if path.endswith((*_COLUMNS, *_ROWS)):
+            if not isinstance(module, nn.Linear):
+                raise SelectionError(
+                    f"tensor parallelism divides linear layers; {path} is {type(module).__name__}, choose fsdp"
+                )
+            styles[path] = ColwiseParallel() if path.endswith(_COLUMNS) else RowwiseParallel()
+    parallelize_module(layer, mesh, styles)
 
 
 def divided_shape(path: str, shape: tuple[int, ...], layer_path: str, ranks: int) -> tuple[int, ...]:

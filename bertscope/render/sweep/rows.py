@@ -14,6 +14,7 @@ from bertscope.reports.sweep import FAILED, REFUSED, SweepReport, SweepRow
 from bertscope.units import bytes_text, count_text, short_count_text
 
 _COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
+_ERRORS = 3  # below the table: a narrow terminal has no column for them
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -117,6 +118,10 @@ def table(report: SweepReport, target: Target, *, rows: int = 0, sort: str | Non
     found = ordered(report, sort)
     shown = found[:rows] if rows else found
     text = wrapped(verdict(report), target) + table_text(columns(report), shown, target)
+    errors = list(dict.fromkeys(row.error for row in found if row.error))
+    text += "".join(wrapped(one_line(error, limit=200), target) for error in errors[:_ERRORS])
+    if len(errors) > _ERRORS:
+        text += wrapped(f"{count_text(len(errors) - _ERRORS)} more errors: --format csv lists all", target)
     if len(shown) < len(found):
         text += wrapped(f"{count_text(len(found) - len(shown))} more rows: --rows 0 shows all", target)
     return text

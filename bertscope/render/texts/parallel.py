@@ -15,7 +15,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "rank_sends": ("a rank sends", "每个 rank 发送"),
     "rank_sends_by": ("sent: {name}", "发送：{name}"),
     "note_ranks": (
-        "rank {rank} updates {own} parameters, rank {ranks} {count}; --rank estimates another one",
+        "parameters to update: {own} of rank {rank}, {count} of rank {ranks}; --rank estimates another one",
         "rank {rank} 更新 {own} 个参数，rank {ranks} 更新 {count} 个；用 --rank 估算另一个",
     ),
     "note_ring": (

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+import bertscope
 from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.ranks.fewest import fewest_report
+from bertscope.errors import SelectionError
 from bertscope.parallelism import TRIED, Parallelism
 from bertscope.run_config import RunConfig
+from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 
 STEP = RunConfig(model_implementation="bertscope")
@@ -59,3 +62,18 @@ def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
     budget = max(peaks["ddp"][1], peaks["fsdp"][1])
     report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
     assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
+
+
+def test_python_takes_the_settings_of_ranks():
+    one, eight = (bertscope.estimate("bert-tiny", seq=8, **ranks)["none"].memory.peak.parts
+                  for ranks in ({}, {"strategy": "fsdp", "world_size": 8}))  # fmt: skip
+    assert 7 < one.optimizer_state / eight.optimizer_state < 8
+    settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
+    report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
+    assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
+    with pytest.raises(SelectionError, match="strategy concerns ranks"):
+        bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
+    with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
+        bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
+    with pytest.raises(SelectionError, match="nproc is the number of ranks, 4; got 2"):
+        bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")

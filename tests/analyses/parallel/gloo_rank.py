@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from bertscope import model as models
 from bertscope.config import BertConfig
 
 _M_MMAP_THRESHOLD = -3
+_PAUSE_SECONDS = 0.05  # for the threads of gloo to free their buffers
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 
 
@@ -85,12 +87,14 @@ def steps_of(strategy, mesh, checkpointing, fields):
     steps = []
     for _ in range(3):
         gc.collect()
+        time.sleep(_PAUSE_SECONDS)
         before = mapped_bytes()
         with Highest() as forward:
             loss = model(input_ids=ids, labels=ids).loss
         with Highest() as backward:
             loss.backward()
             del loss
+        time.sleep(_PAUSE_SECONDS)
         with Highest() as update:
             optimizer.step()
             optimizer.zero_grad()

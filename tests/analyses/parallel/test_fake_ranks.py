@@ -76,6 +76,17 @@ def test_of_five_rows_of_three_numbers_two_ranks_gather_six():
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
+def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_moments():
+    source = small(num_hidden_layers=1)
+    run_config = RunConfig(batch=1, seq=8, parallelism=Parallelism("fsdp", (2**20,), rank=2**20 - 1))
+    parameters = list(run_model(source, run_config).parameters())
+    found = Counter()
+    for block, size in source_trace(source, run_config).state:
+        found[block.part] += size
+    assert found["parameters"] == sum(4 * parameter[0].numel() for parameter in parameters)
+    assert found["optimizer_state"] == 4 * len(parameters)
+
+
 def test_kept_parameters_are_gathered_once_and_need_more_memory_in_forward():
     source, run_config = small(num_hidden_layers=4), RunConfig(batch=1, seq=8)
     traces = {name: traced(source, run_config, name, (2,)) for name in ("fsdp", "fsdp-no-reshard")}

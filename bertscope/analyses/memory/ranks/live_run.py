@@ -13,7 +13,7 @@ from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.step import ModelStep, Phase
 from bertscope.analyses.parallel.collectives import ALL_REDUCE, NAMESPACES, kind_of
 from bertscope.torch_access import DispatchMode, in_backward, operator_name, storage_key, torch, tree_leaves
-from bertscope.torch_access.distributed import is_wrapper, watched_resizes
+from bertscope.torch_access.distributed import is_wrapper
 
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
@@ -36,7 +36,7 @@ def _live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
         with phase(name), mode.phase(name):
             yield
 
-    with mode.tracker.track(step.model), mode, mode.random_states(), watched_resizes(mode.resized):
+    with mode.watching():
         mode.add_state()
         step.run(recorded)
     return mode.trace()
