@@ -166,7 +166,7 @@ def notes(report: FitReport) -> Iterator[str]:
             fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, say("nothing_tried"))
             yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
-    if report.batch_total is not None:
+    if len(report.tried_ranks) > 1:
         yield say("note_fewest")
     if report.batch_total is not None or parallel_words(report.run):
         yield say("note_ranks_unknown")

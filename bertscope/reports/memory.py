@@ -330,6 +330,7 @@ class FitReport(TableReport[FitRow]):
     asked_batch: int | None
     rows: tuple[FitRow, ...]
     batch_total: int | None = None  # of all ranks; each row then has the fewest ranks of its strategy
+    tried_ranks: tuple[int, ...] = ()  # the numbers of ranks among which it was searched
     context_low_bytes: int = 0
     context_high_bytes: int = 0
     margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free

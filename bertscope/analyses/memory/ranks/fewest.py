@@ -63,7 +63,9 @@ def fewest_report(
                                 known_steps=steps, tries_other_head=False)  # fmt: skip
             rows.append(report.rows[0])
     run = report.run | {"parallelism": RunConfig().to_dict()["parallelism"]}
-    return replace(report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None)
+    return replace(
+        report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None, tried_ranks=tuple(world_sizes)
+    )
 
 
 @dataclass
@@ -91,15 +93,18 @@ class _Search:
             """Return True if the run fits with that number of ranks."""
             return self.fitter.answer(self.on(run_config, strategy, self.world_sizes[place])) == YES
 
-        end = len(self.world_sizes)
         if fits(0):
             return 0
+        low, high, step = 0, len(self.world_sizes), 1  # at `low` it does not fit; at `high` it does, or it is the end
         place = max(self._expected(run_config, strategy), 1)
-        while place < end and not fits(place):
-            place += 1
-        while 1 < place < end and fits(place - 1):
-            place -= 1
-        return place
+        while high - low > 1:
+            if fits(place):
+                high, next_place = place, max(place - step, low + 1)
+            else:
+                low, next_place = place, min(place + step, high - 1)
+            is_between = low > 0 and high < len(self.world_sizes)
+            place, step = (low + high) // 2 if is_between else next_place, 2 * step
+        return high
 
     def _expected(self, run_config: RunConfig, strategy: str) -> int:
         """Return the place at which the tensors should fit, the last one if they do at none.
