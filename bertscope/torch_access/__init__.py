@@ -8,8 +8,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
@@ -217,7 +216,6 @@ def fake_tensor_mode() -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    load_dynamo_later()
     return FakeTensorMode()
 
 
@@ -264,17 +262,13 @@ class _LaterPackage(ModuleType):
 
         return run if function is not None else self.decorators.disable(None, *settings, **more)
 
-    def graph_break(self, *_: Any) -> None:
-        """Do nothing, as outside a compiled function; each step of an optimizer calls it."""
-
 
 def load_dynamo_later() -> None:
     """Have torch._dynamo run its code at its first real use; call this before operators run on meta.
 
     torch imports it (0.5 s of CPU time) to exclude meta kernels and dispatch modes from torch.compile, which is not in
     use while the package is not loaded. The package has no search path, which Python reads to import a module in it:
-    any other use runs the package first, as an import does. Its settings, which FakeTensorMode reads, are there without
-    it: they are a module that imports nothing of the package.
+    any other use runs the package first, as an import does. FakeTensorMode is such a use.
     Fallback: where the package is loaded or cannot be found, nothing.
     """
     name = "torch._dynamo"
@@ -285,11 +279,6 @@ def load_dynamo_later() -> None:
     package.__class__ = _LaterPackage
     package.is_waiting = True  # type: ignore[attr-defined]
     torch._dynamo = sys.modules[name] = package
-    settings = f"{name}.config"
-    path = Path(str(found.origin)).with_name("config.py")
-    if path.is_file() and (own := spec_from_file_location(settings, path)) and own.loader:
-        package.config = sys.modules[settings] = module_from_spec(own)  # type: ignore[attr-defined]
-        own.loader.exec_module(package.config)
 
 
 def value_errors() -> tuple[type[Exception], type[Exception]]:
