@@ -31,6 +31,7 @@ COMMANDS = (
     "estimate bert-base-uncased --batch 8 --checkpointing",
     "profile bert-mini --batch 8 --checkpointing",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
+    "calibrate --dry-run",
     "report bert-tiny --no-fit -o report.html",
     "explain bert-tiny encoder.layer.0.attention",
     "explore bert-base-uncased",

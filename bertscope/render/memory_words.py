@@ -9,7 +9,8 @@ from bertscope.render.footer import title
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
+from bertscope.reports.training import TrainingFile, TrainingKey
 from bertscope.units import bytes_text, count_text
 
 _BAR_WIDTH = 48

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
 from bertscope.reports.parallel import RankGroup, TrafficRow
+from bertscope.reports.training import TrainingFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,39 +216,6 @@ class Variant:
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingKey:
-    """A key of a training file, its value, and its effect on the run."""
-
-    key: str
-    value: Any
-    effect: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingFile:
-    """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
-
-    `fields` are those of RunConfig that the keys in `used` set. `replaced` has fields, not keys: those for which the
-    run has another value, by an option of the command line.
-    """
-
-    path: str
-    format: str  # TrainingArguments, accelerate config
-    fields: dict[str, Any]
-    used: tuple[TrainingKey, ...]
-    no_effect: tuple[TrainingKey, ...]  # on the memory of a training step
-    not_modelled: tuple[TrainingKey, ...]
-    unknown: tuple[TrainingKey, ...]
-    replaced: tuple[TrainingKey, ...] = ()
-
-    @property
-    def module_fields(self) -> dict[str, Any]:
-        """Return the fields that a given module does not determine itself: `estimate(module, inputs, **fields)`."""
-        determined = ("batch", "checkpointing", "reentrant")
-        return {name: value for name, value in self.fields.items() if name not in determined}
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryReport(TableReport[Variant]):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
@@ -268,7 +236,7 @@ class MemoryReport(TableReport[Variant]):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU by name, the memory that CUDA offers on it, and the published sizes of its CUDA context."""
+    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
 
     name: str
     memory_bytes: int
@@ -276,6 +244,9 @@ class Gpu:
     context_low_bytes: int = 0
     context_high_bytes: int = 0
     context_source: str = ""  # empty: the range over all GPUs
+    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
+    workspace_backward_bytes: int = 0
+    calibration: str = ""
 
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
