@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.parallel_options import ParallelOptions
@@ -72,6 +73,7 @@ def fit(
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
     context: Context = None,
+    calibration: CalibrationOptions,
     ranks: ParallelOptions,
     inputs: Inputs = None,
     model: ModelOptions,
@@ -79,16 +81,17 @@ def fit(
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
-    On a GPU the allocator is simulated, with the largest CUDA context that was published for it. With --batch, find
-    the strategies and precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain. Several
-    GPUs are in one table with the answer for each GPU first. With --world-size the batch is that of one rank of a job;
-    with --batch-total find the number of ranks.
+    On a GPU the allocator is simulated, with the largest CUDA context that was published for it or that calibrate
+    measured. With --batch, find the strategies and precisions with which it fits, cheapest first. Exit code 1 if
+    nothing fits for certain. Several GPUs are in one table with the answer for each GPU first. With --world-size the
+    batch is that of one rank of a job; with --batch-total find the number of ranks.
     """
     if (gpu is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
     limits: list[int | Gpu] = [size("--budget", budget) or 0]
     if gpu is not None:
-        limits = list(dict.fromkeys(find_gpu(name.strip()) for name in gpu.split(",")))
+        named = dict.fromkeys(find_gpu(name.strip()) for name in gpu.split(","))
+        limits = [calibration.of_gpu(known) for known in named]
     if batch_total is not None:
         _check_total(asked_batch, ranks)
     parallelism = ranks.parallelism() if batch_total is None else ONE_PROCESS

@@ -135,6 +135,9 @@ def _common_unit(*sizes: int) -> int:
 
 def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    if report.card and is_calibrated:
+        yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
         answers = say("comma").join(
             say("note_head_answer", answer=say(f"answer_{row.other_head_answer}"), way=_way(row), seq=row.seq)
@@ -156,7 +159,8 @@ def notes(report: FitReport) -> Iterator[str]:
         yield say("note_ranks_unknown")
     yield say("note_fit_estimated")
     if report.card:
-        yield say("named", name=report.card.name, text=phrase(report.card.source))
+        if not is_calibrated:
+            yield say("named", name=report.card.name, text=phrase(report.card.source))
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
@@ -183,12 +187,16 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     """Yield the notes on the memory of a GPU besides the tensors."""
     low, high = report.context_low_bytes, report.context_high_bytes
     workspaces = bytes_text(report.overhead_bytes - high)
-    if low < high:
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    if is_calibrated:
+        yield say("note_context_calibrated", range=range_text(low, high))
+    elif low < high:
         source = phrase(report.card.context_source) if report.card else ""
         where = say("published_for_it", source=source) if source else say("published_for_others")
         yield say("note_published_context", range=range_text(low, high), where=where)
     yield say("note_included", context=bytes_text(high), workspaces=workspaces)
-    yield say("note_not_counted")
+    if not is_calibrated:
+        yield say("note_not_counted")
     yield from _place_notes(report)
     if report.margin:
         yield say("note_softmax")

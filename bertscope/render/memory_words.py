@@ -84,6 +84,8 @@ def verdict(report: MemoryReport) -> str:
 
 def notes(report: MemoryReport) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
+    if report.card and report.card.calibration:
+        yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     yield from conclusions(report)
     yield from ranks_notes(report)
     yield from traffic_notes(report)
@@ -158,21 +160,22 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
         yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):
-        yield from _device_notes(device_terms)
+        yield from _device_notes(device_terms, is_calibrated=bool(report.card and report.card.calibration))
     has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
     yield say("note_units_kept" if has_gradients else "note_units")
 
 
-def _device_notes(device: DeviceTerms) -> Iterator[str]:
+def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     low, high = device.context_low_bytes, device.context_high_bytes
-    if low == high:
+    if low == high and not is_calibrated:
         yield say("note_context_measured", size=bytes_text(low))
         return
     yield say("note_allocated", size=bytes_text(device.workspace_bytes))
     # cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
-    yield say("note_not_counted")
+    if not is_calibrated:
+        yield say("note_not_counted")
     yield say("note_reserved")
-    yield say("note_context", range=range_text(low, high))
+    yield say("note_context_calibrated" if is_calibrated else "note_context", range=range_text(low, high))
     yield say("note_smi", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
 
 

@@ -75,6 +75,7 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
         ("torch", report.torch_version or "does not load"),
         ("platform", report.platform),
         ("presets", f"{report.presets} in {report.preset_path}"),
+        ("calibrated", "; ".join(report.calibrations) or f"no card, by a file in {report.calibration_path}"),
     ]
     return [(name, one_line(text)) for name, text in lines]
 

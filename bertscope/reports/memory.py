@@ -216,6 +216,21 @@ class Variant:
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
+
+    name: str
+    memory_bytes: int
+    source: str
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    context_source: str = ""  # empty: the range over all GPUs
+    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
+    workspace_backward_bytes: int = 0
+    calibration: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryReport(TableReport[Variant]):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
@@ -232,21 +247,7 @@ class MemoryReport(TableReport[Variant]):
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
-
-    name: str
-    memory_bytes: int
-    source: str
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    context_source: str = ""  # empty: the range over all GPUs
-    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
-    workspace_backward_bytes: int = 0
-    calibration: str = ""
+    card: Gpu | None = None  # whose context and workspaces are estimated
 
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"

@@ -81,6 +81,14 @@ class Card:
         return None
 
 
+def this_card() -> tuple[str, int] | None:
+    """Return the name and the memory of the first CUDA device; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return card.name, card.total_memory
+
+
 def driver_version() -> str:
     """Return the version of the driver by nvidia-smi or by the kernel module; empty if none tells it."""
     for line in _smi("--query-gpu=driver_version").splitlines():

@@ -116,6 +116,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "the CUDA context adds {range} outside torch, by GPU and version of torch",
         "CUDA 上下文在 torch 之外另占 {range}，因 GPU 和 torch 版本而异",
     ),
+    "note_context_calibrated": (
+        "the CUDA context adds {range} outside torch, as measured in steps",
+        "CUDA 上下文在 torch 之外另占 {range}（各步中实测）",
+    ),
     "note_smi": (
         "nvidia-smi would show {range}: reserved memory and the context",
         "nvidia-smi 将显示 {range}：预留的显存加上下文",
