@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bertscope.calibrations import Calibration, card_of
 from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
 from bertscope.commands.output import NotedOutputOptions, Progress, write_file
@@ -71,8 +72,13 @@ def estimate(
         sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()), parallelism=ranks.parallelism()
     )
     view.check_timeline()
-    card = calibration.of_gpu(known) if known else calibration.here() if run.device == "cuda" else None
+    found = calibration.found(known) if run.device == "cuda" else None
+    card = card_of(found) if found else known
     estimates = model.each(partial(_estimate, run, run_configs, card, has_snapshot=view.snapshot is not None))
+    if calibration.time:
+        estimates = tuple((source, used, _timed(source, used, report, found)) for source, used, report in estimates)
+        has_times = any(variant.predicted for _, _, report in estimates for variant in report.variants)
+        calibration.note_no_time(found, known, has_times=has_times, on_cuda=run.device == "cuda")
     reports = [
         run.with_training_file(report, used, is_noted=place == 0) for place, (_, used, report) in enumerate(estimates)
     ]
@@ -86,6 +92,17 @@ def estimate(
         from bertscope.analyses.memory.snapshot import snapshot as picture
 
         write_file(view.snapshot, picture(MemoryTraces(source).trace(used[-1])))
+
+
+def _timed(
+    source: ModelSource, run_configs: list[RunConfig], report: MemoryReport, found: Calibration | None
+) -> MemoryReport:
+    """Return the report with predicted times, if there is a calibration."""
+    if found is None:
+        return report
+    from bertscope.analyses.calibrate.step_time import with_times
+
+    return with_times(report, source, run_configs, found.report)
 
 
 def _estimate(

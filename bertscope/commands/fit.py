@@ -98,6 +98,7 @@ def fit(
     seqs, context_bytes = numbers("--seq", seq), size("--context", context)
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     source = model.found()
+    from bertscope.analyses.calibrate.step_time import with_fit_times
     from bertscope.analyses.memory.fit import Steps, fit_report, fit_variants
     from bertscope.analyses.memory.ranks.fewest import fewest_report
 
@@ -128,6 +129,12 @@ def fit(
                 report = fewest_report(source, variants, seqs, limit, batch_total, strategies=tried, world_sizes=sizes,
                                        settings=settings, context_bytes=context_bytes, progress=progress,
                                        known_steps=steps)  # fmt: skip
+            if calibration.time:
+                found = calibration.found(limit) if isinstance(limit, Gpu) else None
+                if found is not None:
+                    report = with_fit_times(report, source, variants, found.report)
+                has_times, on_cuda = any(row.predicted for row in report.rows), variants[0].device == "cuda"
+                calibration.note_no_time(found, report.card, has_times=has_times, on_cuda=on_cuda)
             reports.append(step.with_training_file(report, variants, searched="batch", is_noted=not reports))
     out.show_all(reports, renderer)
     return 0 if any(report.fits for report in reports) else 1

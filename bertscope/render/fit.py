@@ -1,19 +1,19 @@
 """The fit report as a table, CSV and Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
-from bertscope.render.memory_words import range_text
+from bertscope.render.memory_words import range_text, time_notes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -41,9 +41,31 @@ def columns(report: FitReport) -> list[Column]:
                shown=searched),
         number(say("step_flops"), "step_flops", flops_text, give_up=5),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
+        *_time_columns(report),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
+
+
+def _time_columns(report: FitReport) -> list[Column]:
+    """Return the columns of predicted times; none without a time."""
+    if not any(row.predicted for row in report.rows):
+        return []
+
+    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
+        def value(row: FitRow) -> Any:
+            return getattr(row.predicted, name, None)
+
+        def shown(row: FitRow) -> str:
+            return "" if value(row) is None else text(value(row))
+
+        return Column(say(title), shown, {name: value}, right=True)
+
+    return [
+        column("predicted_step", "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
+        column("tokens_per_second", "tokens_per_second", lambda rate: f"{rate:,.0f}"),
+        column("mfu_column", "mfu", share_text),
+    ]
 
 
 def _is_on_gpu(report: FitReport) -> bool:
@@ -169,6 +191,7 @@ def notes(report: FitReport) -> Iterator[str]:
             yield say("note_no_fused_kernel", dtype=BF16.name, gpu=report.card.name, other=FP16.name)
     if _is_on_gpu(report):
         yield from _gpu_notes(report)
+    yield from time_notes(row.predicted for row in report.rows)
     yield say("note_fit_units")
 
 

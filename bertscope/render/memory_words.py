@@ -1,7 +1,7 @@
 """The text under the table of a memory report: bars, conclusions, and how each number was obtained."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
@@ -9,6 +9,7 @@ from bertscope.render.footer import title
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
+from bertscope.reports.calibration import StepTime
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
 from bertscope.reports.training import TrainingFile, TrainingKey
 from bertscope.units import bytes_text, count_text
@@ -161,8 +162,21 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms, is_calibrated=bool(report.card and report.card.calibration))
+    yield from time_notes(variant.predicted for variant in report.variants)
     has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
     yield say("note_units_kept" if has_gradients else "note_units")
+
+
+def time_notes(times: Iterable[StepTime | None]) -> Iterator[str]:
+    """Yield the way in which times were predicted, and the peaks that MFU refers to."""
+    known = [time for time in times if time is not None]
+    if known:
+        yield say("note_time")
+    for peak, source in dict.fromkeys((time.peak_flops, time.peak_source) for time in known):
+        if peak is None:
+            yield say("note_no_peak")
+        else:
+            yield say("note_mfu", peak=f"{peak / 1e12:,.1f}", source=source)
 
 
 def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:

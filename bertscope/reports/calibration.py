@@ -59,6 +59,23 @@ class CardWork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The predicted time of a step on a calibrated card, and the rates that follow.
+
+    `flops` are those of the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
+    the dense peak of the card, None without a published one.
+    """
+
+    seconds: float
+    tokens_per_second: float
+    flops: int
+    flops_per_second: float
+    mfu: float | None
+    peak_flops: float | None
+    peak_source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CalibrationRow:
     """A point and its result; None for what the kind of point does not have.
 

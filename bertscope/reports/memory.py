@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
+from bertscope.reports.calibration import StepTime
 from bertscope.reports.parallel import RankGroup, TrafficRow
 from bertscope.reports.training import TrainingFile
 
@@ -189,6 +190,7 @@ class Variant:
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
+    predicted: StepTime | None = None  # of --time, by a calibration
 
     @property
     def memory(self) -> Memory | None:
@@ -282,6 +284,7 @@ class FitRow:
     strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
+    predicted: StepTime | None = None  # of --time, by a calibration
 
     @property
     def label(self) -> str:

@@ -74,6 +74,7 @@ def _steps() -> Iterator[CalibrationPoint]:
     # the times: enough work that the card is not idle between two operators
     long = replace(base, batch=16, seq=512)
     yield from (replace(long, precision=name) for name in PRECISIONS)
+    yield replace(long, checkpointing=FULL)
     yield from (replace(long, precision=BF16.name, checkpointing=name) for name in (FULL, _SELECTIVE))
     yield from (replace(long, precision=BF16.name, model=_LARGE, checkpointing=name) for name in (NONE, FULL))
 

@@ -3,12 +3,14 @@
 A step without idle time takes the sum of FLOPs / rate over the precisions, plus bytes / bandwidth: elementwise
 operators, normalization, softmax, copies and the optimizer read and write memory, which matters for recomputation too.
 A small step takes the time in which one thread starts its operators. The rates are those of large products and of a
-large copy. One measured step of each precision corrects for what smaller operators do not reach.
+large copy. One measured step of each precision and strategy of checkpointing corrects for what smaller operators do not
+reach: FLOPs alone make recomputation too cheap.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,13 +18,16 @@ from typing import Any
 from bertscope.analyses.calibrate.plan import TF32
 from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
+from bertscope.analyses.memory.fit import on_card
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
-from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, meta_inputs, run_model
+from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, meta_inputs, run_model, step_flops
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
-from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork
+from bertscope.gpus import peak_flops
+from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
+from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport
 from bertscope.run_config import NONE, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written
@@ -39,6 +44,60 @@ def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
         return _work(source, run_config)
     some, more = (_work(source.with_layers((RAN + add) * repeats + rest), run_config) for add in (0, 1))
     return _sum(some, _sum(more, some, -1), units - RAN)
+
+
+def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gpu) -> StepTime | None:
+    """Return the time of a step in one process; None for a precision that was not measured.
+
+    Without recomputation the FLOPs are those of the same step without checkpointing.
+    """
+    precision = run_config.autocast or run_config.dtype
+    seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
+    if not seconds or run_config.parallelism.world_size > 1:
+        return None
+    flops = step_flops(source, replace(run_config, checkpointing=NONE, reentrant=False))
+    peak, peak_source = peak_flops(card, precision) or (None, "")
+    return StepTime(
+        seconds=seconds,
+        tokens_per_second=run_config.accumulate * run_config.batch * run_config.seq / seconds,
+        flops=flops,
+        flops_per_second=flops / seconds,
+        mfu=flops / seconds / peak if peak else None,
+        peak_flops=peak,
+        peak_source=peak_source,
+    )
+
+
+def with_times(
+    report: MemoryReport, source: ModelSource, run_configs: Sequence[RunConfig], calibration: CalibrationReport
+) -> MemoryReport:
+    """Return an estimate with the predicted time of each variant; `run_configs` are theirs."""
+    rates, card = rates_of(calibration), report.card
+    if rates is None or card is None:
+        return report
+    pairs = zip(report.variants, run_configs, strict=True)
+    return replace(
+        report,
+        variants=tuple(replace(item, predicted=predicted(source, run, rates, card)) for item, run in pairs),
+    )
+
+
+def with_fit_times(
+    report: FitReport, source: ModelSource, variants: Sequence[RunConfig], calibration: CalibrationReport
+) -> FitReport:
+    """Return the rows of `fit` that fit with the predicted time of a step; `variants` are the runs that were tried."""
+    rates, card = rates_of(calibration), report.card
+    if rates is None or card is None or report.batch_total is not None:
+        return report
+    runs = {(run.checkpointing, run.precision): on_card(run, card) for run in variants}
+
+    def timed(row: FitRow) -> FitRow:
+        if not row.batch:
+            return row
+        run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
+        return replace(row, predicted=predicted(source, run, rates, card))
+
+    return replace(report, rows=tuple(map(timed, report.rows)))
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
@@ -116,20 +175,22 @@ class _WorkMode(RunMode):
 class Rates:
     """The rates of a card: FLOP/s of products by precision, bytes per second, and operators per second.
 
-    `scale` is the measured over the computed time of one step of each precision.
+    `scale` is the measured over the computed time of one step of each precision and strategy of checkpointing.
     """
 
     products: dict[str, float]
     moved: float
     calls: float = float("inf")
-    scale: dict[str, float] = field(default_factory=dict)
+    scale: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def seconds(self, work: CardWork, precision: str) -> float | None:
-        """Return the time of a step in this precision; None for one that was not measured."""
+    def seconds(self, work: CardWork, precision: str, checkpointing: str = NONE) -> float | None:
+        """Return the time of a step in this precision; None for one that was not measured.
+
+        A strategy that was not measured has the correction of a step without recomputation.
+        """
         busy = self.busy_seconds(work, precision)
-        if busy is None or precision not in self.scale:
-            return None
-        return max(self.scale[precision] * busy, work.calls / self.calls)
+        scale = self.scale.get((precision, checkpointing), self.scale.get((precision, NONE)))
+        return None if busy is None or scale is None else max(scale * busy, work.calls / self.calls)
 
     def busy_seconds(self, work: CardWork, precision: str) -> float | None:
         """Return the time of a step by the rates only; None for products without a rate."""
@@ -145,8 +206,8 @@ class Rates:
 def rates_of(report: CalibrationReport) -> Rates | None:
     """Return the rates of a calibration; None without those of the card.
 
-    The step that corrects a precision is that with the longest computed time and without recomputation. The fastest
-    start of operators is that of the step with the most operators per second.
+    The step that corrects a precision and a strategy is that with the longest computed time. The fastest start of
+    operators is that of the step with the most operators per second.
     """
     products = dict(report.rates)
     moved = products.pop(COPY, 0.0)
@@ -155,11 +216,11 @@ def rates_of(report: CalibrationReport) -> Rates | None:
     rates = Rates(products, moved)
     steps = [(row, row.work, row.median_seconds) for row in report.measured(STEP)]
     timed = [(row.point, work, seconds) for row, work, seconds in steps if work is not None and seconds]
-    longest: dict[str, float] = {}
-    scale: dict[str, float] = {}
+    longest: dict[tuple[str, str], float] = {}
+    scale: dict[tuple[str, str], float] = {}
     for point, work, seconds in timed:
-        busy = rates.busy_seconds(work, point.precision)
-        if busy and point.checkpointing == NONE and busy > longest.get(point.precision, 0.0):
-            longest[point.precision], scale[point.precision] = busy, seconds / busy
+        busy, key = rates.busy_seconds(work, point.precision), (point.precision, point.checkpointing)
+        if busy and busy > longest.get(key, 0.0):
+            longest[key], scale[key] = busy, seconds / busy
     calls = max((work.calls / seconds for _, work, seconds in timed), default=0.0)
     return replace(rates, calls=calls or float("inf"), scale=scale)
