@@ -49,7 +49,13 @@ def test_a_column_is_text_in_a_table_and_a_raw_value_in_csv():
 )
 def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
     report = SimpleNamespace(
-        rows=(), findings=(), by="layer", asked_batch=None, batch_total=None, run={}, totals=SimpleNamespace(frozen_params=0)
+        rows=(),
+        findings=(),
+        by="layer",
+        asked_batch=None,
+        batch_total=None,
+        run={},
+        totals=SimpleNamespace(frozen_params=0),
     )
     (header,) = csv.reader(io.StringIO(renderer.csv(report)))
     assert {field.name for field in fields(row)} - elsewhere <= {*header}
