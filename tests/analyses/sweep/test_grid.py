@@ -65,7 +65,7 @@ def test_a_wrong_grid_is_an_error_with_its_line(points, monkeypatch, text, messa
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("world_size: 2", "2 ranks need a strategy; choose one of none, ddp"),
+        ("world_size: 2", "2 ranks need a strategy; choose one of ddp, zero1"),
         ("mesh: 2x2\nworld_size: 8\nstrategy: hsdp", "2x2 has 4 ranks"),
         ("momentum: 0.9\noptimizer: adamw", "adamw has no momentum"),
         ("mode: inference\ncheckpointing: full", "checkpointing concerns what is saved for backward"),
