@@ -14,8 +14,12 @@ what is neither reserved nor free. The messages round to 0.01 GiB, so such a siz
 
 from __future__ import annotations
 
+import ctypes
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, suggestion
@@ -155,6 +159,45 @@ def find_gpu(name: str) -> Gpu:
     hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
     hint += " or" if hint.endswith("?") else "; or"
     raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give --budget")
+
+
+# Words of a device's name that make it another product than the one of the table, unless its row has them.
+_VARIANTS = {"ti", "super", "laptop", "max", "mobile", "mig", "nvl", "pcie", "d"}
+
+
+def find_device(name: str, memory_bytes: int) -> Gpu | None:
+    """Return the GPU with the name that torch gives (`NVIDIA A100-SXM4-80GB`) and this memory; None for others."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    for key, row in _ROWS.items():
+        own = {word for word in key.split("-") if not re.fullmatch(r"\d+gb", word, re.ASCII)}
+        allowed = own | set(re.split(r"[^a-z0-9]+", row.rates_source.lower()))
+        is_it = own <= words and not (words & _VARIANTS) - allowed
+        if is_it and abs(memory_bytes / row.memory_bytes - 1) < 0.1:
+            return GPUS[key]
+    return None
+
+
+def peak_flops(card: Gpu, precision: str) -> tuple[float, str] | None:
+    """Return the dense peak of a GPU in FLOP/s and its source; None without a published one.
+
+    That of fp32 is without tensor cores.
+    """
+    row = _ROWS.get(card.name)
+    is_half = precision in (BF16.name, FP16.name)
+    if row is None or (precision == BF16.name and row.capability < (8, 0)) or not (is_half or precision == FP32.name):
+        return None
+    tflops = row.half_tflops if is_half else row.fp32_tflops
+    return (tflops * 1e12, row.rates_source) if tflops else None
+
+
+def may_have_cuda() -> bool:
+    """Return False if torch was built for CPUs or if no driver of a GPU is installed."""
+    if "+cpu" in version("torch"):
+        return False
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            return ctypes.CDLL(name) is not None
+    return Path("/dev/kfd").exists()  # the driver of ROCm, whose devices torch calls cuda too
 
 
 _INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, below 4 MiB ... from 32 GiB on

@@ -33,6 +33,7 @@ COMMANDS = (
     "profile bert-mini --batch 8 --checkpointing",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
     "sweep grid.yaml -o results.jsonl",
+    "calibrate --dry-run",
     "report bert-tiny --no-fit -o report.html",
     "explain bert-tiny encoder.layer.0.attention",
     "explore bert-base-uncased",
@@ -57,7 +58,7 @@ def shown(command: str, folder: Path) -> str:
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
     notes = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("note:"))
     if command == "doctor":  # without the paths of this machine
-        return f"...\n{cut(done.stdout.partition('presets')[2].partition(chr(10))[2])}"
+        return f"...\n{cut(done.stdout.partition('calibrated')[2].partition(chr(10))[2])}"
     return cut(done.stdout or notes)
 
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 
 gc.set_threshold(50_000, 20, 100)
+os.environ["XDG_DATA_HOME"] = str(ROOT / "tests" / "no calibrations")  # of the user who runs the tests
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded; tiny tensors: threads only wait for each other
 
 

@@ -28,7 +28,7 @@ PACKAGE = ROOT / "bertscope"
 
 # Room -> the rooms and the foreign packages (in <>) that it may import.
 BASE = "errors units reports"
-TEXT = f"{BASE} config sources run_config parallelism gpus text_files checkpoints"
+TEXT = f"{BASE} config sources run_config parallelism gpus text_files checkpoints calibrations"
 MAY = {
     "errors": "units",
     "units": "",
@@ -37,6 +37,7 @@ MAY = {
     "run_config": f"{BASE} gpus parallelism",
     "parallelism": "errors units",
     "gpus": BASE,
+    "calibrations": f"{BASE} gpus text_files",
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",
     "sources": f"{BASE} config run_config gpus text_files checkpoints <yaml>",
@@ -90,7 +91,7 @@ tracing
 params
 flops diagram checkpoint parallel
 memory explain
-page check sweep
+page check sweep calibrate
 """
 RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 

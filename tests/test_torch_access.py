@@ -138,6 +138,13 @@ def test_an_operator_has_a_name_a_packet_and_a_schema():
     assert torch_access.operator_name(operator) == "add_"
     assert torch_access.operator_packet(operator) is operator._overloadpacket is aten.add_
     assert [torch_access.is_view(op) for op in (aten.t.default, operator, aten.mm.default)] == [True, False, False]
+    one, other, third = (torch.ones(1) for _ in range(3))
+    for op, given, changed in (
+        (aten._foreach_add_.List, ([one], [other]), [one]),
+        (aten._fused_adamw_.default, ([one], [other], [third], [], [], []), [one, other, third]),
+        (operator, (one, other), []),  # it returns what it writes
+    ):
+        assert list(map(id, torch_access.written(op, given))) == list(map(id, changed))
 
 
 def test_an_operator_without_private_names_keeps_its_packet():
@@ -147,6 +154,7 @@ def test_an_operator_without_private_names_keeps_its_packet():
 
     assert torch_access.operator_packet(Operator()) is aten.add
     assert torch_access.is_view(Operator()) is False
+    assert torch_access.written(Operator(), (1,)) == []
 
 
 def test_a_closed_library_leaves_no_kernel():

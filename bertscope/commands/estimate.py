@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
+import typer
+
+from bertscope.calibrations import Calibration, card_of
+from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
 from bertscope.commands.output import NotedOutputOptions, Progress, write_file
 from bertscope.commands.parallel_options import ParallelOptions
@@ -14,8 +19,9 @@ from bertscope.commands.run_options import (
     ViewOptions,
     WithBareCheckpointing,
 )
+from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import memory as renderer
-from bertscope.reports.memory import MemoryReport
+from bertscope.reports.memory import Gpu, MemoryReport
 from bertscope.run_config import STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
@@ -41,24 +47,38 @@ def estimate(
     run: RunOptions,
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="The GPU of a step on cuda: its context and workspaces.",
+                     autocompletion=lambda: list(GPUS)),
+    ] = None,
+    calibration: CalibrationOptions,
     ranks: ParallelOptions,
     inputs: Inputs = None,
     model: ModelsOptions,
     view: ViewOptions,
     out: NotedOutputOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
 
     torch dispatches forward, backward, recomputation and the optimizer step on tensors without memory. The
     peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated. Several models are one row
     each.
     """
+    known = None if gpu is None else find_gpu(gpu)
+    run = run if known is None else replace(run, device="cuda")
     model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
     run_configs = run.run_configs(
         sdpa_kernel=kernel, alloc_conf=allocator.text, inputs=tuple(inputs or ()), parallelism=ranks.parallelism()
     )
     view.check_timeline()
-    estimates = model.each(partial(_estimate, run, run_configs, has_snapshot=view.snapshot is not None))
+    found = calibration.found(known) if run.device == "cuda" else None
+    card = card_of(found) if found else known
+    estimates = model.each(partial(_estimate, run, run_configs, card, has_snapshot=view.snapshot is not None))
+    if calibration.time:
+        estimates = tuple((source, used, _timed(source, used, report, found)) for source, used, report in estimates)
+        has_times = any(variant.predicted for _, _, report in estimates for variant in report.variants)
+        calibration.note_no_time(found, known, has_times=has_times, on_cuda=run.device == "cuda")
     reports = [
         run.with_training_file(report, used, is_noted=place == 0) for place, (_, used, report) in enumerate(estimates)
     ]
@@ -74,8 +94,19 @@ def estimate(
         write_file(view.snapshot, picture(MemoryTraces(source).trace(used[-1])))
 
 
+def _timed(
+    source: ModelSource, run_configs: list[RunConfig], report: MemoryReport, found: Calibration | None
+) -> MemoryReport:
+    """Return the report with predicted times, if there is a calibration."""
+    if found is None:
+        return report
+    from bertscope.analyses.calibrate.step_time import with_times
+
+    return with_times(report, source, run_configs, found.report)
+
+
 def _estimate(
-    run: RunOptions, run_configs: list[RunConfig], model: ModelOptions, *, has_snapshot: bool
+    run: RunOptions, run_configs: list[RunConfig], card: Gpu | None, model: ModelOptions, *, has_snapshot: bool
 ) -> tuple[ModelSource, list[RunConfig], MemoryReport]:
     """Return the source of one model, its runs in the dtype of its parameters, and their report."""
     source = model.found()
@@ -84,6 +115,8 @@ def _estimate(
     if has_snapshot:
         source.require("--snapshot")
     from bertscope.analyses.memory.estimate import estimate_report
+    from bertscope.analyses.memory.fit import on_card
 
+    run_configs = [on_card(run_config, card) for run_config in run_configs]
     with Progress(len(run_configs)) as progress:
-        return source, run_configs, estimate_report(source, run_configs, progress)
+        return source, run_configs, estimate_report(source, run_configs, progress, card=card)

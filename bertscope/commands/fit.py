@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions
 from bertscope.commands.output import NotedOutputOptions, Progress
 from bertscope.commands.parallel_options import ParallelOptions
@@ -72,6 +73,7 @@ def fit(
     kernel: Kernel = RunConfig.sdpa_kernel,
     allocator: AllocatorOptions,
     context: Context = None,
+    calibration: CalibrationOptions,
     ranks: ParallelOptions,
     inputs: Inputs = None,
     model: ModelOptions,
@@ -79,22 +81,24 @@ def fit(
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
-    On a GPU the allocator is simulated, with the largest CUDA context that was published for it. With --batch, find
-    the strategies and precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain. Several
-    GPUs are in one table with the answer for each GPU first. With --world-size the batch is that of one rank of a job;
-    with --batch-total find the number of ranks.
+    On a GPU the allocator is simulated, with the largest CUDA context that was published for it or that calibrate
+    measured. With --batch, find the strategies and precisions with which it fits, cheapest first. Exit code 1 if
+    nothing fits for certain. Several GPUs are in one table with the answer for each GPU first. With --world-size the
+    batch is that of one rank of a job; with --batch-total find the number of ranks.
     """
     if (gpu is None) == (budget is None):
         raise SelectionError("give either --budget, such as 16GiB, or --gpu, such as t4")
     limits: list[int | Gpu] = [size("--budget", budget) or 0]
     if gpu is not None:
-        limits = list(dict.fromkeys(find_gpu(name.strip()) for name in gpu.split(",")))
+        named = dict.fromkeys(find_gpu(name.strip()) for name in gpu.split(","))
+        limits = [calibration.of_gpu(known) for known in named]
     if batch_total is not None:
         _check_total(asked_batch, ranks)
     parallelism = ranks.parallelism() if batch_total is None else ONE_PROCESS
     seqs, context_bytes = numbers("--seq", seq), size("--context", context)
     reentrant = step.training_file is not None and step.training_file.fields.get("reentrant", RunConfig.reentrant)
     source = model.found()
+    from bertscope.analyses.calibrate.step_time import with_fit_times
     from bertscope.analyses.memory.fit import Steps, fit_report, fit_variants
     from bertscope.analyses.memory.ranks.fewest import fewest_report
 
@@ -125,6 +129,12 @@ def fit(
                 report = fewest_report(source, variants, seqs, limit, batch_total, strategies=tried, world_sizes=sizes,
                                        settings=settings, context_bytes=context_bytes, progress=progress,
                                        known_steps=steps)  # fmt: skip
+            if calibration.time:
+                found = calibration.found(limit) if isinstance(limit, Gpu) else None
+                if found is not None:
+                    report = with_fit_times(report, source, variants, found.report)
+                has_times, on_cuda = any(row.predicted for row in report.rows), variants[0].device == "cuda"
+                calibration.note_no_time(found, report.card, has_times=has_times, on_cuda=on_cuda)
             reports.append(step.with_training_file(report, variants, searched="batch", is_noted=not reports))
     out.show_all(reports, renderer)
     return 0 if any(report.fits for report in reports) else 1

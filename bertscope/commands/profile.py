@@ -1,10 +1,6 @@
 """`bertscope profile`."""
 
-import ctypes
-from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +12,7 @@ from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
 from bertscope.commands.run_options import RunOptions, ViewOptions, WithBareCheckpointing
 from bertscope.errors import SelectionError
+from bertscope.gpus import may_have_cuda
 from bertscope.render import memory as renderer
 from bertscope.run_config import STORED
 
@@ -56,7 +53,7 @@ def profile(
     """
     run_configs = run.run_configs(inputs=tuple(inputs or ()), parallelism=ranks.parallelism())
     view.check_timeline()
-    if run.device == "cuda" and not _may_have_cuda():  # else the child says it, after 3 s of loading torch
+    if run.device == "cuda" and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
     source = model.found()
     if source.has_own_dtypes and (run.dtype is None or run.autocast):
@@ -102,13 +99,3 @@ def profile(
     if any(INTERRUPTED[1] in failure for failure in failures):
         return INTERRUPT
     return 3 if failures else 0
-
-
-def _may_have_cuda() -> bool:
-    """Return False if torch was built for CPUs or if no driver of a GPU is installed."""
-    if "+cpu" in version("torch"):
-        return False
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        with suppress(OSError):
-            return ctypes.CDLL(name) is not None
-    return Path("/dev/kfd").exists()  # the driver of ROCm, whose devices torch calls cuda too

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from bertscope.commands.output import note, write_file
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.reports.sweep import FAILED, SweepRow
+from bertscope.reports.base import FAILED
+from bertscope.reports.sweep import SweepRow
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
 _START = b'{"key":"'

@@ -16,7 +16,8 @@ from bertscope.commands.project import PRECISION_OPTIONS, WithProjectDefaults
 from bertscope.commands.registry import OneOf
 from bertscope.errors import SelectionError
 from bertscope.render.memory_words import training_file_notes
-from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
+from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.training import TrainingFile, TrainingKey
 from bertscope.run_config import (
     AUTOCAST,
     COMPARED,
@@ -85,7 +86,6 @@ Strategy = Annotated[
         autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
     ),
 ]
-
 
 ModelImplementation = Annotated[
     str,

@@ -1,19 +1,19 @@
 """The fit report as a table, CSV and Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
-from bertscope.render.memory_words import range_text
+from bertscope.render.memory_words import range_text, time_notes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -42,9 +42,31 @@ def columns(report: FitReport) -> list[Column]:
                shown=searched),
         number(say("step_flops"), "step_flops", flops_text, give_up=5),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
+        *_time_columns(report),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
+
+
+def _time_columns(report: FitReport) -> list[Column]:
+    """Return the columns of predicted times; none without a time."""
+    if not any(row.predicted for row in report.rows):
+        return []
+
+    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
+        def value(row: FitRow) -> Any:
+            return getattr(row.predicted, name, None)
+
+        def shown(row: FitRow) -> str:
+            return "" if value(row) is None else text(value(row))
+
+        return Column(title, shown, {name: value}, right=True)
+
+    return [
+        column(say("predicted_step"), "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
+        column(say("tokens_per_second"), "tokens_per_second", lambda rate: f"{rate:,.0f}"),
+        column(say("mfu_column"), "mfu", share_text),
+    ]
 
 
 def _is_on_gpu(report: FitReport) -> bool:
@@ -151,6 +173,9 @@ def _common_unit(*sizes: int) -> int:
 
 def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    if report.card and is_calibrated:
+        yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
         answers = say("comma").join(
             say("note_head_answer", answer=say(f"answer_{row.other_head_answer}"), way=_way(row), seq=row.seq)
@@ -172,7 +197,8 @@ def notes(report: FitReport) -> Iterator[str]:
         yield say("note_ranks_unknown")
     yield say("note_fit_estimated")
     if report.card:
-        yield say("named", name=report.card.name, text=phrase(report.card.source))
+        if not is_calibrated:
+            yield say("named", name=report.card.name, text=phrase(report.card.source))
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
@@ -181,6 +207,7 @@ def notes(report: FitReport) -> Iterator[str]:
             yield say("note_no_fused_kernel", dtype=BF16.name, gpu=report.card.name, other=FP16.name)
     if _is_on_gpu(report):
         yield from _gpu_notes(report)
+    yield from time_notes(row.predicted for row in report.rows)
     yield say("note_fit_units")
 
 
@@ -199,12 +226,16 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     """Yield the notes on the memory of a GPU besides the tensors."""
     low, high = report.context_low_bytes, report.context_high_bytes
     workspaces = bytes_text(report.overhead_bytes - high)
-    if low < high:
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    if is_calibrated:
+        yield say("note_context_calibrated", range=range_text(low, high))
+    elif low < high:
         source = phrase(report.card.context_source) if report.card else ""
         where = say("published_for_it", source=source) if source else say("published_for_others")
         yield say("note_published_context", range=range_text(low, high), where=where)
     yield say("note_included", context=bytes_text(high), workspaces=workspaces)
-    yield say("note_not_counted")
+    if not is_calibrated:
+        yield say("note_not_counted")
     yield from _place_notes(report)
     if report.margin:
         yield say("note_softmax")

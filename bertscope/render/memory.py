@@ -15,7 +15,7 @@ from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.render.traffic import ranks_markdown, ranks_text, traffic_markdown, traffic_text
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
-from bertscope.units import bytes_text, count_text, shape_text, signed_text
+from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
 
 PARTS = tuple(field.name for field in fields(Parts))
 SHOWN_ROWS = 10
@@ -68,6 +68,12 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number), is_detail=True)
     if report.run.get("mode") != "inference":
         yield line(say("saved"), "memory.kept_bytes")
+    if has("predicted"):
+        yield line(say("predicted_step"), "predicted.seconds", lambda seconds: f"{1000 * seconds:,.2f} ms")
+        yield line(say("tokens_per_second"), "predicted.tokens_per_second", lambda rate: f"{rate:,.0f}")
+        peaks = {variant.predicted.peak_flops for variant in variants if variant.predicted}
+        for peak in filter(None, peaks):
+            yield line(say("mfu", peak=f"{peak / 1e12:,.1f}"), "predicted.mfu", share_text)
     if has("memory.device"):
         yield line(say("allocated"), "memory.device.allocated_bytes", is_detail=True)
         yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")

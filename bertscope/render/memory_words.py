@@ -1,7 +1,7 @@
 """The text under the table of a memory report: bars, conclusions, and how each number was obtained."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
@@ -9,7 +9,9 @@ from bertscope.render.footer import title
 from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, TrainingFile, TrainingKey, Variant
+from bertscope.reports.calibration import StepTime
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
+from bertscope.reports.training import TrainingFile, TrainingKey
 from bertscope.units import bytes_text, count_text
 
 _BAR_WIDTH = 48
@@ -83,6 +85,8 @@ def verdict(report: MemoryReport) -> str:
 
 def notes(report: MemoryReport) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
+    if report.card and report.card.calibration:
+        yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     yield from conclusions(report)
     yield from ranks_notes(report)
     yield from traffic_notes(report)
@@ -157,21 +161,35 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
         yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):
-        yield from _device_notes(device_terms)
+        yield from _device_notes(device_terms, is_calibrated=bool(report.card and report.card.calibration))
+    yield from time_notes(variant.predicted for variant in report.variants)
     has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
     yield say("note_units_kept" if has_gradients else "note_units")
 
 
-def _device_notes(device: DeviceTerms) -> Iterator[str]:
+def time_notes(times: Iterable[StepTime | None]) -> Iterator[str]:
+    """Yield the way in which times were predicted, and the peaks that MFU refers to."""
+    known = [time for time in times if time is not None]
+    if known:
+        yield say("note_time")
+    for peak, source in dict.fromkeys((time.peak_flops, time.peak_source) for time in known):
+        if peak is None:
+            yield say("note_no_peak")
+        else:
+            yield say("note_mfu", peak=f"{peak / 1e12:,.1f}", source=source)
+
+
+def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     low, high = device.context_low_bytes, device.context_high_bytes
-    if low == high:
+    if low == high and not is_calibrated:
         yield say("note_context_measured", size=bytes_text(low))
         return
     yield say("note_allocated", size=bytes_text(device.workspace_bytes))
     # cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
-    yield say("note_not_counted")
+    if not is_calibrated:
+        yield say("note_not_counted")
     yield say("note_reserved")
-    yield say("note_context", range=range_text(low, high))
+    yield say("note_context_calibrated" if is_calibrated else "note_context", range=range_text(low, high))
     yield say("note_smi", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
 
 

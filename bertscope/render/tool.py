@@ -1,15 +1,16 @@
-"""The reports of `presets`, `schema`, `print` and `doctor`, each with a renderer of its name."""
+"""The reports of `presets`, `schema`, `print`, `doctor` and `calibrate`, each with a renderer of its name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import lines_text
+from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say
+from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
 from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
@@ -77,6 +78,7 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
         ("torch", report.torch_version or phrase("does not load")),
         ("platform", report.platform),
         ("presets", say("count_in", count=report.presets, path=report.preset_path)),
+        ("calibrated", "; ".join(report.calibrations) or say("no_calibration", path=report.calibration_path)),
     ]
     return [(phrase(name), one_line(text)) for name, text in lines]
 
@@ -115,3 +117,127 @@ def _doctor_csv(report: DoctorReport) -> str:
 
 
 doctor = SimpleNamespace(table=_doctor_table, markdown=_doctor_markdown, csv=_doctor_csv)
+
+
+# ---- calibrate ----
+
+_SHOWN = ("allocated_bytes", "reserved_bytes", "context_bytes", "smi_bytes")
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{100 * error:+.2f} %"
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else bytes_text(size)
+
+
+def _settings(row: CalibrationRow) -> str:
+    """Return the settings of a point without its kind."""
+    return row.name.removeprefix(f"{row.point.kind} ")
+
+
+def _milliseconds(row: CalibrationRow) -> str:
+    return "" if row.median_seconds is None else f"{1000 * row.median_seconds:,.2f}"
+
+
+def _tflops(row: CalibrationRow) -> str:
+    """Return the FLOP/s of the matrix products that the step reached."""
+    if row.work is None or not row.median_seconds:
+        return ""
+    return f"{sum(row.work.matmul_flops.values()) / row.median_seconds / 1e12:,.1f}"
+
+
+_CALIBRATION_PLAN = (Column("point", lambda row: row.name, values("name")),)
+_STEPS = (
+    Column("step", _settings),
+    Column("allocated", lambda row: _size(row.allocated_bytes), right=True),
+    Column("error", lambda row: _percent(row.allocated_error), right=True),
+    Column("reserved", lambda row: _size(row.reserved_bytes), right=True),
+    Column("error", lambda row: _percent(row.reserved_error), right=True),
+    Column("context", lambda row: _size(row.context_bytes), right=True, give_up=3),
+    Column("nvidia-smi", lambda row: _size(row.smi_bytes), right=True, give_up=2),
+    Column("ms", _milliseconds, right=True),
+    Column("TFLOP/s", _tflops, right=True, give_up=1),
+)
+_LIMITS = (
+    Column("limit", _settings),
+    Column("batch", lambda row: "" if row.batch is None else count_text(row.batch), right=True),
+    Column("result", lambda row: "ran" if row.ran else "out of memory"),
+    Column("fit", lambda row: "right" if row.is_right else "wrong"),
+)
+_POINTS = (
+    Column("", str, values("name", "outcome", "reason", "batch", "ran", *_SHOWN)),
+    Column("", str, values("estimated_allocated_bytes", "estimated_reserved_bytes", "allocated_error")),
+    Column("", str, values("reserved_error", "median_seconds")),
+)
+
+
+def _calibration_verdict(report: CalibrationReport) -> str:
+    """Return the largest errors and the answers of `fit` in a sentence."""
+    if report.machine is None:
+        return f"{len(report.rows)} points, each in a new process; 'bertscope calibrate' measures them"
+    steps, limits = report.measured(STEP), [row for row in report.measured(LIMIT) if row.is_right is not None]
+    words = [f"{len(steps)} steps"]
+    for name in ("allocated", "reserved"):
+        errors = [error for row in steps if (error := getattr(row, f"{name}_error")) is not None]
+        if errors:
+            words.append(f"largest error of {name} {_percent(max(errors, key=abs))}")
+    if limits:
+        words.append(f"fit right at {sum(row.is_right is True for row in limits)} of {len(limits)} limits")
+    left = sum(row.outcome == PLANNED for row in report.rows)
+    return ", ".join([*words, *([f"{left} points left"] if left else []), f"{len(report.failed)} failed"])
+
+
+def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
+    """Yield what belongs to the card and not to a step."""
+    machine = report.machine
+    if machine is None:
+        return
+    major, minor = machine.capability
+    yield "card", one_line(f"{machine.card}, compute capability {major}.{minor}, {bytes_text(machine.memory_bytes)}")
+    yield (
+        "versions",
+        one_line(
+            f"driver {machine.driver or 'unknown'}, torch {machine.torch_version}, CUDA {machine.cuda_version}, "
+            f"Python {machine.python_version}, bertscope {machine.bertscope_version}; {machine.date}"
+        ),
+    )
+    if found := report.context_bytes:
+        yield "context in a step", f"{bytes_text(found[0])} to {bytes_text(found[1])}"
+    for row in report.rows:
+        if row.workspaces:
+            sizes = ", ".join(f"{one_line(name)} {bytes_text(size)}" for name, size in row.workspaces.items())
+            yield f"{row.name}", sizes
+    for name, rate in report.rates.items():
+        yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
+    for row in report.rows:
+        if row.reason:
+            yield one_line(f"{row.outcome}: {row.name}"), one_line(row.reason, limit=300)
+
+
+def _calibration_tables(report: CalibrationReport) -> list[tuple[tuple[Column, ...], list[CalibrationRow]]]:
+    if report.machine is None:
+        return [(_CALIBRATION_PLAN, list(report.rows))]
+    found = [(_STEPS, report.measured(STEP)), (_LIMITS, report.measured(LIMIT))]
+    return [(columns, rows) for columns, rows in found if rows]
+
+
+def _calibration_table(report: CalibrationReport, target: Target) -> str:
+    """Return the report for the terminal."""
+    tables = "".join(table_text(*pair, target) for pair in _calibration_tables(report))
+    return f"{_calibration_verdict(report)}\n{tables}{lines_text(_card_lines(report), 28, target)}"
+
+
+def _calibration_markdown(report: CalibrationReport) -> str:
+    """Return the report as GitHub tables."""
+    tables = [markdown_text(*pair) for pair in _calibration_tables(report)]
+    return "\n".join([f"{_calibration_verdict(report)}\n", *tables, lines_markdown(_card_lines(report))])
+
+
+def _calibration_csv(report: CalibrationReport) -> str:
+    """Return one record for each point."""
+    return csv_text(_POINTS, report.rows)
+
+
+calibrate = SimpleNamespace(table=_calibration_table, markdown=_calibration_markdown, csv=_calibration_csv)

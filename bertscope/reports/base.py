@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 1
+FAILED = "failed"  # the outcome of a point that could not be computed or measured
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
 

@@ -8,7 +8,9 @@ from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Subject, TableReport
+from bertscope.reports.calibration import StepTime
 from bertscope.reports.parallel import RankGroup, TrafficRow
+from bertscope.reports.training import TrainingFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +190,7 @@ class Variant:
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
+    predicted: StepTime | None = None  # of --time, by a calibration
 
     @property
     def memory(self) -> Memory | None:
@@ -216,36 +219,18 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingKey:
-    """A key of a training file, its value, and its effect on the run."""
+class Gpu:
+    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
 
-    key: str
-    value: Any
-    effect: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingFile:
-    """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
-
-    `fields` are those of RunConfig that the keys in `used` set. `replaced` has fields, not keys: those for which the
-    run has another value, by an option of the command line.
-    """
-
-    path: str
-    format: str  # TrainingArguments, accelerate config
-    fields: dict[str, Any]
-    used: tuple[TrainingKey, ...]
-    no_effect: tuple[TrainingKey, ...]  # on the memory of a training step
-    not_modelled: tuple[TrainingKey, ...]
-    unknown: tuple[TrainingKey, ...]
-    replaced: tuple[TrainingKey, ...] = ()
-
-    @property
-    def module_fields(self) -> dict[str, Any]:
-        """Return the fields that a given module does not determine itself: `estimate(module, inputs, **fields)`."""
-        determined = ("batch", "checkpointing", "reentrant")
-        return {name: value for name, value in self.fields.items() if name not in determined}
+    name: str
+    memory_bytes: int
+    source: str
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    context_source: str = ""  # empty: the range over all GPUs
+    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
+    workspace_backward_bytes: int = 0
+    calibration: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -264,18 +249,7 @@ class MemoryReport(TableReport[Variant]):
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU by name, the memory that CUDA offers on it, and the published sizes of its CUDA context."""
-
-    name: str
-    memory_bytes: int
-    source: str
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    context_source: str = ""  # empty: the range over all GPUs
+    card: Gpu | None = None  # whose context and workspaces are estimated
 
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
@@ -310,6 +284,7 @@ class FitRow:
     strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
+    predicted: StepTime | None = None  # of --time, by a calibration
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from bertscope.reports.memory import Parts
 
 # computed: the row has numbers. refused: the settings exclude each other, or the model does not have one of them.
 # failed: a worker ended, or a package is missing; the next run computes the point again.
-COMPUTED, REFUSED, FAILED = "computed", "refused", "failed"
+COMPUTED, REFUSED = "computed", "refused"
 
 
 @dataclass(frozen=True, kw_only=True)

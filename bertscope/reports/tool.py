@@ -75,6 +75,8 @@ class DoctorReport(Report):
     packages: tuple[PackageRow, ...]
     devices: tuple[DeviceRow, ...]
     problems: tuple[str, ...]
+    calibration_path: str = ""
+    calibrations: tuple[str, ...] = ()  # the cards, with dates and versions
 
 
 @dataclass(frozen=True, kw_only=True)

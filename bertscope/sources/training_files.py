@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.reports.training import TrainingFile, TrainingKey
 from bertscope.run_config import FULL, NONE, OPTIMIZERS, RunConfig
 from bertscope.text_files import Entry, read_mapping, readable
 from bertscope.text_files import Mapping as Entries

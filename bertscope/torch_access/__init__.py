@@ -194,6 +194,15 @@ def is_view(operator: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
+def written(operator: Any, args: Any) -> list[torch.Tensor]:
+    """Return the tensors that an operator writes and does not return, as `_foreach_add_` does. Fallback: none."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None or schema.returns:
+        return []
+    given = [value for row, value in zip(schema.arguments, args, strict=False) if row.alias_info is not None]
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+
+
 def close_library(library: torch.library.Library) -> None:
     """Remove the kernels that a library registered. Fallback: the last reference to it removes them."""
     getattr(library, "_destroy", lambda: None)()

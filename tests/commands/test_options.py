@@ -117,7 +117,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--dtype", "float16"), "did you mean 'fp16'?"),
         (("estimate", "--dtype", "bfloat16"), "did you mean 'bf16'?"),
         (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
-        (("estimate", "--gpu", "t4"), "--gpu is an option of fit, report; see 'bertscope estimate --help'"),
+        (("profile", "--gpu", "t4"), "--gpu is an option of estimate, fit, report; see 'bertscope profile --help'"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
         (("count", "bertformaskedlm"), "such as bert-base-uncased --architecture BertForMaskedLM"),
@@ -190,7 +190,7 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
 
 
 def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.commands.profile.version", {"torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr("bertscope.gpus.version", {"torch": "2.13.0+cpu"}.get)
     monkeypatch.setattr("bertscope.analyses.memory.profile.profile_report", None)
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")

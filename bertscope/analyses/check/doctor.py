@@ -13,6 +13,7 @@ from typing import Any
 import bertscope
 from bertscope.analyses.memory.child import child_command
 from bertscope.analyses.memory.system_memory import machine_bytes
+from bertscope.calibrations import calibrations, card_of, user_folder
 from bertscope.errors import install_command, one_line
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
@@ -66,6 +67,8 @@ def doctor() -> DoctorReport:
         presets=len(presets),
         packages=tuple(_packages()),
         devices=(cpu, *cards),
+        calibration_path=str(user_folder()),
+        calibrations=tuple(f"{card_of(item).name}: {item.text}" for item in calibrations()),
         problems=tuple(filter(None, (problem, *answer.get("problems", ()), missing))),
     )
 

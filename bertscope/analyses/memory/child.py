@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 
@@ -62,13 +63,21 @@ def _paths() -> list[str]:
 
 
 class Child(subprocess.Popen[bytes]):
-    """A new process that calls `entry`, with pipes, and the leader of its process group."""
+    """A new process that calls `entry`, with pipes, and the leader of its process group.
 
-    def __init__(self, entry: str) -> None:
+    `environment` has variables to set, or to leave out if they are None.
+    """
+
+    def __init__(self, entry: str, environment: Mapping[str, str | None] | None = None) -> None:
+        given = {**_environment(), **(environment or {})}
         super().__init__(
-            child_command(entry), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, env=_environment(),  # only the parent receives Ctrl-C
-        )  # fmt: skip
+            child_command(entry),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip  (a session: only the parent receives Ctrl-C)
 
     def kill_group(self) -> None:
         """Kill the process and those that it started."""

@@ -14,7 +14,7 @@ from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import card_workspace_bytes, cuda_semantics
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
@@ -30,7 +30,7 @@ from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
 from bertscope.parallelism import ZERO1
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.reports.memory import DeviceTerms, Gpu, Memory, MemoryReport, Variant
 from bertscope.run_config import COMMON_FIELDS, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
@@ -51,22 +51,22 @@ def estimate_memory(
     return _memory_of(trace, run_model(source, run_config) if model is None else model, run_config)
 
 
-def _memory_of(trace: MemoryTrace, model: nn.Module, run_config: RunConfig) -> Memory:
-    return memory(trace, "estimated", row_paths(model), device_terms(trace, run_config))
+def _memory_of(trace: MemoryTrace, model: nn.Module, run_config: RunConfig, card: Gpu | None = None) -> Memory:
+    return memory(trace, "estimated", row_paths(model), device_terms(trace, run_config, card))
 
 
-def device_terms(trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
-    """Return the memory of a CUDA device besides the tensors; None for the CPU."""
+def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
+    """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
     if run_config.device != "cuda":
         return None
-    workspaces = workspace_bytes(run_config)
+    workspaces = card_workspace_bytes(run_config, card)
     allocator = replayed(requests(trace), settings=AllocatorSettings.parse(run_config.alloc_conf))
     return DeviceTerms(
         allocated_bytes=trace.peak_bytes + workspaces,
         workspace_bytes=workspaces,
         reserved_bytes=allocator.peak_reserved_bytes + workspaces,
-        context_low_bytes=CONTEXT_BYTES[0],
-        context_high_bytes=CONTEXT_BYTES[1],
+        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
+        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )
 
 
@@ -149,10 +149,12 @@ def estimate_report(
     run_configs: Sequence[RunConfig],
     progress: Callable[[str], None] = lambda text: None,
     trace_of: TraceOf | None = None,
+    card: Gpu | None = None,
 ) -> MemoryReport:
     """Return the estimates of one model's step for run configurations that differ only in checkpointing.
 
-    `trace_of` returns the trace of a run, by default that of new MemoryTraces.
+    `trace_of` returns the trace of a run, by default that of new MemoryTraces. On CUDA the context and the workspaces
+    are those of `card`.
     """
     model = run_model(source, run_configs[0])
     trace_of = trace_of or MemoryTraces(source).trace
@@ -160,7 +162,7 @@ def estimate_report(
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
         trace = trace_of(run_config)
-        found = _memory_of(trace, model, run_config)
+        found = _memory_of(trace, model, run_config, card)
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
@@ -171,7 +173,7 @@ def estimate_report(
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
             variant = replace(variant, outlook=break_even(trace_of, run_configs[0], run_config))
         variants.append(variant)
-    report = memory_report(model, run_configs[0], tuple(variants), name=source.name)
+    report = replace(memory_report(model, run_configs[0], tuple(variants), name=source.name), card=card)
     parallelism = run_configs[0].parallelism
     is_one = parallelism.world_size == 1
     return report if is_one else replace(report, ranks=rank_groups(model, parallelism, source.layer_path))

@@ -13,11 +13,11 @@ from bertscope.analyses.memory.caching_allocator import Requests, replayed, requ
 from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import card_workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.errors import SelectionError, nearest
-from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, capability, fit_precisions, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, fit_precisions, sdpa_kernel
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
 from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
@@ -70,14 +70,16 @@ class Overhead:
 def overhead(
     run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
 ) -> Overhead:
-    """Return the memory that tensors cannot use; `context_bytes` instead of what is published for the GPU."""
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
     if run_config.device != "cuda":
         return Overhead(0, context_bytes or 0, context_bytes or 0)
-    workspaces = workspace_bytes(run_config, None if known is None else capability(known))
+    workspaces = card_workspace_bytes(run_config, known)
     if context_bytes is not None:
         return Overhead(workspaces, context_bytes, context_bytes)
     published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
-    return Overhead(workspaces, *(published or CONTEXT_BYTES), MARGIN if attention == EAGER else 0.0)
+    is_measured = known is not None and bool(known.calibration)
+    margin = MARGIN if attention == EAGER and not is_measured else 0.0
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)
 
 
 class Steps:

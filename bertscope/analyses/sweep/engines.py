@@ -13,7 +13,8 @@ from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_
 from bertscope.analyses.sweep.pool import ATTEMPTS, POINT, Functions, Pool, be_worker, compute_apart
 from bertscope.analyses.sweep.tasks import Task
 from bertscope.errors import MissingExtraError, SelectionError, one_line
-from bertscope.reports.sweep import FAILED, SweepRow
+from bertscope.reports.base import FAILED
+from bertscope.reports.sweep import SweepRow
 
 ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"  # of a worker
 _SUBMITTED = 1000  # tasks that ray has at one time: it is asked about each of them whenever one is done

@@ -15,7 +15,8 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.sweep.tasks import Task, versions
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
-from bertscope.reports.sweep import FAILED, REFUSED, SweepRow
+from bertscope.reports.base import FAILED
+from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.torch_access import fake_tensor_mode, torch

@@ -19,7 +19,8 @@ from typing import Any
 from bertscope.analyses.memory.child import Child, ForkedChild, child_command, die_with_parent
 from bertscope.analyses.sweep.tasks import Task
 from bertscope.errors import one_line
-from bertscope.reports.sweep import FAILED, SweepRow
+from bertscope.reports.base import FAILED
+from bertscope.reports.sweep import SweepRow
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
 _STARTS = 3  # workers that end before they are ready, one after another, before the sweep stops

@@ -17,9 +17,10 @@ from bertscope.analyses.sweep.grid import KEYS, PARALLEL_KEYS, Grid
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.parallelism import parse_parallelism
+from bertscope.reports.base import FAILED
 from bertscope.reports.json import typed
 from bertscope.reports.memory import Gpu
-from bertscope.reports.sweep import FAILED, REFUSED, SweepRow
+from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.run_config import AUTOCAST, INSTALLED, NONE, STORED, RunConfig, takes_reentrant
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource

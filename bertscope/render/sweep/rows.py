@@ -9,8 +9,9 @@ from bertscope.errors import MissingExtraError, SelectionError, one_line, sugges
 from bertscope.render.colors import PARTS
 from bertscope.render.console import Target, wrapped
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.reports.base import FAILED
 from bertscope.reports.memory import NO, UNCERTAIN, YES
-from bertscope.reports.sweep import FAILED, REFUSED, SweepReport, SweepRow
+from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
 from bertscope.units import bytes_text, count_text, short_count_text
 
 _COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")

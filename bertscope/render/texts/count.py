@@ -81,6 +81,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "stored_once": ("{count} elements (every storage once): {dtypes}", "{count} 个元素（每块存储只计一次）：{dtypes}"),
     "stored_dtype": ("{count} in {dtype} ({size})", "{dtype} {count} 个（{size}）"),
     "stored_bytes": ("{count} bytes ({size}) = {parts}", "{count} 字节（{size}）= {parts}"),
+    "no_calibration": ("no card, by a file in {path}", "没有，文件夹为 {path}"),
     "count_in": ("{count} in {path}", "{count} 个，位于 {path}"),
     "under_all_names": ("under all names", "按全部名称"),
     "files": ("files", "文件"),

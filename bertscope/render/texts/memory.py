@@ -116,6 +116,23 @@ TEXTS: dict[str, tuple[str, str]] = {
         "the CUDA context adds {range} outside torch, by GPU and version of torch",
         "CUDA 上下文在 torch 之外另占 {range}，因 GPU 和 torch 版本而异",
     ),
+    "predicted_step": ("step time (predicted)", "一步用时（预测）"),
+    "mfu": ("MFU of {peak} TFLOP/s", "MFU（峰值 {peak} TFLOP/s）"),
+    "mfu_column": ("MFU", "MFU"),
+    "note_time": (
+        "time: matrix products and bytes moved at the rates of the card, corrected by one measured step of each "
+        "precision and strategy",
+        "用时：按该卡的速率计算矩阵乘法和搬运的字节，并以每种精度和策略实测的一步校正",
+    ),
+    "note_mfu": (
+        "MFU: FLOPs of matrix products without recomputation, by the dense peak of {peak} TFLOP/s ({source})",
+        "MFU：不含重计算的矩阵乘法 FLOPs 与稠密峰值 {peak} TFLOP/s 之比（{source}）",
+    ),
+    "note_no_peak": ("no MFU: no peak is published for it here", "没有 MFU：此处没有该卡的公开峰值"),
+    "note_context_calibrated": (
+        "the CUDA context adds {range} outside torch, as measured in steps",
+        "CUDA 上下文在 torch 之外另占 {range}（各步中实测）",
+    ),
     "note_smi": (
         "nvidia-smi would show {range}: reserved memory and the context",
         "nvidia-smi 将显示 {range}：预留的显存加上下文",

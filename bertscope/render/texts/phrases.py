@@ -96,6 +96,8 @@ PHRASES = {
     "capacity reported by torch, in GitHub issue {place} (one of its two halves)": "torch 报告的容量，GitHub issue {place}（两个芯片之一）",
     "capacity reported by torch, in GitHub issue {place}": "torch 报告的容量，GitHub issue {place}",
     "nvidia-smi, transformers documentation, model memory anatomy": "nvidia-smi，transformers 文档 model memory anatomy",
+    "calibrated on this machine, {rest}": "已在本机校准，{rest}",
+    "calibration of {card}, {rest}": "{card} 的校准数据，{rest}",
     "nvidia-smi, GitHub issue {place}": "nvidia-smi，GitHub issue {place}",
     "total in MiB, GitHub issue {place}": "以 MiB 计的总量，GitHub issue {place}",
     "CUDA driver's total, GitHub issue {place}": "CUDA 驱动报告的总量，GitHub issue {place}",

@@ -12,6 +12,8 @@ from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.kernels.cuda_attention import attention
+from bertscope.gpus import capability
+from bertscope.reports.memory import Gpu
 from bertscope.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
 
@@ -28,15 +30,23 @@ _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
-def workspace_bytes(run_config: RunConfig, capability: tuple[int, int] | None = None) -> int:
+def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
     """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
-    `capability` is the compute capability; None means that of this machine's GPU, or any but Hopper's.
+    Without a compute capability it is that of this machine's GPU, or any but Hopper's.
     """
-    if capability is None and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-    workspace = _HOPPER_WORKSPACE_BYTES if capability == (9, 0) else _WORKSPACE_BYTES
+    if compute_capability is None and torch.cuda.is_available():
+        compute_capability = torch.cuda.get_device_capability()
+    workspace = _HOPPER_WORKSPACE_BYTES if compute_capability == (9, 0) else _WORKSPACE_BYTES
     return 2 * workspace if run_config.mode == "training" else workspace
+
+
+def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
+    """Return the bytes of the workspaces on a GPU, measured if it has a calibration; None: as `workspace_bytes`."""
+    if card is None or not card.calibration or not card.workspace_forward_bytes:
+        return workspace_bytes(run_config, None if card is None else capability(card))
+    backward = card.workspace_backward_bytes if run_config.mode == "training" else 0
+    return card.workspace_forward_bytes + backward
 
 
 @contextmanager

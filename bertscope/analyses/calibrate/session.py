@@ -1,0 +1,216 @@
+"""The parent of `calibrate`: it has a new process measure each point, one at a time, while the next ones prepare."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from bertscope.analyses.calibrate.plan import alloc_conf, points, why_not
+from bertscope.analyses.memory.child import Child
+from bertscope.analyses.memory.profile_job import end_text
+from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.reports.base import FAILED
+from bertscope.reports.calibration import (
+    MEASURED,
+    PLANNED,
+    SKIPPED,
+    CalibrationPoint,
+    CalibrationReport,
+    CalibrationRow,
+    Machine,
+)
+from bertscope.reports.json import typed
+
+POINT_SECONDS = 60.0  # of one point; most take 3 s
+# Processes that load torch and estimate while another one measures: a quarter of the processors at most.
+_PREPARED = max(1, min(4, (os.cpu_count() or 1) // 4))
+_MAX_MESSAGE_BYTES = 2**20
+_MESSAGES: dict[str, Any] = {
+    "machine": Machine, "free": int, "ready": type(None), "row": CalibrationRow, "failed": str,
+}  # fmt: skip
+# Variables that change what torch's allocator and libraries do; the processes measure torch's defaults.
+_REMOVED = (
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING",
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+Start = Callable[[dict[str, str | None]], Any]
+
+
+def planned_report() -> CalibrationReport:
+    """Return the plan."""
+    return CalibrationReport(machine=None, rows=tuple(CalibrationRow(point=point) for point in points()))
+
+
+def _start(environment: dict[str, str | None]) -> Any:
+    return Child("bertscope.analyses.calibrate.worker:work", environment)
+
+
+class Session:
+    """A calibration of the first CUDA device; `start` starts a process with variables of its environment.
+
+    Use it in a `with` statement, which ends the processes. Raises SelectionError if no device answers.
+    """
+
+    def __init__(self, *, timeout_seconds: float = POINT_SECONDS, start: Start | None = None) -> None:
+        self.timeout_seconds, self.start = timeout_seconds, start or _start
+        self.workers: deque[_Worker] = deque()
+        self.observer = _Worker(None, {}, self.start)
+        try:
+            kind, content = self.observer.answer(timeout_seconds)
+            if kind != "machine":
+                raise SelectionError(f"no CUDA device answers: {one_line(str(content), limit=300)}")
+        except BaseException:
+            self.close()
+            raise
+        self.machine: Machine = content
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in (*self.workers, self.observer):
+            worker.stop()
+
+    def begun(self, earlier: CalibrationReport | None) -> CalibrationReport:
+        """Return the report to continue: the plan, with the results of an earlier one on this machine.
+
+        A point that failed is measured again.
+        """
+        rows = planned_report().rows
+        known = {}
+        if earlier is not None and earlier.machine is not None and earlier.machine.is_like(self.machine):
+            known = {row.point: row for row in earlier.rows if row.outcome in (MEASURED, SKIPPED)}
+        return CalibrationReport(machine=self.machine, rows=tuple(known.get(row.point, row) for row in rows))
+
+    def results(
+        self, report: CalibrationReport, progress: Callable[[str], None] = lambda text: None
+    ) -> Iterator[CalibrationReport]:
+        """Measure the points that are left; yield the report after each."""
+        left = [row for row in report.rows if row.outcome == PLANNED]
+        cannot = {row.point: why_not(row.point, self.machine.capability) for row in left}
+        waiting = iter([row.point for row in left if not cannot[row.point]])
+        try:
+            for row in left:
+                progress(row.name)
+                if reason := cannot[row.point]:
+                    found = replace(row, outcome=SKIPPED, reason=reason)
+                else:
+                    more = islice(waiting, _PREPARED + 1 - len(self.workers))
+                    self.workers.extend(self._prepare(point) for point in more)
+                    found = self._measured(row, self.workers[0])
+                    self.workers.popleft().stop()
+                report = report.with_row(found)
+                yield report
+        finally:
+            while self.workers:
+                self.workers.pop().stop()
+
+    def _prepare(self, point: CalibrationPoint) -> _Worker:
+        worker = _Worker(point, {**dict.fromkeys(_REMOVED), **_allocator(point)}, self.start)
+        worker.send(
+            {"point": vars(point), "capability": self.machine.capability, "memory_bytes": self.machine.memory_bytes}
+        )
+        return worker
+
+    def _measured(self, row: CalibrationRow, worker: _Worker) -> CalibrationRow:
+        """Return the result of a process; a failure if it ends or is silent for too long."""
+        kind, content = worker.answer(self.timeout_seconds)
+        if kind == "ready":
+            self.observer.send("free")
+            free, before = self.observer.answer(self.timeout_seconds)
+            if free != "free":
+                return replace(row, outcome=FAILED, reason=f"the device does not answer: {one_line(str(before))}")
+            worker.send(f"go {before}")
+            kind, content = worker.answer(self.timeout_seconds)
+        if kind == "row" and content.point == row.point:
+            return content  # type: ignore[no-any-return]
+        return replace(row, outcome=FAILED, reason=one_line(str(content), limit=300))
+
+
+def _allocator(point: CalibrationPoint) -> dict[str, str]:
+    """Return the variable with the settings of the allocator, which torch reads before the first allocation."""
+    text = alloc_conf(point)
+    return {"PYTORCH_CUDA_ALLOC_CONF": text} if text else {}
+
+
+class _Worker:
+    """A child process with a queue of its messages; without a point the observer of the free memory."""
+
+    def __init__(self, point: CalibrationPoint | None, environment: dict[str, str | None], start: Start) -> None:
+        self.process = start(environment)
+        self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
+        self.stderr: deque[bytes] = deque(maxlen=21)
+        for target, arguments in ((_receive, (self.process.stdout, self.messages)),
+                                  (_collect, (self.process.stderr, self.stderr))):  # fmt: skip
+            threading.Thread(target=target, args=arguments, daemon=True).start()
+        if point is None:
+            self.send({"point": None})
+
+    def send(self, line: Any) -> None:
+        """Send a line: a word, or data as JSON."""
+        with suppress(OSError):  # the process has ended: `answer` says so
+            self.process.stdin.write((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def answer(self, timeout_seconds: float) -> tuple[str, Any]:
+        """Return the next message; `failed` with a text if the process ends or is silent."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                message = self.messages.get(timeout=0.2)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    return "failed", f"ran for longer than {timeout_seconds:g} s"
+            else:
+                return message or ("failed", self._death())
+
+    def _death(self) -> str:
+        self.stop()
+        last = b"".join(self.stderr).decode(errors="replace").strip().splitlines()
+        return end_text(self.process.returncode or 0) + (f": {one_line(last[-1], limit=200)}" if last else "")
+
+    def stop(self) -> None:
+        """End the process, and close its streams."""
+        with suppress(OSError):
+            self.process.stdin.close()
+        if self.process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.05 if self.messages.empty() else 0.5)
+        self.process.kill_group()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            with suppress(OSError):
+                stream.close()
+
+
+def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
+    """Put each message in the queue, and None after the last; any other line is a failure."""
+    with suppress(OSError, ValueError):
+        while line := stream.readline(_MAX_MESSAGE_BYTES):
+            try:
+                kind, content = json.loads(line)
+                messages.put((kind, typed(_MESSAGES[kind], content, kind)))
+            except (ValueError, KeyError, TypeError, RecursionError, SourceError):
+                messages.put(("failed", f"printed {one_line(line[:100].decode(errors='replace'), limit=80)}"))
+    messages.put(None)
+
+
+def _collect(stream: Any, lines: deque[bytes]) -> None:
+    with suppress(OSError, ValueError):
+        while line := stream.readline(2**16):
+            lines.append(line)

@@ -1,0 +1,226 @@
+"""The time of a step on a calibrated card, from its matrix products and the bytes that its other operators move.
+
+A step without idle time takes the sum of FLOPs / rate over the precisions, plus bytes / bandwidth: elementwise
+operators, normalization, softmax, copies and the optimizer read and write memory, which matters for recomputation too.
+A small step takes the time in which one thread starts its operators. The rates are those of large products and of a
+large copy. One measured step of each precision and strategy of checkpointing corrects for what smaller operators do not
+reach: FLOPs alone make recomputation too cheap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertscope.analyses.calibrate.plan import TF32
+from bertscope.analyses.memory.estimate import named_inputs
+from bertscope.analyses.memory.fake_run import RunMode
+from bertscope.analyses.memory.fit import on_card
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, meta_inputs, run_model, step_flops
+from bertscope.analyses.modules.repeat import RAN, period
+from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.analyses.tracing.inputs import absent_inputs
+from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
+from bertscope.gpus import peak_flops
+from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
+from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport
+from bertscope.run_config import NONE, RunConfig
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import operator_name, torch, written
+from bertscope.units import FP32, PRECISIONS
+
+_NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
+
+
+def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
+    """Return the work of one step on CUDA; of equal layers few run, and the others count as the middle one."""
+    repeats = period(source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+    units, rest = divmod(source.layers, repeats) if repeats else (0, 0)
+    if units <= RAN + 1:
+        return _work(source, run_config)
+    some, more = (_work(source.with_layers((RAN + add) * repeats + rest), run_config) for add in (0, 1))
+    return _sum(some, _sum(more, some, -1), units - RAN)
+
+
+def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gpu) -> StepTime | None:
+    """Return the time of a step in one process; None for a precision that was not measured.
+
+    Without recomputation the FLOPs are those of the same step without checkpointing.
+    """
+    precision = run_config.autocast or run_config.dtype
+    seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
+    if not seconds or run_config.parallelism.world_size > 1:
+        return None
+    flops = step_flops(source, replace(run_config, checkpointing=NONE, reentrant=False))
+    peak, peak_source = peak_flops(card, precision) or (None, "")
+    return StepTime(
+        seconds=seconds,
+        tokens_per_second=run_config.accumulate * run_config.batch * run_config.seq / seconds,
+        flops=flops,
+        flops_per_second=flops / seconds,
+        mfu=flops / seconds / peak if peak else None,
+        peak_flops=peak,
+        peak_source=peak_source,
+    )
+
+
+def with_times(
+    report: MemoryReport, source: ModelSource, run_configs: Sequence[RunConfig], calibration: CalibrationReport
+) -> MemoryReport:
+    """Return an estimate with the predicted time of each variant; `run_configs` are theirs."""
+    rates, card = rates_of(calibration), report.card
+    if rates is None or card is None:
+        return report
+    pairs = zip(report.variants, run_configs, strict=True)
+    return replace(
+        report,
+        variants=tuple(replace(item, predicted=predicted(source, run, rates, card)) for item, run in pairs),
+    )
+
+
+def with_fit_times(
+    report: FitReport, source: ModelSource, variants: Sequence[RunConfig], calibration: CalibrationReport
+) -> FitReport:
+    """Return the rows of `fit` that fit with the predicted time of a step; `variants` are the runs that were tried."""
+    rates, card = rates_of(calibration), report.card
+    if rates is None or card is None or report.batch_total is not None:
+        return report
+    runs = {(run.checkpointing, run.precision): on_card(run, card) for run in variants}
+
+    def timed(row: FitRow) -> FitRow:
+        if not row.batch:
+            return row
+        run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
+        return replace(row, predicted=predicted(source, run, rates, card))
+
+    return replace(report, rows=tuple(map(timed, report.rows)))
+
+
+def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
+    """Return the work of one and so many times that of the other."""
+    names = {**one.matmul_flops, **other.matmul_flops}
+    return CardWork(
+        matmul_flops={name: one.matmul_flops.get(name, 0) + times * other.matmul_flops.get(name, 0) for name in names},
+        moved_bytes=one.moved_bytes + times * other.moved_bytes,
+        calls=one.calls + times * other.calls,
+    )
+
+
+def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
+    """Return the work of one step with every layer of the source."""
+    model = run_model(source, run_config)
+    inputs = meta_inputs(model, run_config)
+    given, how = named_inputs(inputs, None)
+    with ExitStack() as stack:
+        whose = source.implemented_by(run_config.model_implementation)
+        stack.enter_context(whose.running("fake tensors", absent_inputs(model, inputs)))
+        stack.enter_context(fake_tensors())
+        stack.enter_context(cuda_semantics(run_config))
+        copied = fake_copy(model).train(run_config.mode != "inference")
+        step = ModelStep(copied, fake_like(given), run_config, loss=how)
+        mode = _WorkMode(step)
+        stack.enter_context(mode.tracker.track(step.model))
+        stack.enter_context(mode)
+        step.run_micro_batch(mode.phase)
+        found = CardWork()
+        for _ in range(run_config.accumulate):
+            found = _sum(found, mode.work())
+        if step.optimizer is None:
+            return found
+        with mode.unrecorded_phase(OPTIMIZER):
+            step.optimizer.step()  # creates its state
+        mode.reset()
+        step.update(mode.phase)
+        return _sum(found, mode.work())
+
+
+class _WorkMode(RunMode):
+    """A mode that counts work and no memory."""
+
+    def __init__(self, step: ModelStep) -> None:
+        super().__init__(step)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self.flops: Counter[str] = Counter()
+        self.moved, self.calls = 0, 0
+
+    def work(self) -> CardWork:
+        """Return what was counted."""
+        return CardWork(matmul_flops=dict(self.flops), moved_bytes=self.moved, calls=self.calls)
+
+    def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operator and count it; a matrix product by its FLOPs, and any other by its bytes."""
+        out = self.result(operator, args, kwargs)
+        role, flops, _ = cost(operator, args, kwargs, out)
+        moved = bytes_moved(operator, args, kwargs, out)
+        if role == "matmul":
+            first = next(item for item in (out[0] if isinstance(out, (tuple, list)) else out, *args)
+                         if isinstance(item, torch.Tensor))  # fmt: skip
+            self.flops[_NAMES.get(first.dtype, str(first.dtype))] += flops
+        elif operator_name(operator) == "embedding":  # it reads the rows of its ids
+            self.moved += 2 * out.nbytes + args[1].nbytes
+        else:
+            self.moved += moved + sum(tensor.nbytes for tensor in written(operator, args))
+        self.calls += bool(moved)
+        return out
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of a card: FLOP/s of products by precision, bytes per second, and operators per second.
+
+    `scale` is the measured over the computed time of one step of each precision and strategy of checkpointing.
+    """
+
+    products: dict[str, float]
+    moved: float
+    calls: float = float("inf")
+    scale: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def seconds(self, work: CardWork, precision: str, checkpointing: str = NONE) -> float | None:
+        """Return the time of a step in this precision; None for one that was not measured.
+
+        A strategy that was not measured has the correction of a step without recomputation.
+        """
+        busy = self.busy_seconds(work, precision)
+        scale = self.scale.get((precision, checkpointing), self.scale.get((precision, NONE)))
+        return None if busy is None or scale is None else max(scale * busy, work.calls / self.calls)
+
+    def busy_seconds(self, work: CardWork, precision: str) -> float | None:
+        """Return the time of a step by the rates only; None for products without a rate."""
+        total = work.moved_bytes / self.moved
+        for dtype, flops in work.matmul_flops.items():
+            rate = self.products.get(TF32 if (precision, dtype) == (TF32, FP32.name) else dtype)
+            if not rate:
+                return None
+            total += flops / rate
+        return total
+
+
+def rates_of(report: CalibrationReport) -> Rates | None:
+    """Return the rates of a calibration; None without those of the card.
+
+    The step that corrects a precision and a strategy is that with the longest computed time. The fastest start of
+    operators is that of the step with the most operators per second.
+    """
+    products = dict(report.rates)
+    moved = products.pop(COPY, 0.0)
+    if not moved:
+        return None
+    rates = Rates(products, moved)
+    steps = [(row, row.work, row.median_seconds) for row in report.measured(STEP)]
+    timed = [(row.point, work, seconds) for row, work, seconds in steps if work is not None and seconds]
+    longest: dict[tuple[str, str], float] = {}
+    scale: dict[tuple[str, str], float] = {}
+    for point, work, seconds in timed:
+        busy, key = rates.busy_seconds(work, point.precision), (point.precision, point.checkpointing)
+        if busy and busy > longest.get(key, 0.0):
+            longest[key], scale[key] = busy, seconds / busy
+    calls = max((work.calls / seconds for _, work, seconds in timed), default=0.0)
+    return replace(rates, calls=calls or float("inf"), scale=scale)
