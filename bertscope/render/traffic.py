@@ -11,7 +11,7 @@ from bertscope.render.table import Column, markdown_text, table_text
 from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import MemoryReport, RankRow, Variant
-from bertscope.reports.parallel import TrafficRow
+from bertscope.reports.parallel import REDUCE_SCATTER, TrafficRow
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
@@ -58,7 +58,7 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
     if any(variant.traffic for variant in report.variants):
         yield say("note_ring")
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
-        if report.run.get("device") == "cpu" and "reduce-scatter" in kinds:
+        if report.run.get("device") == "cpu" and REDUCE_SCATTER in kinds:
             yield say("note_gloo")
         yield say("note_ranks_unknown")
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = (
+    "all-gather", "reduce-scatter", "all-reduce", "broadcast",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficRow:
@@ -15,7 +19,7 @@ class TrafficRow:
     """
 
     phase: str
-    collective: str  # all-gather, reduce-scatter, all-reduce, broadcast
+    collective: str  # one of COLLECTIVES
     path: str  # equal layers as a range; empty for the whole model
     ranks: int  # of a call
     calls: int

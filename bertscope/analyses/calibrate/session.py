@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from bertscope.analyses.calibrate.plan import alloc_conf, points, why_not
-from bertscope.analyses.memory.child import Child
+from bertscope.analyses.memory.child import Child, collect_lines
 from bertscope.analyses.memory.profile_job import end_text
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.reports.base import FAILED
@@ -156,7 +156,7 @@ class _Worker:
         self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
         self.stderr: deque[bytes] = deque(maxlen=21)
         for target, arguments in ((_receive, (self.process.stdout, self.messages)),
-                                  (_collect, (self.process.stderr, self.stderr))):  # fmt: skip
+                                  (collect_lines, (self.process.stderr, self.stderr))):  # fmt: skip
             threading.Thread(target=target, args=arguments, daemon=True).start()
         if point is None:
             self.send({"point": None})
@@ -208,9 +208,3 @@ def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None
             except (ValueError, KeyError, TypeError, RecursionError, SourceError):
                 messages.put(("failed", f"printed {one_line(line[:100].decode(errors='replace'), limit=80)}"))
     messages.put(None)
-
-
-def _collect(stream: Any, lines: deque[bytes]) -> None:
-    with suppress(OSError, ValueError):
-        while line := stream.readline(2**16):
-            lines.append(line)

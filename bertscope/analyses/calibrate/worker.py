@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.calibrate.plan import CUDNN, PRECISIONS, TF32, run_config
+from bertscope.analyses.memory.child import sender
 from bertscope.analyses.memory.profile_job import set_up_process
 from bertscope.reports.base import FAILED
 from bertscope.reports.calibration import (
@@ -50,14 +50,7 @@ def work() -> None:
     """Read the point and the card from standard input, prepare, wait for the word to go, and measure."""
     from bertscope.analyses.calibrate.card import Card
 
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def say(kind: str, content: Any) -> None:
-        """Send one message to the parent."""
-        out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
-        out.flush()
-
+    say = sender()
     set_up_process()
     gc.disable()  # until the point is measured: collections over torch's objects double the time of an estimate
     measure_point(sys.stdin.buffer.readline, say, Card())

@@ -14,9 +14,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
+from typing import Any, BinaryIO
 
 import bertscope
 
@@ -177,6 +179,32 @@ def die_with_parent() -> None:
     """Have the system kill this process when its parent dies."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def output_for_parent() -> BinaryIO:
+    """Return the standard output of this child; what libraries and models print from now on goes to standard error."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def sender() -> Callable[[str, Any], None]:
+    """Return the function that sends a message to the parent by `output_for_parent`: its kind and content as JSON."""
+    out = output_for_parent()
+
+    def say(kind: str, content: Any) -> None:
+        """Send one message."""
+        out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
+        out.flush()
+
+    return say
+
+
+def collect_lines(stream: Any, lines: deque[bytes]) -> None:
+    """Add each line of a child's stream to `lines` until the stream ends."""
+    with suppress(OSError, ValueError):
+        while line := stream.readline(2**16):
+            lines.append(line)
 
 
 def serve() -> None:

@@ -48,11 +48,8 @@ def estimate_memory(
 ) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
     trace = (trace_of or MemoryTraces(source).trace)(run_config)
-    return _memory_of(trace, run_model(source, run_config) if model is None else model, run_config)
-
-
-def _memory_of(trace: MemoryTrace, model: nn.Module, run_config: RunConfig, card: Gpu | None = None) -> Memory:
-    return memory(trace, "estimated", row_paths(model), device_terms(trace, run_config, card))
+    rows = row_paths(run_model(source, run_config) if model is None else model)
+    return memory(trace, "estimated", rows, device_terms(trace, run_config))
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
@@ -157,17 +154,17 @@ def estimate_report(
     are those of `card`.
     """
     model = run_model(source, run_configs[0])
-    trace_of = trace_of or MemoryTraces(source).trace
+    trace_of, rows = trace_of or MemoryTraces(source).trace, row_paths(model)
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
         trace = trace_of(run_config)
-        found = _memory_of(trace, model, run_config, card)
+        found = memory(trace, "estimated", rows, device_terms(trace, run_config, card))
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
             estimated=found,
-            traffic=traffic(trace.collectives, row_paths(model), model, run_config.parallelism, run_config.accumulate),
+            traffic=traffic(trace.collectives, rows, model, run_config.parallelism, run_config.accumulate),
         )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
@@ -226,7 +223,8 @@ def memory_report(
 
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """Return the memory of a step of any module."""
-    return _memory_of(module_trace(module, inputs, run_config, loss), module, run_config)
+    trace = module_trace(module, inputs, run_config, loss)
+    return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
 
 
 def module_trace(

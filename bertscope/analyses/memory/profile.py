@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork
+from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork, collect_lines
 from bertscope.analyses.memory.profile_job import MESSAGES, Job, end_text
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
@@ -161,7 +161,7 @@ class _Child:
         self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
         self.stderr: deque[bytes] = deque(maxlen=21)  # its last lines
         threading.Thread(target=_receive, args=(self.process.stdout, self.messages), daemon=True).start()
-        threading.Thread(target=_collect, args=(self.process.stderr, self.stderr), daemon=True).start()
+        threading.Thread(target=collect_lines, args=(self.process.stderr, self.stderr), daemon=True).start()
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
@@ -309,12 +309,6 @@ def _message(line: bytes) -> tuple[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError, SourceError):
         shown = one_line(line[:100].decode(errors="replace").strip(), limit=80)
         return "garbled", f"printed {shown!r} where its parent expected a message"
-
-
-def _collect(stream: Any, lines: deque[bytes]) -> None:
-    with suppress(OSError, ValueError):
-        while line := stream.readline(2**16):
-            lines.append(line)
 
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:

@@ -8,8 +8,6 @@ memory is measured, the parent asks for each timed step with a line on standard 
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
 import time
 from base64 import b64encode
@@ -17,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bertscope.analyses.memory.child import sender
 from bertscope.analyses.memory.profile_job import (
     M_MMAP_THRESHOLD,
     M_TRIM_THRESHOLD,
@@ -36,15 +35,8 @@ from bertscope.reports.memory import Timing
 
 def main() -> None:
     """Read a job from standard input and run it."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print without mixing text into the messages
+    say = sender()
     job = Job.from_json(sys.stdin.buffer.readline())
-
-    def say(kind: str, content: Any) -> None:
-        """Send one message to the parent."""
-        out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
-        out.flush()
-
     set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from bertscope.parallelism import FIRST_BUCKET_BYTES, Parallelism
-from bertscope.reports.parallel import TrafficRow
+from bertscope.reports.parallel import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
 from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
-_BACKWARD, ALL_REDUCE = "backward", "all-reduce"
+_BACKWARD = "backward"
 
 
 class Collective(NamedTuple):
@@ -42,10 +42,10 @@ def _one_way(ranks: int) -> Fraction:
 COLLECTIVE_KINDS = {
     row.name: row
     for row in (
-        CollectiveKind(name="all-gather", prefixes=("allgather", "all_gather"), sent=_one_way),
-        CollectiveKind(name="reduce-scatter", prefixes=("reduce_scatter",), sent=_one_way),
+        CollectiveKind(name=ALL_GATHER, prefixes=("allgather", "all_gather"), sent=_one_way),
+        CollectiveKind(name=REDUCE_SCATTER, prefixes=("reduce_scatter",), sent=_one_way),
         CollectiveKind(name=ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda ranks: 2 * _one_way(ranks)),
-        CollectiveKind(name="broadcast", prefixes=("broadcast",), sent=_one_way),
+        CollectiveKind(name=BROADCAST, prefixes=("broadcast",), sent=_one_way),
     )
 }
 
@@ -77,6 +77,7 @@ def traffic(
     `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row.
     """
     found: dict[tuple[str, str, str, int], TrafficRow] = {}
+    buckets = micro_batches * len(bucket_sizes(model, parallelism)) if parallelism.row.has_buckets else 0
     for call in collectives:
         is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, ALL_REDUCE)
         path = "" if is_in_buckets else rows.get(call.path, call.path)
@@ -88,12 +89,10 @@ def traffic(
         sent = sent_bytes(call.kind, call.full_bytes, call.ranks)
         found[key] = replace(
             row,
-            calls=row.calls + times,
+            calls=buckets if is_in_buckets else row.calls + times,
             full_bytes=row.full_bytes + times * call.full_bytes,
             sent_bytes=row.sent_bytes + times * sent,
         )
-        if is_in_buckets:
-            found[key] = replace(found[key], calls=micro_batches * len(bucket_sizes(model, parallelism)))
     return tuple(found.values())
 
 

@@ -25,7 +25,7 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
     if not dist.is_available():
         raise SelectionError("this build of torch has no torch.distributed; install one that has")
     if dist.is_initialized():
-        raise SelectionError("this process belongs to a process group; estimate in a process of its own")
+        raise SelectionError("this process belongs to a process group; run the estimate in another process")
     logger = logging.getLogger("torch.distributed.tensor")  # it warns that two all-reduces could be one
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -52,9 +52,10 @@ def parallelize_fakes(
 
 
 def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch.Tensor]:
-    """Reduce each gradient in a bucket of its own, as DDP, which reads values, does it for several at a time.
+    """Have backward reduce the gradient of each parameter in a bucket for that parameter, and return the buckets.
 
-    DDP broadcasts the buffers before forward, and copies each gradient to its bucket, which exists between steps too.
+    DDP itself reads values, which fake tensors do not have; one of its buckets holds several gradients. It broadcasts
+    the buffers before forward, and copies each gradient to its bucket, which exists between the steps too.
     """
     dist = torch.distributed
     buckets = {path: torch.zeros_like(param) for path, param in model.named_parameters() if param.requires_grad}
@@ -67,7 +68,7 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
             dist.broadcast(flat, src=0)
 
     def reduce(bucket: torch.Tensor, param: torch.Tensor) -> None:
-        """Reduce a gradient, which is then in its bucket or a tensor of its own."""
+        """Reduce a gradient; the parameter then has the bucket or a separate tensor as its gradient."""
         if parallelism.gradient_as_bucket_view:
             param.grad = bucket
         dist.all_reduce(bucket)

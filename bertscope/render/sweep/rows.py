@@ -11,10 +11,10 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import FAILED
 from bertscope.reports.memory import NO, UNCERTAIN, YES
+from bertscope.reports.parallel import COLLECTIVES
 from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
 from bertscope.units import bytes_text, count_text, short_count_text
 
-_COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
 _PHASES = ("forward", "backward", "optimizer")
 
@@ -37,7 +37,7 @@ def columns(report: SweepReport) -> list[Column]:
         _bytes("saved", "saved_bytes", give_up=4),
         _bytes("reserved", "reserved_bytes", give_up=2, shown=on_cuda),
         _bytes("sent", "sent_bytes", give_up=2, shown=any(row.sent_bytes for row in report.rows)),
-        csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in _COLLECTIVES}),
+        csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in COLLECTIVES}),
         Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True, give_up=5,
                shown="model" in report.varied),
         Column("FLOPs", lambda row: _text(short_count_text, row.flops), values("flops"), right=True, give_up=5),

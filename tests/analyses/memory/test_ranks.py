@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +28,7 @@ from bertscope.reports.memory import Parts, PhasePeak, RankRow
 from bertscope.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
+from tests.analyses.memory.test_profile import is_gone
 
 needs_forks = pytest.mark.skipif(not can_fork(), reason="ranks are forked on Linux only")
 LIMIT = 60.0
@@ -110,18 +110,6 @@ def own(tmp_path, monkeypatch):
 WORDS = ("profile", "own.py:Own", "--nproc", "2", "--strategy", "fsdp", "--input", "x=Bx8:float32", "--batch", "2")
 
 
-def is_gone(pid: int) -> bool:
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @needs_forks
 def test_a_rank_that_is_killed_is_named_with_its_last_words(cli, own, monkeypatch):
     monkeypatch.setenv("WHAT", "die")
@@ -145,7 +133,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
     assert (result.code, result.out) == (3, "")
     assert "rank 1 hung until the time limit while in the forward phase of the first steps" in result.err
     assert f"(in forward at {own}/own.py:" in result.err
-    assert is_gone(int(pid.read_text()))
+    assert is_gone(int(pid.read_text()), seconds=5)
 
 
 @needs_forks
@@ -162,7 +150,7 @@ def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
     result = cli(*WORDS)
     assert (result.code, result.out) == (130, "")
     assert "was interrupted while in the" in result.err
-    assert is_gone(int(pid.read_text()))
+    assert is_gone(int(pid.read_text()), seconds=5)
 
 
 @needs_forks

@@ -11,7 +11,8 @@ from typing import Any
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.step import ModelStep, Phase
-from bertscope.analyses.parallel.collectives import ALL_REDUCE, NAMESPACES, kind_of
+from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
+from bertscope.reports.parallel import ALL_REDUCE
 from bertscope.torch_access import DispatchMode, in_backward, operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.distributed import is_wrapper
 

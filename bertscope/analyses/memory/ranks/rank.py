@@ -30,6 +30,7 @@ from bertscope.analyses.memory.profile_job import (
 from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
+from bertscope.reports.parallel import ALL_REDUCE
 
 RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -142,7 +143,7 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.analyses.parallel.collectives import ALL_REDUCE, traffic
+    from bertscope.analyses.parallel.collectives import traffic
     from bertscope.analyses.tracing.module_tracker import BACKWARD
 
     step.run_first_steps(_stages(say, "the first steps"))
