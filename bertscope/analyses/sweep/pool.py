@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bertscope.analyses.memory.child import Child, ForkedChild, child_command, die_with_parent
+from bertscope.analyses.memory.child import Child, ForkedChild, child_command, die_with_parent, output_for_parent
 from bertscope.analyses.sweep.tasks import Task
 from bertscope.errors import one_line
 from bertscope.reports.base import FAILED
@@ -27,6 +27,7 @@ _STARTS = 3  # workers that end before they are ready, one after another, before
 _CHUNK = 2**16
 _SECONDS = 5.0  # for the end of a worker that has closed its output
 _READY = "ready"
+Group = tuple[str, ...]  # of `Task.group`
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ POINT = Functions()
 
 def be_worker() -> None:
     """Be a worker of the local pool: compute the task of each line of standard input until it ends."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # models may print without mixing text into the rows
+    out = output_for_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     die_with_parent()
     lines = sys.stdin.buffer
@@ -64,33 +64,44 @@ def be_worker() -> None:
 
 
 class Queue:
-    """The tasks that no worker has begun, by group: a worker stays in its group as long as there are tasks in it."""
+    """The tasks that no worker has begun, by group: a worker stays in its group as long as there are tasks in it.
+
+    What two workers both need, each of them computes. So a worker goes on with what is nearest to its own group and
+    farthest from those of the others.
+    """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        self.left: dict[Hashable, deque[Task]] = defaultdict(deque)
+        self.left: dict[Group, deque[Task]] = defaultdict(deque)
         for task in tasks:
             self.left[task.group].append(task)
-        self.busy: dict[object, Hashable] = {}  # the group of each worker
+        self.busy: dict[object, Group] = {}  # the group of each worker
 
     def __len__(self) -> int:
         return sum(map(len, self.left.values()))
 
     def next(self, worker: object) -> Task | None:
-        """Return the next task for a worker: of its group, of one that is free, or of the largest one."""
-        own, taken = self.busy.get(worker), set(self.busy.values())
+        """Return the next task for a worker, or None if there is none left."""
+        own, others = self.busy.get(worker), [group for other, group in self.busy.items() if other is not worker]
         left = {group: tasks for group, tasks in self.left.items() if tasks}
         if not left:
             return None
-        if own not in left:
-            free = [group for group in left if group not in taken]
-            near = [group for group in free if own and group[0] == own[0]]  # type: ignore[index]  # of the same model
-            own = (near or free or [max(left, key=lambda group: len(left[group]))])[0]
-        self.busy[worker] = own
-        return left[own].popleft()
+
+        def preference(group: Group) -> tuple[bool, bool, int, int, int]:
+            near_others = max((_common(group, other) for other in others), default=0)
+            return group == own, group not in others, _common(group, own), -near_others, len(left[group])
+
+        self.busy[worker] = chosen = max(left, key=preference)
+        return left[chosen].popleft()
 
     def again(self, task: Task) -> None:
         """Put a task back, in front of the others of its group."""
         self.left[task.group].appendleft(task)
+
+
+def _common(group: Group, other: Group | None) -> int:
+    """Return how much two groups have in common: the number of equal fields from the first on."""
+    same = [one == another for one, another in zip(group, other or (), strict=False)]
+    return (*same, False).index(False)
 
 
 class _Worker:

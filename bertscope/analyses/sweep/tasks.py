@@ -42,10 +42,14 @@ class Task:
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
-    def group(self) -> tuple[str, str]:
-        """Return what points have in common whose traces and verifications a worker shares: the source, the run."""
+    def group(self) -> tuple[str, ...]:
+        """Return what points have in common that share traces and verifications: source, run, checkpointing.
+
+        The more of the first fields are equal, the more they share.
+        """
         run = asdict(self.run_config) | {"batch": 1, "seq": 1}
-        return json.dumps(self.source), json.dumps(run)
+        last = {name: run.pop(name) for name in ("checkpointing", "reentrant")}
+        return json.dumps(self.source), json.dumps(run), json.dumps(last)
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""

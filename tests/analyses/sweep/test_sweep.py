@@ -130,6 +130,18 @@ def test_a_worker_stays_with_the_points_whose_traces_it_has(tmp_path):
     assert queue.next("a") is None
 
 
+def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
+    from bertscope.analyses.sweep.pool import Queue
+
+    grid = "model: bert-tiny\nprecision: [fp32, autocast-bf16]\ncheckpointing: [none, full]\nbatch: [1, 2]\n"
+    queue = Queue(tasks(tmp_path, grid))
+    order = [(worker, queue.next(worker).point) for worker in "abababab"]
+    assert [(worker, point["precision"], point["checkpointing"]) for worker, point in order] == [
+        ("a", "fp32", "none"), ("b", "autocast-bf16", "none"), ("a", "fp32", "none"), ("b", "autocast-bf16", "none"),
+        ("a", "fp32", "full"), ("b", "autocast-bf16", "full"), ("a", "fp32", "full"), ("b", "autocast-bf16", "full"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("engine", "package"), [(ray_rows, "ray"), (dask_rows, "distributed")])
 def test_a_cluster_gives_the_rows_of_the_function(tmp_path, monkeypatch, engine, package):
     pytest.importorskip(package, reason=f"the extra for {package} is not installed")
