@@ -177,7 +177,7 @@ def headings_of_tables() -> set[str]:
 
 def test_the_glossary_has_the_headings_of_the_tables():
     plain = {"path", "type", "tensors", "bytes", "module", "a", "b", "parameter", "change", "difference", "total",
-             "shape in a", "shape in b", "class", "description", "package", "version", "to install", "purpose",
+             "shape", "class", "description", "package", "version", "to install", "purpose",
              "device", "threads", "memory", "at the peak"}  # fmt: skip
     told = (DOCS / "glossary.md").read_text().lower()
     names = {re.sub(r" \((?:estimated|measured)\)|^type: |^in |^step, | of \d+$|:.*", "", name)

@@ -19,8 +19,8 @@ _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
     Column("change", lambda row: phrase(row.status), values("status")),
     csv_only(values("copies")),
-    Column("shape in a", lambda row: _shape(row.shape_a), {"shape_a": lambda row: _shape(row.shape_a)}, give_up=2),
-    Column("shape in b", lambda row: _shape(row.shape_b), {"shape_b": lambda row: _shape(row.shape_b)}, give_up=2),
+    Column("shape", lambda row: _shapes(row.shape_a, row.shape_b), below=True,
+           csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
            right=True),
 )  # fmt: skip
@@ -42,6 +42,11 @@ def _count(value: int | None) -> str:
 
 def _shape(shape: Shape) -> str:
     return "--" if shape is None else shape_text(shape)
+
+
+def _shapes(a: Shape, b: Shape) -> str:
+    """Return the shape of a parameter, or both of one that has changed."""
+    return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
 def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:

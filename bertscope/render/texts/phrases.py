@@ -25,8 +25,6 @@ PHRASES = {
     "value": "值",
     "setting": "配置项",
     "parameter": "参数",
-    "shape in a": "a 中的形状",
-    "shape in b": "b 中的形状",
     "total": "合计",
     "change": "变化",
     "difference": "差值",
