@@ -223,11 +223,32 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
         "torch_access.load_dynamo_later()\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
-        "import torch._dynamo.config\n"
+        "torch._dynamo.graph_break()\n"
+        "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
+        "print('torch._dynamo.eval_frame' in sys.modules)\n"
+        "import torch._dynamo.source\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines() == ["2 4 3 False", "2 4 3 True False"]
+    assert done.stdout.splitlines() == ["2 4 3 False", "True False", "False", "2 4 3 True False"]
+
+
+def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
+    code = (
+        "from bertscope import torch_access; from bertscope.torch_access import torch\n"
+        "seen = []\n"
+        "class Mode(torch_access.DispatchMode):\n"
+        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
+        "        seen.append(operator)\n"
+        "        return operator(*args, **kwargs or {})\n"
+        "torch_access.load_dynamo_later()\n"
+        "with Mode(), torch.device('meta'):\n"
+        "    import torch._dynamo.source\n"
+        "    made = torch.ones(2)\n"
+        "print(len(seen), made.is_meta, hasattr(torch._dynamo, 'explain'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["1", "True", "True"]
 
 
 def test_in_a_mode_nothing_is_compiled_so_that_it_needs_no_protection():

@@ -8,7 +8,8 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
-from importlib.util import find_spec, module_from_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -225,6 +226,7 @@ def fake_tensor_mode() -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    load_dynamo_later()
     return FakeTensorMode()
 
 
@@ -255,7 +257,9 @@ class _LaterPackage(ModuleType):
         self.is_waiting = False
         found: Any = self.__spec__
         self.__path__ = found.submodule_search_locations
-        found.loader.exec_module(self)
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # its tensors are no model's
+            found.loader.exec_module(self)
+        gc.collect()  # the cycles that it leaves hold the frames of its callers, and with them a model's tensors
         return getattr(self, name)
 
     def disable(self, function: Any = None, *settings: Any, **more: Any) -> Any:
@@ -271,13 +275,21 @@ class _LaterPackage(ModuleType):
 
         return run if function is not None else self.decorators.disable(None, *settings, **more)
 
+    def graph_break(self, *_: Any) -> None:
+        """Do nothing, as outside a compiled function; each step of an optimizer calls it."""
+
+    def is_compiling(self) -> bool:
+        """Return False, as outside a compiled function; the models of transformers ask in each forward."""
+        return False
+
 
 def load_dynamo_later() -> None:
     """Have torch._dynamo run its code at its first real use; call this before operators run on meta.
 
     torch imports it (0.5 s of CPU time) to exclude meta kernels and dispatch modes from torch.compile, which is not in
     use while the package is not loaded. The package has no search path, which Python reads to import a module in it:
-    any other use runs the package first, as an import does. FakeTensorMode is such a use.
+    any other use runs the package first, as an import does. Its settings, which FakeTensorMode reads, are there without
+    it: they are a module that imports nothing of the package.
     Fallback: where the package is loaded or cannot be found, nothing.
     """
     name = "torch._dynamo"
@@ -288,6 +300,11 @@ def load_dynamo_later() -> None:
     package.__class__ = _LaterPackage
     package.is_waiting = True  # type: ignore[attr-defined]
     torch._dynamo = sys.modules[name] = package
+    settings = f"{name}.config"
+    path = Path(str(found.origin)).with_name("config.py")
+    if path.is_file() and (own := spec_from_file_location(settings, path)) and own.loader:
+        package.config = sys.modules[settings] = module_from_spec(own)  # type: ignore[attr-defined]
+        own.loader.exec_module(package.config)
 
 
 def value_errors() -> tuple[type[Exception], type[Exception]]:

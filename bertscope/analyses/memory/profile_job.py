@@ -93,9 +93,9 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
 def load() -> None:
     """Import what every job needs, without running anything that starts a thread."""
     from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
-    from bertscope.torch_access import fake_tensor_mode
+    from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
 
-    fake_tensor_mode()  # imports torch._dynamo
+    load_fake_tensors()
 
 
 def set_up_process() -> None:

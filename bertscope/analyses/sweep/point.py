@@ -14,19 +14,20 @@ from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.sweep.tasks import Task, versions
+from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.run_config import RunConfig
 from bertscope.sources.find import source_from_data
-from bertscope.torch_access import fake_tensor_mode, torch
+from bertscope.torch_access import torch
 
 KEPT_MODELS = 4  # whose traces a worker keeps
 
 
 def load_torch() -> None:
     """Import what every point needs, before a process forks its workers."""
-    fake_tensor_mode()  # imports torch._dynamo
+    load_fake_tensors()
     gc.collect()
     gc.freeze()  # collections over torch's objects take as long as an estimate
 

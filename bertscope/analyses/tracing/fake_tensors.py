@@ -46,6 +46,12 @@ def fake_tensors() -> Iterator[None]:
         log.disabled = before
 
 
+def load_fake_tensors() -> None:
+    """Import what the first operator on a fake tensor imports, before a process forks others."""
+    with fake_tensors():
+        torch.empty(1) + 1
+
+
 def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
     """Return a copy of the module with an empty tensor for each of its tensors; shared tensors stay shared.
 

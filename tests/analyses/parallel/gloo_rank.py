@@ -85,7 +85,7 @@ def steps_of(strategy, mesh, checkpointing, fields):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
     steps = []
-    for _ in range(3):
+    for _ in range(5):
         gc.collect()
         time.sleep(_PAUSE_SECONDS)
         before = mapped_bytes()
