@@ -242,13 +242,29 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
         "        seen.append(operator)\n"
         "        return operator(*args, **kwargs or {})\n"
         "torch_access.load_dynamo_later()\n"
-        "with Mode(), torch.device('meta'):\n"
+        "with Mode():\n"
         "    import torch._dynamo.source\n"
-        "    made = torch.ones(2)\n"
-        "print(len(seen), made.is_meta, hasattr(torch._dynamo, 'explain'))\n"
+        "    torch.ones(2)\n"
+        "print(len(seen), hasattr(torch._dynamo, 'explain'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["1", "True", "True"]
+    assert done.stdout.split() == ["1", "True"]
+
+
+def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
+    code = (
+        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
+        "torch_access.load_dynamo_later()\n"
+        "sys.modules['torch._dynamo.eval_frame'] = None\n"
+        "try:\n"
+        "    torch._dynamo.explain\n"
+        "except ImportError as error:\n"
+        "    print('eval_frame' in str(error))\n"
+        "del sys.modules['torch._dynamo.eval_frame']\n"
+        "print(torch._dynamo.graph_break(), callable(torch._dynamo.explain))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["True", "None", "True"]
 
 
 def test_in_a_mode_nothing_is_compiled_so_that_it_needs_no_protection():

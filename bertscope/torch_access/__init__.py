@@ -257,8 +257,13 @@ class _LaterPackage(ModuleType):
         self.is_waiting = False
         found: Any = self.__spec__
         self.__path__ = found.submodule_search_locations
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # its tensors are no model's
-            found.loader.exec_module(self)
+        try:
+            with torch._C._DisableTorchDispatch():  # its tensors are no model's
+                found.loader.exec_module(self)
+        except BaseException:  # the next use tries again, as after an import that failed
+            del self.__path__
+            self.is_waiting = True
+            raise
         gc.collect()  # the cycles that it leaves hold the frames of its callers, and with them a model's tensors
         return getattr(self, name)
 
