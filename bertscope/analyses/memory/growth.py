@@ -41,8 +41,10 @@ class MemoryGrowth:
         if len(trace.state) != len(self.state) or len(trace.events) != len(self.events):
             return False
         own = ordered_frees(self.trace.events, _free_order)
+        sizes = _sizes(self.events, batch)
         expected = [
-            event._replace(size_bytes=size) for event, size in zip(own, _sizes(self.events, batch), strict=True)
+            MemoryEvent(size, event.block, event.phase, event.path, event.operator)
+            for event, size in zip(own, sizes, strict=True)
         ]
         pairs = zip(ordered_frees(expected, _free_order), ordered_frees(trace.events, _free_order), strict=True)
         are_equal = all(_kind(one) == _kind(other) and one.size_bytes == other.size_bytes for one, other in pairs)

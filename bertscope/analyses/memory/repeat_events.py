@@ -39,6 +39,9 @@ def _with_all_frees(events: list[MemoryEvent], ran: tuple[MemoryEvent, ...]) -> 
 
     They belong to no layer: reentrant checkpointing frees the random states of all layers after the last one.
     """
+    if sum(event.size_bytes for event in events) == sum(event.size_bytes for event in ran):
+        yield from events
+        return
     lacking: Counter[tuple[Block, int]] = Counter()
     for given, sign in ((events, 1), (ran, -1)):
         for event in given:
