@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.render.diagram.mermaid import mermaid, source
@@ -14,7 +14,7 @@ from bertscope.render.page.templating import filled, markup
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
 
-__all__ = ["dot", "html", "inline_svg", "mermaid", "svg"]
+__all__ = ["dot", "html", "inline_svg", "mermaid", "svg", "width_points"]
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
@@ -27,7 +27,7 @@ _HEAD = (
 
 
 # For a phone: less space, and one size of text, 11 CSS pixels or more as long as a point has a pixel.
-_NARROW = ("newrank=true; nodesep=0.08; ranksep=0.18;", 'node [margin="0.06,0.04"];')
+_NARROW = ("newrank=true; ranksep=0.18;", 'node [margin="0.06,0.04"];')
 _PHONE_POINTS = 358  # the content of the page on a screen of 390 CSS pixels, with a pixel for each point
 _LONG_TITLE = 24  # characters; a longer title of a group has two lines on a phone
 
@@ -94,8 +94,10 @@ def _group(path: str, report: GraphReport, words: Mapping[str, list[str]] | None
         if group.parent == path:
             yield f"subgraph cluster_{number} {{"
             label = group_label(group)
-            lines = label.partition(": ")[::2] if words is not None and len(label) > _LONG_TITLE else [label]
-            yield f'  label={_lines(list(lines))}; style="rounded"; color="#57606a";'
+            lines = label.split(": ") if words is not None and len(label) > _LONG_TITLE else [label]
+            yield f'  label={_lines(lines)}; style="rounded"; color="#57606a";'
+            if words is not None:
+                yield "  margin=5;"
             yield from (f"  {line}" for line in _group(group.path, report, words))
             yield "}"
 
@@ -212,6 +214,10 @@ def _inline(picture: str) -> str:
 _GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
 # Weights of invisible arrows, in the order of trial: none, a small or a large one gives the narrowest drawing.
 _WEIGHTS = (None, 0, 1, 2, 4, 8, 16)
+_SPACES = (
+    0.16,
+    0.08,
+)  # inches from a box to the next in a row, or to an arrow that passes it; the first if there is room
 
 
 def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
@@ -227,13 +233,19 @@ def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
 def _narrow(report: GraphReport) -> str:
     """Return the first drawing that fits a phone, or the narrowest if none does: boxes side by side, then stacked."""
     found: dict[float, str] = {}
-    for weight in _WEIGHTS:
-        picture = _drawn(_digraph(report, (*_HEAD, *_NARROW), _narrow_graph(report, weight)))
-        width = float(picture.partition('<svg width="')[2].partition("pt")[0])
+    for weight, space in product(_WEIGHTS, _SPACES):
+        head = (*_HEAD, *_NARROW, f"nodesep={space};")
+        picture = _drawn(_digraph(report, head, _narrow_graph(report, weight)))
+        width = width_points(picture)
         found.setdefault(width, picture)
         if width <= _PHONE_POINTS:
             break
     return found[min(found)]
+
+
+def width_points(picture: str) -> float:
+    """Return the width of a picture by Graphviz."""
+    return float(picture.partition('<svg width="')[2].partition("pt")[0])
 
 
 def _drawn(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
-from bertscope.render.diagram.diagram import inline_svg, mermaid
+from bertscope.render.diagram.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, subtitle, title
@@ -176,21 +176,23 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
-    """Return the picture, for a wide and for a narrow page, or its Mermaid text where nothing draws it."""
+    """Return the wide and the narrow picture and the width of the wide one, or Mermaid text if nothing draws them."""
     caption = graph.path or say("the_whole_model")
     try:
-        drawn = [_drawing(graph, caption, is_narrow) for is_narrow in (False, True)]
+        drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except MissingExtraError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    return {"caption": caption, "svg": markup("\n".join(drawn))}
+    wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
+    return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}
 
 
-def _drawing(graph: GraphReport, caption: str, is_narrow: bool) -> str:
-    drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph, is_narrow))  # a page has several pictures, and one of each id
-    kind = "narrow" if is_narrow else "wide"
+def _drawing(picture: str, kind: str, caption: str) -> str:
+    drawn = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
     # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
-    named = rf'<svg class="{kind}" style="--points:\1" role="img" aria-label="{html_text(caption)}" width="\1pt"'
-    return re.sub(r'<svg width="([^"]*)pt"', named, drawn, count=1)
+    named = (
+        f'<svg class="{kind}" style="--points:{width_points(picture):g}" role="img" aria-label="{html_text(caption)}" '
+    )
+    return drawn.replace("<svg ", named, 1)
 
 
 def _configuration(model: ModelPart) -> dict[str, Any]:
