@@ -88,8 +88,8 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
 
 
 def _numbers_first(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns in the order in which a narrow screen shows them: names, numbers, words."""
-    return [columns[0], *sorted(columns[1:], key=lambda column: not column.right)]
+    """Return the columns in the order in which a narrow screen shows them: names, numbers, words, details last."""
+    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.give_up > 0))]
 
 
 def _parameters(model: ModelPart) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     columns = [
-        Column("module", lambda row: row.path or "(model)"),
+        Column("module", lambda row: row.path or say("whole_model")),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),

@@ -78,11 +78,23 @@ def searchable(cell: str) -> str:
     return parts.searchable("t", "ways", [Column("size", str, right=True)], [cell])
 
 
+def test_a_command_breaks_between_options_and_not_between_an_option_and_its_value():
+    shown = environment().filters["command"]("bertscope fit bert-tiny --gpu t4 --no-fit --seq 128")
+    assert re.findall("<span>(.*?)</span>", shown) == [
+        "bertscope",
+        "fit",
+        "bert-tiny",
+        "--gpu t4",
+        "--no-fit",
+        "--seq 128",
+    ]
+
+
 def test_a_long_name_breaks_at_its_dots_and_underscores_and_a_number_nowhere():
     parts = environment().get_template("parts.html").module
     column = Column("name", str)
     shown = parts.searchable("t", "ways", [column, column], ["layer.0-11.word_embeddings 1.25"])
-    assert shown.count("<span>layer.<wbr>0-11.<wbr>word_<wbr>embeddings 1.25</span>") == 2
+    assert shown.count("<span>layer.<wbr><b>0-11</b>.<wbr>word_<wbr>embeddings 1.25</span>") == 2
     shown = parts.searchable("t", "ways", [column], ["BertForSequenceClassification.LayerNorm"])
     assert "<span>Bert<wbr>For<wbr>Sequence<wbr>Classification.<wbr>LayerNorm</span>" in shown
 
@@ -122,7 +134,7 @@ def test_what_a_template_shows_is_escaped():
 
 
 def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
-    text, (part,) = written[0].read_text().replace("<wbr>", ""), written[1]["models"]
+    text, (part,) = re.sub("<wbr>|</?b>", "", written[0].read_text()), written[1]["models"]
     for row in part["tree"]["rows"]:
         assert f">{row['params']:,}<" in text or row["params"] == 0
     for variant in part["memory"]["variants"]:
@@ -264,6 +276,9 @@ def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written
     assert cells[0] == cells[1] != []
     plain = re.sub("(?s)<(script|style|svg|code).*?</\\1>|<wbr>", "", chinese)
     assert words_of(re.sub("<.*?>", "\n", plain)) == []
+    assert "(model)" not in plain
+    charts = "".join(re.findall(r'<script type="application/json" class="figure">.*?</script>', chinese))
+    assert not re.search(r"\(model\)| itself| parameters", charts)
 
 
 def test_every_variable_of_the_style_that_the_page_names_is_defined(written):
