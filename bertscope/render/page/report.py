@@ -167,8 +167,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
     if not graphs:
-        notes = [say("no_dataflow")]
-        return {"pictures": [], "notes": notes, "commands": [model_command(model, "diagram", "--kind tree")]}
+        return {"pictures": [], "commands": [model_command(model, "diagram", "--kind tree")]}
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     options = f"--kind forward --batch {model.batch} --seq {model.seq}"
     commands = [model_command(model, "diagram", f"{path} {options}".strip()) for path in paths]

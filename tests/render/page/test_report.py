@@ -24,6 +24,7 @@ from bertscope.render.page.commands import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column, number
 from bertscope.render.texts import LANGUAGES
+from bertscope.render.timeline.panels import pictured
 from bertscope.sources.find import load
 from bertscope.units import bytes_text, flops_text
 from tests.render.test_texts import words_of
@@ -224,6 +225,17 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert commands_named(two)[0] == f"bertscope report bert-tiny --compare bert-mini {words} {same}"
     assert f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}" in commands_named(two)
     assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
+
+
+def test_names_of_phases_on_one_row_of_a_chart_are_a_quarter_of_its_width_apart(written):
+    memory = from_json(written[0].with_suffix(".json").read_text()).models[0].memory
+    for panel in pictured(memory).panels:
+        end = len(panel.samples) - 1
+        rows = {mark.row: [] for mark in panel.marks}
+        for mark in panel.marks:
+            rows[mark.row].append(0.75 * end if mark.at_end else mark.start)
+        assert len(rows) > 1
+        assert all(other - one >= 0.25 * end for lefts in rows.values() for one, other in pairwise(lefts))
 
 
 def test_the_command_of_a_page_of_two_classes_names_neither(written):
