@@ -142,10 +142,13 @@ def unbroken_html(text: str) -> str:
 def breakable_html(text: str) -> str:
     """Return the text escaped for HTML, with possible line breaks after the dots and underscores of names.
 
-    A word of more than 20 letters may also be broken before its capital letters.
+    A word of more than 20 letters may also be broken before its capital letters. `0-11` and `(12 x)` are not broken.
 
     >>> breakable_html("embeddings.LayerNorm")
     'embeddings.<wbr>LayerNorm'
+    >>> breakable_html("layer.0-11 (12 x)")
+    'layer.<wbr><b>0-11</b> <b>(12 x)</b>'
     """
     marked = re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=\d)\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))
+    marked = re.sub(r"(?<![\w-])[0-9]+-[0-9]+(?![\w-])|\([0-9]+ x\)", r"<b>\g<0></b>", marked)
     return re.sub(r"[A-Za-z]{21,}", lambda word: re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", word[0]), marked)

@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise, product
 
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.render.diagram.mermaid import mermaid, source
@@ -13,7 +14,7 @@ from bertscope.render.page.templating import filled, markup
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
 from bertscope.units import visible
 
-__all__ = ["dot", "html", "inline_svg", "mermaid", "svg"]
+__all__ = ["dot", "html", "inline_svg", "mermaid", "svg", "width_points"]
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
@@ -26,13 +27,17 @@ _HEAD = (
 
 
 # For a phone: less space, and one size of text, 11 CSS pixels or more as long as a point has a pixel.
-_NARROW = ("nodesep=0.1; ranksep=0.3;", 'node [margin="0.06,0.04"];', "edge [fontsize=11];")
+_NARROW = ("newrank=true; ranksep=0.18;", 'node [margin="0.06,0.04"];')
+_PHONE_POINTS = 358  # the content of the page on a screen of 390 CSS pixels, with a pixel for each point
+_LONG_TITLE = 24  # characters; a longer title of a group has two lines on a phone
 
 
-def dot(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
+def dot(report: ClassReport | GraphReport) -> str:
     """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
-    body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
-    head = (*_HEAD, *(_NARROW if is_narrow else ()))
+    return _digraph(report, _HEAD, _classes(report) if isinstance(report, ClassReport) else _graph(report))
+
+
+def _digraph(report: ClassReport | GraphReport, head: Iterable[str], body: Iterable[str]) -> str:
     lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
     return "\n".join(lines) + "\n"
 
@@ -79,16 +84,84 @@ def _graph(report: GraphReport) -> Iterator[str]:
         yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
 
 
-def _group(path: str, report: GraphReport) -> Iterator[str]:
+def _group(path: str, report: GraphReport, words: Mapping[str, list[str]] | None = None) -> Iterator[str]:
+    """Yield the boxes of a group and of those in it; `words` are those of arrows, by group, in a narrow drawing."""
     for node in report.nodes:
         if node.group == path:
             yield _box(node)
+    yield from (words or {}).get(path, ())
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f"subgraph cluster_{number} {{"
-            yield f'  label={_lines([group_label(group)])}; style="rounded"; color="#57606a";'
-            yield from (f"  {line}" for line in _group(group.path, report))
+            label = group_label(group)
+            lines = label.split(": ") if words is not None and len(label) > _LONG_TITLE else [label]
+            yield f'  label={_lines(lines)}; style="rounded"; color="#57606a";'
+            if words is not None:
+                yield "  margin=5;"
+            yield from (f"  {line}" for line in _group(group.path, report, words))
             yield "}"
+
+
+def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
+    """Yield a graph with the words of an arrow as a box without a frame: Graphviz puts a label next to its arrow.
+
+    With a weight, each row has one box: an invisible arrow leads to the box of the next row, straighter with a larger
+    weight.
+    """
+    parents = {group.path: group.parent for group in report.groups}
+    groups = {node.id: node.group for node in report.nodes}
+    words: dict[str, list[str]] = {}  # by group
+    links: list[str] = []
+    below = dict(pairwise(_column(report))) if weight is not None else {}
+    for number, (edge, lines) in enumerate(arrows(report, is_narrow=True)):
+        source, target = _quoted(edge.source), _quoted(edge.target)
+        if not lines:
+            links.append(f"{source} -> {target};")
+            continue
+        around = {*_with_parents(groups[edge.source], parents)}
+        group = next(path for path in _with_parents(groups[edge.target], parents) if path in around)
+        middle = _quoted(f"arrow {number}")
+        size = 'shape=plaintext, style="", margin="0.02", width=0, height=0'
+        words.setdefault(group, []).append(f'{middle} [class="words", {size}, label={_lines(lines)}];')
+        links += [f"{source} -> {middle} [arrowhead=none, weight=8];", f"{middle} -> {target};"]
+        if edge.source in below:
+            links.append(f"{middle} -> {_quoted(below[edge.source])} [style=invis, weight=0];")
+    yield "rankdir=TB;"
+    yield from _group("", report, words)
+    yield from links
+    yield from (f"{_quoted(one)} -> {_quoted(other)} [style=invis, weight={weight}];" for one, other in below.items())
+
+
+def _with_parents(path: str, parents: Mapping[str, str]) -> Iterator[str]:
+    """Yield a group and the groups around it, from the innermost to "", which is the whole drawing."""
+    yield path
+    while path:
+        path = parents[path]
+        yield path
+
+
+def _column(report: GraphReport) -> list[str]:
+    """Return the boxes from top to bottom: an input before its first use, every other box after its sources.
+
+    Outputs are last.
+    """
+    sources: dict[str, list[str]] = {}
+    for edge in report.edges:
+        sources.setdefault(edge.target, []).append(edge.source)
+    column: list[str] = []
+    seen = set()
+
+    def place(box: str) -> None:
+        if box not in seen:
+            seen.add(box)
+            for source in sources.get(box, ()):
+                place(source)
+            column.append(box)
+
+    for node in sorted(report.nodes, key=lambda node: node.role == "output"):
+        if node.id in sources:
+            place(node.id)
+    return column
 
 
 def _box(node: DiagramNode) -> str:
@@ -139,16 +212,40 @@ def _inline(picture: str) -> str:
 
 
 _GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
+# Weights of invisible arrows, in the order of trial: none, a small or a large one gives the narrowest drawing.
+_WEIGHTS = (None, 0, 1, 2, 4, 8, 16)
+_SPACES = (
+    0.16,
+    0.08,
+)  # inches from a box to the next in a row, or to an arrow that passes it; the first if there is room
 
 
 def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
-    picture = _drawn(dot(report, is_narrow))
+    picture = _narrow(report) if is_narrow and isinstance(report, GraphReport) else _drawn(dot(report))
     titles = "".join(found[2] for found in _GROUP_TITLE.finditer(picture))
     if not titles:
         return picture
     before, end, after = _GROUP_TITLE.sub(r"\1", picture).rpartition("</g>\n</svg>")
     return f'{before}<g class="titles">\n{titles}</g>\n{end}{after}'
+
+
+def _narrow(report: GraphReport) -> str:
+    """Return the first drawing that fits a phone, or the narrowest if none does: boxes side by side, then stacked."""
+    found: dict[float, str] = {}
+    for weight, space in product(_WEIGHTS, _SPACES):
+        head = (*_HEAD, *_NARROW, f"nodesep={space};")
+        picture = _drawn(_digraph(report, head, _narrow_graph(report, weight)))
+        width = width_points(picture)
+        found.setdefault(width, picture)
+        if width <= _PHONE_POINTS:
+            break
+    return found[min(found)]
+
+
+def width_points(picture: str) -> float:
+    """Return the width of a picture by Graphviz."""
+    return float(picture.partition('<svg width="')[2].partition("pt")[0])
 
 
 def _drawn(text: str) -> str:

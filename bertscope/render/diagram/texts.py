@@ -40,13 +40,17 @@ def node_lines(node: DiagramNode) -> list[str]:
     return lines
 
 
-def arrows(report: GraphReport) -> Iterator[tuple[DiagramEdge, list[str]]]:
-    """Yield each arrow with its lines: the view of the tensor, and its shape unless a box at an end shows it."""
+def arrows(report: GraphReport, is_narrow: bool = False) -> Iterator[tuple[DiagramEdge, list[str]]]:
+    """Yield each arrow with its lines: the views of the tensor, and its shape unless a box at an end shows it.
+
+    The views are one line, or, for a narrow drawing, a line each.
+    """
     shown = {node.id: node.shape for node in report.nodes}
     for edge in report.edges:
         is_shown = edge.shape in (shown[edge.source], shown[edge.target])
         shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
-        yield edge, [", ".join(edge.views), *shapes] if edge.views else shapes
+        views = edge.views if is_narrow or not edge.views else [", ".join(edge.views)]
+        yield edge, [*views, *shapes]
 
 
 def group_label(group: DiagramGroup) -> str:

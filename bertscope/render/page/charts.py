@@ -58,9 +58,9 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
             {
                 "type": "treemap",
                 "branchvalues": "total",
-                "ids": [path or "(model)" for path, _ in nodes],
+                "ids": [_named(path) for path, _ in nodes],
                 "labels": names,
-                "parents": ["" if parent is None else parent or "(model)" for _, parent in nodes],
+                "parents": ["" if parent is None else _named(parent) for _, parent in nodes],
                 "values": [sizes[path] for path, _ in nodes],
                 "customdata": [_hover(path, sizes, leaves, types) for path, _ in nodes],
                 "hovertemplate": "%{customdata}<extra></extra>",
@@ -121,14 +121,15 @@ def _nodes(inside: dict[str, list[str]]) -> Iterator[tuple[str, str | None]]:
 
 
 def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], types: dict[str, str]) -> str:
-    lines = [path or "(model)"]
+    lines = [_named(path)]
     if path in types:
         lines.append(types[path])
     if path in leaves:
         rows = leaves[path]
         lines.append((f"{len(rows)} x " if len(rows) > 1 else "") + str(list(rows[0].shapes[0] or ())))
     whole = sizes[""]
-    lines.append(f"{count_text(sizes[path])} parameters, {share_text(sizes[path] / whole if whole else 0)}")
+    share = share_text(sizes[path] / whole if whole else 0)
+    lines.append(say("map_size", count=count_text(sizes[path]), share=share))
     return "<br>".join(lines)
 
 
@@ -149,8 +150,8 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
                 "type": "bar",
                 "orientation": "h",
                 "x": [flops for flops, _ in bars],
-                "y": [path or "(model)" for _, path in bars],
-                "text": [_short(path) + (" itself" if path in inner else "") for _, path in bars],
+                "y": [_named(path) for _, path in bars],
+                "text": [say("itself", name=_short(path)) if path in inner else _short(path) for _, path in bars],
                 "textposition": "auto",
                 "insidetextanchor": "start",
                 "textangle": 0,
@@ -177,10 +178,14 @@ def _exact(flops: int) -> str:
     return f"{flops_text(flops)} ({count_text(flops)})"
 
 
+def _named(path: str) -> str:
+    return path or say("whole_model")
+
+
 def _short(path: str) -> str:
     """Return a module's name from its layer on."""
     before, layer, name = path.partition("layer.")
-    return layer + name if layer and before.endswith("encoder.") else path or "(model)"
+    return layer + name if layer and before.endswith("encoder.") else _named(path)
 
 
 def lengths(report: FlopsReport) -> dict[str, Any]:

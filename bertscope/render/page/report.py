@@ -7,7 +7,7 @@ from typing import Any
 
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
-from bertscope.render.diagram.diagram import inline_svg, mermaid
+from bertscope.render.diagram.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
 from bertscope.render.footer import footer, subtitle, title
@@ -88,8 +88,8 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
 
 
 def _numbers_first(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns in the order in which a narrow screen shows them: names, numbers, words."""
-    return [columns[0], *sorted(columns[1:], key=lambda column: not column.right)]
+    """Return the columns in the order in which a narrow screen shows them: names, numbers, words, details last."""
+    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.give_up > 0))]
 
 
 def _parameters(model: ModelPart) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     columns = [
-        Column("module", lambda row: row.path or "(model)"),
+        Column("module", lambda row: row.path or say("whole_model")),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
@@ -167,8 +167,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
     if not graphs:
-        notes = [say("no_dataflow")]
-        return {"pictures": [], "notes": notes, "commands": [model_command(model, "diagram", "--kind tree")]}
+        return {"pictures": [], "commands": [model_command(model, "diagram", "--kind tree")]}
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     options = f"--kind forward --batch {model.batch} --seq {model.seq}"
     commands = [model_command(model, "diagram", f"{path} {options}".strip()) for path in paths]
@@ -176,21 +175,23 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
-    """Return the picture, for a wide and for a narrow page, or its Mermaid text where nothing draws it."""
+    """Return the wide and the narrow picture and the width of the wide one, or Mermaid text if nothing draws them."""
     caption = graph.path or say("the_whole_model")
     try:
-        drawn = [_drawing(graph, caption, is_narrow) for is_narrow in (False, True)]
+        drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except MissingExtraError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    return {"caption": caption, "svg": markup("\n".join(drawn))}
+    wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
+    return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}
 
 
-def _drawing(graph: GraphReport, caption: str, is_narrow: bool) -> str:
-    drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph, is_narrow))  # a page has several pictures, and one of each id
-    kind = "narrow" if is_narrow else "wide"
+def _drawing(picture: str, kind: str, caption: str) -> str:
+    drawn = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
     # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
-    named = rf'<svg class="{kind}" style="--points:\1" role="img" aria-label="{html_text(caption)}" width="\1pt"'
-    return re.sub(r'<svg width="([^"]*)pt"', named, drawn, count=1)
+    named = (
+        f'<svg class="{kind}" style="--points:{width_points(picture):g}" role="img" aria-label="{html_text(caption)}" '
+    )
+    return drawn.replace("<svg ", named, 1)
 
 
 def _configuration(model: ModelPart) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         sizes = {part: getattr(peak.parts, part) for part in PARTS if getattr(peak.parts, part)}
         sizes |= {CONTEXT: context} if context else {}
         used |= set(sizes)
-        listed = ", ".join(f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items())
+        listed = say("comma").join(f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items())
         way = _way(_precision(model), variant.checkpointing)
         bars.append(
             {

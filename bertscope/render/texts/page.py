@@ -64,11 +64,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     "as_icicle": ("Show as icicle", "显示为冰柱图"),
     "as_treemap": ("Show as treemap", "显示为矩形树图"),
     "map_title": ("Parameters by module, down to tensors", "各模块参数量，细到张量"),
+    "map_size": ("{count} parameters, {share}", "{count} 个参数，{share}"),
     "map_help": (
         "Click a box to zoom. Keyboard: arrow keys choose, Enter zooms in, Escape goes back.",
         "点击方块放大；键盘：方向键选择，Enter 放大，Esc 返回。",
     ),
     "bars_title": ("Forward FLOPs by module", "各模块的前向 FLOPs"),
+    "itself": ("{name} itself", "{name} 自身"),
     "lengths_title": ("Forward FLOPs over the sequence length", "前向 FLOPs 随序列长度的变化"),
     "axis_flops": ("forward FLOPs, matrix products", "前向 FLOPs（矩阵乘法）"),
     "axis_length": ("sequence length", "序列长度"),

@@ -98,7 +98,9 @@ def _total(panel: Panel) -> dict[str, Any]:
         "type": "scatter",
         "name": say("total"),
         "y": [0] * len(panel.samples),
-        "customdata": [f"{bytes_text(sample.parts.total)}, {word('phase', sample.phase)}" for sample in panel.samples],
+        "customdata": [
+            f"{bytes_text(sample.parts.total)}{say('comma')}{word('phase', sample.phase)}" for sample in panel.samples
+        ],
         "hovertemplate": "%{customdata}",
         "mode": "lines",
         "line": {"width": 0, "color": "rgba(0,0,0,0)"},

@@ -11,7 +11,7 @@ from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.units import binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
-_NARROW = 0.16  # of the width of a panel: a narrower phase shows no name
+_LABEL_SHARE = 0.25  # of the width of a panel: room for `655.91 MiB` on a phone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +99,17 @@ def _marks(memory: Memory) -> list[PhaseMark]:
     peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
     last = len(memory.timeline) - 1
     marks: list[PhaseMark] = []
-    start = row = 0
+    free: list[float] = []  # the place from which each row of names is free
+    start = 0
     for phase, group in groupby(memory.timeline, key=lambda sample: sample.phase):
         end = start + len(list(group)) - 1
+        left = min(start, (1 - _LABEL_SHARE) * last)
+        row = next((row for row, place in enumerate(free) if place <= left), len(free))
+        free[row : row + 1] = [left + _LABEL_SHARE * last]
         marks.append(
             PhaseMark(phase=word("phase", phase), peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
-                      at_end=start > (1 - _NARROW) * last > 0)
+                      at_end=0 < left < start)
         )  # fmt: skip
-        row = row + 1 if end - start < _NARROW * last else 0
         start = end + 1
     return marks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
-from bertscope.model import build
+from bertscope.model import CLASSES, build
 from bertscope.render.diagram import diagram as renderer
 from bertscope.render.diagram.texts import group_label
 from tests.conftest import needs_graphviz
@@ -64,6 +65,31 @@ def test_a_self_attention_fits_on_a_page_of_900_pixels_at_its_own_size():
     )
     assert width < 900 * 3 / 4  # a CSS pixel is 3/4 pt
     assert width < height
+
+
+HEADS = {
+    **{name: {} for name in CLASSES},
+    "a causal BertLMHeadModel": {"is_decoder": True},
+    "a BertLMHeadModel with cross-attention": {"is_decoder": True, "add_cross_attention": True},
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_on_a_phone_the_dataflow_of_each_head_has_all_its_words_in_358_points_and_11_point_text(head):
+    needs_graphviz()
+    config = replace(bertscope.load("bert-large-uncased").config, **HEADS[head])
+    model = build(config, head if head in CLASSES else "BertLMHeadModel")
+    layer = f"{'' if head == 'BertModel' else 'bert.'}encoder.layer.0"
+    for path in ("", layer) if head == "BertModel" or head not in CLASSES else ("",):
+        graph = bertscope.diagram(model, "forward", path, given=Given(batch=128, seq=512))
+        narrow = ElementTree.fromstring(renderer.svg(graph, is_narrow=True))
+        left, top, width, _ = map(float, narrow.get("viewBox").split())
+        assert (left, top) == (0, 0)
+        assert width <= 358
+        assert {float(text.get("font-size")) for text in narrow.iter(f"{SVG}text")} == {11}
+        pictures = renderer.svg(graph), ElementTree.tostring(narrow, encoding="unicode")
+        wide, found = (sorted(re.findall(r"[^\s,:]+", texts(picture))) for picture in pictures)
+        assert found == wide
 
 
 class Links(HTMLParser):

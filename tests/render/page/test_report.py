@@ -24,6 +24,7 @@ from bertscope.render.page.commands import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column, number
 from bertscope.render.texts import LANGUAGES
+from bertscope.render.timeline.panels import pictured
 from bertscope.sources.find import load
 from bertscope.units import bytes_text, flops_text
 from tests.render.test_texts import words_of
@@ -78,11 +79,23 @@ def searchable(cell: str) -> str:
     return parts.searchable("t", "ways", [Column("size", str, right=True)], [cell])
 
 
+def test_a_command_breaks_between_options_and_not_between_an_option_and_its_value():
+    shown = environment().filters["command"]("bertscope fit bert-tiny --gpu t4 --no-fit --seq 128")
+    assert re.findall("<span>(.*?)</span>", shown) == [
+        "bertscope",
+        "fit",
+        "bert-tiny",
+        "--gpu t4",
+        "--no-fit",
+        "--seq 128",
+    ]
+
+
 def test_a_long_name_breaks_at_its_dots_and_underscores_and_a_number_nowhere():
     parts = environment().get_template("parts.html").module
     column = Column("name", str)
     shown = parts.searchable("t", "ways", [column, column], ["layer.0-11.word_embeddings 1.25"])
-    assert shown.count("<span>layer.<wbr>0-11.<wbr>word_<wbr>embeddings 1.25</span>") == 2
+    assert shown.count("<span>layer.<wbr><b>0-11</b>.<wbr>word_<wbr>embeddings 1.25</span>") == 2
     shown = parts.searchable("t", "ways", [column], ["BertForSequenceClassification.LayerNorm"])
     assert "<span>Bert<wbr>For<wbr>Sequence<wbr>Classification.<wbr>LayerNorm</span>" in shown
 
@@ -122,7 +135,7 @@ def test_what_a_template_shows_is_escaped():
 
 
 def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
-    text, (part,) = written[0].read_text().replace("<wbr>", ""), written[1]["models"]
+    text, (part,) = re.sub("<wbr>|</?b>", "", written[0].read_text()), written[1]["models"]
     for row in part["tree"]["rows"]:
         assert f">{row['params']:,}<" in text or row["params"] == 0
     for variant in part["memory"]["variants"]:
@@ -214,6 +227,17 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
 
 
+def test_names_of_phases_on_one_row_of_a_chart_are_a_quarter_of_its_width_apart(written):
+    memory = from_json(written[0].with_suffix(".json").read_text()).models[0].memory
+    for panel in pictured(memory).panels:
+        end = len(panel.samples) - 1
+        rows = {mark.row: [] for mark in panel.marks}
+        for mark in panel.marks:
+            rows[mark.row].append(0.75 * end if mark.at_end else mark.start)
+        assert len(rows) > 1
+        assert all(other - one >= 0.25 * end for lefts in rows.values() for one, other in pairwise(lefts))
+
+
 def test_the_command_of_a_page_of_two_classes_names_neither(written):
     report = from_json(written[0].with_suffix(".json").read_text())
     (model,) = report.models
@@ -230,6 +254,9 @@ def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_tex
     assert [kind for kind, *_ in drawings] == ["wide", "narrow"] * 2
     assert all(points == width for _, points, width in drawings)
     assert all(int(points) <= 358 for kind, points, _ in drawings if kind == "narrow")  # the text of a 390 pixel screen
+    shown = re.findall(r"@container \(width < ([\d.]+)pt\) { #(\S+) .wide { display: none; }", written[0].read_text())
+    assert [float(points) for points, _ in shown] == [float(points) for kind, points, _ in drawings if kind == "wide"]
+    assert all(f'<figure id="{name}">' in written[0].read_text() for _, name in shown)
 
 
 def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):
@@ -261,6 +288,9 @@ def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written
     assert cells[0] == cells[1] != []
     plain = re.sub("(?s)<(script|style|svg|code).*?</\\1>|<wbr>", "", chinese)
     assert words_of(re.sub("<.*?>", "\n", plain)) == []
+    assert "(model)" not in plain
+    charts = "".join(re.findall(r'<script type="application/json" class="figure">.*?</script>', chinese))
+    assert not re.search(r"\(model\)| itself| parameters", charts)
 
 
 def test_every_variable_of_the_style_that_the_page_names_is_defined(written):
