@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.gpus import AllocatorSettings
 from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.units import FP16, FP32, PRECISIONS
 
@@ -305,7 +304,10 @@ class RunConfig:
                     raise SelectionError(f"{name} concerns a training step; leave it out, or use mode training")
         if self.alloc_conf and self.device != "cuda":
             raise SelectionError("alloc_conf concerns the allocator of a GPU; leave it out, or use device cuda")
-        AllocatorSettings.parse(self.alloc_conf)
+        if self.alloc_conf:
+            from bertscope.gpus import AllocatorSettings  # most runs are on no GPU
+
+            AllocatorSettings.parse(self.alloc_conf)
         Checkpointing.parse(self.checkpointing, use_reentrant=self.reentrant)
 
     @property

@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from bertscope.analyses.tracing.trace import InOut, source_shapes
+from bertscope.analyses.modules.module_tree import InOut
+from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
 from bertscope.sources.find import source_of

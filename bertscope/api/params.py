@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertscope.analyses.modules.module_tree import InOut
 from bertscope.analyses.params import count as counting
 from bertscope.analyses.params import tree as trees
-from bertscope.analyses.tracing.trace import InOut
 from bertscope.api.given import Model, Size, built, inputs_of, shapes_of_run
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.torch_access import torch

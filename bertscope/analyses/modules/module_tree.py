@@ -9,14 +9,17 @@ Counting rules, the same for every module:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from bertscope.reports.base import Shape
+from bertscope.reports.base import Shape, TensorShape
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written
 from bertscope.torch_access import nn, torch
+
+Shapes = tuple[TensorShape, ...]
+InOut = tuple[Shapes, Shapes]  # of a module in a run
 
 
 class Held(NamedTuple):
@@ -127,8 +130,14 @@ def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None)
     return node_of(model, "", "")
 
 
+def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
+    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
+    nothing: InOut = ((), ())
+    return read(model, lambda path: (found or {}).get(path, nothing))
+
+
 def _kernel_size(module: nn.Module) -> int | tuple[int, ...] | None:
-    size = getattr(module, "kernel_size", None)
+    size = vars(module).get("kernel_size")
     if isinstance(size, (tuple, list)):
         return tuple(size) if all(isinstance(number, int) for number in size) else None
     return size if isinstance(size, int) else None

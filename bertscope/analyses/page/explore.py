@@ -14,10 +14,10 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.summary import kept_rows
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.modules.module_tree import Held, fold, read
+from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
 from bertscope.analyses.params.tree import tree
 from bertscope.analyses.tracing.inputs import inputs_for
-from bertscope.analyses.tracing.trace import InOut, source_shapes
+from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import KeptRow

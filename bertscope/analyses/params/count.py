@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Held, Node, fold
+from bertscope.analyses.modules.module_tree import Held, InOut, Node, fold, read_with
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.analyses.params.sums import written_sums
-from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from bertscope.analyses.modules.module_tree import Node, fold
+from bertscope.analyses.modules.module_tree import InOut, Node, fold, read_with
 from bertscope.analyses.modules.totals import subject, ties, totals, unknown
-from bertscope.analyses.tracing.trace import InOut, read_with
 from bertscope.reports.params import TreeReport, TreeRow
 from bertscope.torch_access import nn
 

@@ -1,24 +1,21 @@
 """A record of one run of a module: its operators by module and phase, the shapes of inputs and outputs, the calls."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertscope.analyses.modules.module_tree import Node, read
+from bertscope.analyses.modules.module_tree import InOut, Shapes
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
-from bertscope.reports.base import TensorShape
 from bertscope.reports.flops import Work
 from bertscope.reports.params import ModuleCall
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import DispatchMode, load_dynamo_later, nn, operator_packet, torch
 
 _Result = TypeVar("_Result")
-Shapes = tuple[TensorShape, ...]
-InOut = tuple[Shapes, Shapes]
 
 
 @dataclass
@@ -145,9 +142,3 @@ def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
     found.matmul_flops = sum(calls.work.matmul_flops for calls in recorded.calls.values())
     found.calls = tuple(ModuleCall(**vars(call)) for call in recorded.modules)
     return found
-
-
-def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
-    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
-    nothing: InOut = ((), ())
-    return read(model, lambda path: (found or {}).get(path, nothing))
