@@ -101,7 +101,7 @@ class Preparation:
         from bertscope.analyses.memory.caching_allocator import replayed, requests
         from bertscope.analyses.memory.estimate import MemoryTraces
         from bertscope.analyses.memory.fit import Fitter, Overhead, Steps
-        from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
+        from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, workspace_bytes
         from bertscope.gpus import AllocatorSettings
         from bertscope.sources.find import load
 
@@ -115,11 +115,12 @@ class Preparation:
             self.row = replace(row, batch=self.run_config.batch)
             return
         trace = MemoryTraces(self.source).trace(self.run_config)
-        allocator = replayed(requests(trace), settings=AllocatorSettings.parse(self.run_config.alloc_conf))
+        run = requests(trace, by_thread(self.run_config, workspaces))
+        allocator = replayed(run, settings=AllocatorSettings.parse(self.run_config.alloc_conf))
         self.row = replace(
             row,
             estimated_allocated_bytes=trace.peak_bytes + workspaces,
-            estimated_reserved_bytes=allocator.peak_reserved_bytes + workspaces,
+            estimated_reserved_bytes=allocator.peak_reserved_bytes,
             work=step_work(self.source, self.run_config),
             batch=point.batch,
         )

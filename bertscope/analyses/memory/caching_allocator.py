@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
 from bertscope.analyses.memory.step import OPTIMIZER
-from bertscope.analyses.tracing.module_tracker import BACKWARD
+from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.gpus import AllocatorSettings
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
 
@@ -262,12 +263,13 @@ class Requests:
     step: list[int]  # each further step
 
 
-def requests(trace: MemoryTrace) -> Requests:
+def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
     """Return the requests of a run whose steady step is this trace.
 
     A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
     of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
-    backward pass before it, each when backward reaches its module.
+    backward pass before it, each when backward reaches its module. The workspaces, of forward and of backward, are
+    laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
     """
     state = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
     events = [*state, *trace.events]
@@ -281,10 +283,15 @@ def requests(trace: MemoryTrace) -> Requests:
     laying += _left(micro_batch)
     update += _left(number for _, number in step)
     freed = {~number for _, number in step if number < 0}
+    first = [*(laying if gradients else ()), *micro_batch, *made, *update]
+    for number, phase in enumerate((FORWARD, BACKWARD)[: len(workspaces)], len(events)):
+        products = (n for event, n in passes if n >= 0 and event.phase == phase and event.operator in _PRODUCTS)
+        product = next(products, None)
+        first.insert(0 if product is None else first.index(product) + 1, number)
     return Requests(
-        sizes=[max(event.size_bytes, 0) for event in events],
+        sizes=[*(max(event.size_bytes, 0) for event in events), *workspaces],
         start=[number for number, part in enumerate(parts) if part not in ("gradients", "optimizer_state")],
-        first=[*(laying if gradients else ()), *micro_batch, *made, *update],
+        first=first,
         step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
     )
 

@@ -14,7 +14,7 @@ from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
-from bertscope.analyses.memory.kernels.cuda_kernels import card_workspace_bytes, cuda_semantics
+from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_workspace_bytes, cuda_semantics
 from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
@@ -57,11 +57,12 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
     if run_config.device != "cuda":
         return None
     workspaces = card_workspace_bytes(run_config, card)
-    allocator = replayed(requests(trace), settings=AllocatorSettings.parse(run_config.alloc_conf))
+    run = requests(trace, by_thread(run_config, workspaces))
+    allocator = replayed(run, settings=AllocatorSettings.parse(run_config.alloc_conf))
     return DeviceTerms(
         allocated_bytes=trace.peak_bytes + workspaces,
         workspace_bytes=workspaces,
-        reserved_bytes=allocator.peak_reserved_bytes + workspaces,
+        reserved_bytes=allocator.peak_reserved_bytes,
         context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
         context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )

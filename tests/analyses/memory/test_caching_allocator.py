@@ -409,3 +409,23 @@ def test_the_reformer_posts_slope_is_what_a_layer_keeps():
     assert (eight.kept_bytes - four.kept_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)
     assert (eight.kept_bytes - four.kept_bytes) / 4 / MIB == pytest.approx(414, abs=0.1)
     assert (eight.peak.peak_bytes - four.peak.peak_bytes) / 4 / MIB == pytest.approx(414 + 27, abs=0.2)
+
+
+def test_a_workspace_of_backward_splits_a_free_block_that_the_next_step_needs_whole():
+    """cuBLAS's workspace is laid down by the first product of a thread, and stays (torch's CublasHandlePool.cpp)."""
+    scores, gradient = Block("activations", "scores", ""), Block("gradients", "weight", "")
+    events = (
+        MemoryEvent(100 * MIB, scores, "forward", "", "addmm"),
+        MemoryEvent(-100 * MIB, scores, "backward", "", "mm"),
+        MemoryEvent(12 * MIB, gradient, "backward", "", "mm"),
+        MemoryEvent(-12 * MIB, gradient, "optimizer", "", ""),
+    )
+    trace = MemoryTrace((), events, 512)
+    assert replayed(requests(trace)).peak_reserved_bytes == 100 * MIB
+    run = requests(trace, (32 * MIB, 32 * MIB))
+    assert run.first == [0, 4, ~0, 2, 5, ~2]
+    assert run.step == [0, ~0, 2, ~2]
+    assert replayed(run, steps=1).peak_reserved_bytes == 132 * MIB  # the second lies in the block of the scores
+    assert replayed(run).peak_reserved_bytes == 232 * MIB  # not 164: the scores need another block
+    without = MemoryTrace((), tuple(event._replace(operator="add") for event in events), 512)
+    assert requests(without, (MIB,)).first[0] == 4  # a step without products: first of all

@@ -49,6 +49,11 @@ def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
     return card.workspace_forward_bytes + backward
 
 
+def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:
+    """Return the bytes of the workspaces of forward's thread, and in training of backward's: one half each."""
+    return (workspaces // 2, workspaces - workspaces // 2) if run_config.mode == "training" else (workspaces,)
+
+
 @contextmanager
 def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     """Patch torch to run on CPU tensors as it runs on CUDA, and restore it at the end."""
