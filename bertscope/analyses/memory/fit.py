@@ -13,7 +13,7 @@ from bertscope.analyses.memory.caching_allocator import Requests, replayed, requ
 from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import card_workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_workspace_bytes
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.errors import SelectionError, nearest
@@ -64,7 +64,7 @@ class Overhead:
 
     def limit_bytes(self, budget_bytes: int) -> int:
         """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
-        return int((budget_bytes - self.highest_bytes) * (1 - self.margin))
+        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
 
 
 def overhead(
@@ -153,12 +153,20 @@ class Fitter:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
         if self.peak_bytes(run_config) > self.budget_bytes:
             return False
-        return run_config.device != "cuda" or self._serves(requests(self._upper_trace(run_config)), run_config)
+        return run_config.device != "cuda" or self._serves(self._requests(run_config), run_config)
 
     def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace with the most memory that a version of torch needs for it; today's if there is no margin."""
         trace = self.trace(run_config)
         return with_softmax_inputs(trace) if self.overhead.margin else trace
+
+    def _workspaces(self, run_config: RunConfig) -> tuple[int, ...]:
+        """Return the bytes of cuBLAS's workspaces by thread, which the allocator serves too."""
+        return by_thread(run_config, self.overhead.workspace_bytes)
+
+    def _requests(self, run_config: RunConfig) -> Requests:
+        """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
+        return requests(self._upper_trace(run_config), self._workspaces(run_config))
 
     def _serves(self, run: Requests, run_config: RunConfig) -> bool:
         """Return True if the simulated allocator serves all requests with the upper context."""
@@ -171,8 +179,8 @@ class Fitter:
             return self.peak_bytes(run_config)
         limit = self.overhead.limit_bytes(self.budget_bytes) if is_limited else None
         settings = AllocatorSettings.parse(run_config.alloc_conf)
-        allocator = replayed(requests(self._upper_trace(run_config)), limit, settings)
-        return allocator.peak_reserved_bytes + self.overhead.highest_bytes
+        allocator = replayed(self._requests(run_config), limit, settings)
+        return allocator.peak_reserved_bytes + self.overhead.context_high_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
         """Return the largest batch whose tensors fit with the lower context: from the growth, verified by traces."""
@@ -202,7 +210,9 @@ class Fitter:
         growth = growth_of(self._upper_trace, run_config, max(most, SMALLEST))
         if growth is None:
             return largest(fits, most)
-        return _settled(largest(lambda size: self._serves(growth.requests(size), run_config), most), fits, most)
+        workspaces = self._workspaces(run_config)
+        served = largest(lambda size: self._serves(growth.requests(size, workspaces), run_config), most)
+        return _settled(served, fits, most)
 
     def _flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of the step: those of one sequence, times the batch."""

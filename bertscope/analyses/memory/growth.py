@@ -5,7 +5,7 @@ Each block of a memory trace grows with the batch by a fixed number of bytes, wh
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from bertscope.analyses.memory.caching_allocator import Requests, requests
@@ -50,14 +50,16 @@ class MemoryGrowth:
         are_equal = all(_kind(one) == _kind(other) and one.size_bytes == other.size_bytes for one, other in pairs)
         return are_equal and _sizes(self.state, batch) == [size for _, size in trace.state]
 
-    def requests(self, batch: int) -> Requests:
-        """Return the requests to the allocator at a batch."""
+    def requests(self, batch: int, workspaces: tuple[int, ...]) -> Requests:
+        """Return the requests to the allocator at a batch; the workspaces are those of forward and backward."""
         lines = (*self.state, *self.events)
-        return replace(self._requests, sizes=[max(size, 0) for size in _sizes(lines, batch)])
+        sizes = [*(max(size, 0) for size in _sizes(lines, batch)), *workspaces]
+        return replace(self._requests(workspaces), sizes=sizes)
 
     @cached_property
-    def _requests(self) -> Requests:
-        return requests(self.trace)
+    def _requests(self) -> Callable[[tuple[int, ...]], Requests]:
+        """Return the function from the workspaces to the requests at the traced batch."""
+        return cache(partial(requests, self.trace))
 
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace, batch: int = SMALLEST) -> MemoryGrowth | None:

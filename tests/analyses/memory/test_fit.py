@@ -19,6 +19,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
+from bertscope.analyses.memory.kernels.cuda_kernels import by_thread
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
@@ -89,7 +90,7 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     else:  # the allocator serves the batch and not one more
         for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
             if batch:
-                allocator = replayed(requests(traces[batch]), budget - extra)
+                allocator = replayed(requests(traces[batch], by_thread(run_config, extra)), budget)
                 assert (allocator.missing_bytes == 0) == is_served
 
 
@@ -198,7 +199,7 @@ def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_c
     run_config = RunConfig(device="cuda", seq=32, batch=64)
     extra = overhead(run_config, 0).highest_bytes
     trace = estimated_trace(small(), run_config)
-    reserved = replayed(requests(trace)).peak_reserved_bytes
+    reserved = replayed(requests(trace, by_thread(run_config, extra))).peak_reserved_bytes - extra
     assert trace.peak_bytes < reserved
     for budget, answer in ((trace.peak_bytes - 1, "no"), (trace.peak_bytes, "uncertain"), (reserved, "yes")):
         report = fit_report(small(), [run_config], [32], budget + extra, batch=64, context_bytes=0)
@@ -232,10 +233,11 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     assert report.margin == (0.04 if attention == "eager" else 0)
     assert row.batch < at_high.batch if attention == "eager" else row.batch == at_high.batch
     limit = overhead(run_config, None, card, attention).limit_bytes(card.memory_bytes)
-    assert limit == int((1 - report.margin) * (card.memory_bytes - report.overhead_bytes))
+    assert limit == int((1 - report.margin) * (card.memory_bytes - high))
+    workspaces = by_thread(run_config, report.overhead_bytes - high)
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
         trace = with_softmax_inputs(estimated_trace(source, replace(run_config, batch=batch)))
-        assert (replayed(requests(trace), limit).missing_bytes == 0) == is_served
+        assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
 
 
 def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_given():
