@@ -32,6 +32,7 @@ from bertscope.reports.calibration import (
 from bertscope.reports.json import typed
 
 POINT_SECONDS = 60.0  # of one point; most take 3 s
+_FIRST_SECONDS = 300.0  # of the first import of torch for CUDA, which reads some GB that no cache has yet
 # Processes that load torch and estimate while another one measures: a quarter of the processors at most.
 _PREPARED = max(1, min(4, (os.cpu_count() or 1) // 4))
 _MAX_MESSAGE_BYTES = 2**20
@@ -41,8 +42,10 @@ _MESSAGES: dict[str, Any] = {
 # Variables that change what torch's allocator and libraries do; the processes measure torch's defaults.
 _REMOVED = (
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING",
-    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE", "TORCH_BLAS_PREFER_CUBLASLT", "DISABLE_ADDMM_CUDA_LT", "PYTORCH_TUNABLEOP_ENABLED",
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_CUDNN_SDPA_PREFERRED",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
 )  # fmt: skip
 Start = Callable[[dict[str, str | None]], Any]
 
@@ -67,7 +70,7 @@ class Session:
         self.workers: deque[_Worker] = deque()
         self.observer = _Worker(None, {}, self.start)
         try:
-            kind, content = self.observer.answer(timeout_seconds)
+            kind, content = self.observer.answer(max(timeout_seconds, _FIRST_SECONDS))
             if kind != "machine":
                 raise SelectionError(f"no CUDA device answers: {one_line(str(content), limit=300)}")
         except BaseException:
@@ -163,7 +166,7 @@ class _Worker:
 
     def send(self, line: Any) -> None:
         """Send a line: a word, or data as JSON."""
-        with suppress(OSError):  # the process has ended: `answer` says so
+        with suppress(OSError, ValueError):  # the process has ended, or was ended: `answer` says so
             self.process.stdin.write((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
             self.process.stdin.flush()
 
@@ -177,6 +180,8 @@ class _Worker:
                 if time.monotonic() > deadline:
                     return "failed", f"ran for longer than {timeout_seconds:g} s"
             else:
+                if message is None:
+                    self.messages.put(None)  # the next question gets this answer too, at once
                 return message or ("failed", self._death())
 
     def _death(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -185,6 +186,32 @@ def test_processes_get_the_settings_of_the_allocator_and_no_other_ones(three, mo
     assert expandable["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert plain["PYTORCH_CUDA_ALLOC_CONF"] is None
     assert plain["CUBLAS_WORKSPACE_CONFIG"] is None
+    assert plain["TORCH_CUDNN_SDPA_DEPRIORITIZED"] is None
+
+
+def test_a_card_that_no_longer_answers_fails_all_points_at_once(three):
+    def work(read, say):
+        if json.loads(read())["point"] is None:
+            say("machine", H200)  # and ends, as after an error of the driver
+        else:
+            say("ready", None)
+            read()
+
+    started = time.monotonic()
+    with Session(start=lambda environment: FakeProcess(work), timeout_seconds=20) as run:
+        report = list(run.results(run.begun(None)))[-1]
+    assert [row.outcome for row in report.rows] == [FAILED] * 3
+    assert time.monotonic() - started < 10
+
+
+def test_the_first_answer_may_take_longer_than_a_point(three):
+    def work(read, say):
+        read()
+        time.sleep(0.5)
+        say("machine", H200)
+
+    with Session(start=lambda environment: FakeProcess(work), timeout_seconds=0.1) as run:
+        assert run.machine == H200
 
 
 def test_without_an_answer_of_the_card_there_is_one_error_and_no_process_is_left():
