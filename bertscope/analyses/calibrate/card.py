@@ -3,13 +3,14 @@
 import os
 import platform
 import subprocess
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, one_line
 from bertscope.reports.calibration import Machine
 from bertscope.torch_access import torch
 
@@ -23,9 +24,12 @@ class Card:
     device = "cuda"
 
     def start(self) -> None:
-        """Create the context; raise SelectionError without a device."""
-        if not torch.cuda.is_available():
-            raise SelectionError("torch finds no CUDA device here; calibrate measures one")
+        """Create the context; raise SelectionError without a device, with torch's reason."""
+        try:
+            torch.cuda.init()
+        except (AssertionError, RuntimeError) as error:  # torch without CUDA; no device, or a driver that is too old
+            reason = one_line(str(error), limit=200)
+            raise SelectionError(f"torch finds no CUDA device here; calibrate measures one ({reason})") from None
         torch.empty(1, device=self.device)
         self.synchronize()
 
@@ -68,9 +72,22 @@ class Card:
         """Wait for all work of the device."""
         torch.cuda.synchronize()
 
+    def forget_build(self) -> None:
+        """Return the memory that the build of a model freed to the driver, and reset the peaks.
+
+        The build makes the weight of the head before it is tied. An estimate has the parameters only, as a run that
+        moves its model to the device.
+        """
+        torch.cuda.empty_cache()
+        self.reset_peaks()
+
     def limit(self, limit_bytes: int, memory_bytes: int) -> None:
-        """Limit what the allocator may reserve."""
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / memory_bytes, 1.0))
+        """Limit what the allocator may reserve.
+
+        torch truncates fraction * memory to bytes: half a byte more keeps a quotient that was rounded down from taking
+        away the last byte, and with it a whole segment.
+        """
+        torch.cuda.set_per_process_memory_fraction(min((limit_bytes + 0.5) / memory_bytes, 1.0))
 
     def smi_bytes(self) -> int | None:
         """Return the memory that nvidia-smi shows for this process; None if it does not list it."""
@@ -79,6 +96,20 @@ class Card:
         with suppress(ValueError):  # [N/A] on some systems
             return sum(int(size) * 2**20 for size in own) if own else None
         return None
+
+
+@contextmanager
+def hidden_card() -> Iterator[None]:
+    """Have torch find no CUDA device, so that an estimate in this process does not create the context.
+
+    The optimizers of torch 2.15, also without CUDA tensors, ask the stream of the device if a graph captures it.
+    """
+    found = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = found
 
 
 def this_card() -> tuple[str, int] | None:

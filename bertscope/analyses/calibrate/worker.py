@@ -62,9 +62,12 @@ def measure_point(read: Callable[[], bytes], say: Callable[[str, Any], None], ca
     if job["point"] is None:
         _observe(read, say, card)
         return
+    from bertscope.analyses.calibrate.card import hidden_card
+
     row = CalibrationRow(point=typed(CalibrationPoint, job["point"], "point"))
     try:
-        prepared = Preparation(row, tuple(job["capability"]), job["memory_bytes"])
+        with hidden_card():
+            prepared = Preparation(row, tuple(job["capability"]), job["memory_bytes"])
         say("ready", None)
         words = read().split()
         if words:
@@ -257,12 +260,13 @@ def _model_step(prepared: Preparation, card: Any) -> Iterator[Any]:
         chosen_kernel(point.kernel),
     ):
         model: Any = run_model(prepared.source, given, card.device)
+        card.forget_build()
         inputs, loss = named_inputs(real_inputs(model, given, card.device), None)
         yield ModelStep(model, inputs, given, card.device, loss)
 
 
 def _step(prepared: Preparation, card: Any) -> CalibrationRow:
-    """Return the peaks of the third step, the reserved bytes since the process began, and the times of later steps."""
+    """Return the peaks of the third step, the reserved bytes since the first one, and the times of later steps."""
     from bertscope.analyses.memory.profiler_run import step_seconds
 
     with _model_step(prepared, card) as step:

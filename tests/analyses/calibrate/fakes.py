@@ -37,6 +37,7 @@ class FakeCard:
     def __init__(self, machine: Machine = H200) -> None:
         self._machine, self.limited = machine, 0
         self.free, self.used = 1000 * MIB, 0
+        self.forgot_builds = 0
 
     def start(self) -> None:
         self.free -= 400 * MIB  # the context
@@ -57,6 +58,9 @@ class FakeCard:
         return 64 * MIB, 100 * MIB
 
     def reset_peaks(self) -> None: ...
+
+    def forget_build(self) -> None:
+        self.forgot_builds += 1
 
     def synchronize(self) -> None: ...
 
