@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -88,8 +89,10 @@ def test_an_estimate_in_the_process_of_a_point_finds_no_card(monkeypatch):
             seen.append(torch.cuda.is_available())
 
     monkeypatch.setattr(worker, "Preparation", Watched)
-    assert measured(TINY, FakeCard()).outcome == "measured"
-    assert seen == [False, False]
+    lines = [json.dumps({"point": vars(TINY), "capability": [9, 0], "memory_bytes": 10**10}).encode(), b""]
+    told = []
+    worker.measure_point(lambda: lines.pop(0), lambda *message: told.append(message), FakeCard())
+    assert (seen, told) == ([False, False], [("ready", None)])
     assert torch.cuda.is_available()
     with pytest.raises(ValueError, match="estimate"), hidden_card():
         raise ValueError("an error of an estimate")
