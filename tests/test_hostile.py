@@ -210,10 +210,10 @@ def test_a_config_json_larger_than_a_preset_is_not_converted(cli, tmp_path):
 
 
 @pytest.mark.parametrize("width", [None, 30, 200])
-def test_a_table_of_many_rows_has_the_form_of_a_small_one(monkeypatch, width):
+def test_a_table_without_rich_has_the_form_of_one_by_rich(monkeypatch, width):
     shown = [Column("tensor", lambda row: row[0]), Column("n", lambda row: row[1], right=True, give_up=1)]
     rows = [("a", "1"), ("日本", "22,000"), ("", ""), ("e\u0301", "3")]
     target = Target(width=width)
-    drawn = table_text(shown, rows, target, lambda row: False)
+    drawn = table_text(shown, rows, target if width else Target(width=9_999), lambda row: False)  # by rich
     monkeypatch.setattr(columns, "MANY", 0)
     assert table_text(shown, rows, target, lambda row: False) == drawn

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import bertscope
-from bertscope.render import check, checkpoint, comparison, count, diff, fit, flops, memory, tree
+from bertscope.render import check, checkpoint, comparison, count, diff, fit, flops, memory, table, tree
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.check import Finding
@@ -143,3 +143,12 @@ def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_wit
     assert len(cut) <= comparison.SCREEN_LINES
     assert f"{count} more rows" in " ".join(" ".join(cut).split())
     assert sum(line.startswith(" t4") for line in full) == 1 + 6 * len(reports.reports[0].rows)
+
+
+@pytest.mark.parametrize("words", [("count", "bert-tiny"), ("tree", "bert-tiny", "--shapes"), ("presets",)])
+def test_a_piped_table_is_drawn_without_rich_and_a_wide_terminal_shows_the_same(monkeypatch, cli, words):
+    monkeypatch.setenv("COLUMNS", "9999")
+    by_rich = cli(*words).out
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(table._RichTable, "_table", lambda *_: pytest.fail("rich draws it"))
+    assert cli(*words).out == by_rich

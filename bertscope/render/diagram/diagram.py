@@ -214,10 +214,7 @@ def _inline(picture: str) -> str:
 _GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
 # Weights of invisible arrows, in the order of trial: none, a small or a large one gives the narrowest drawing.
 _WEIGHTS = (None, 0, 1, 2, 4, 8, 16)
-_SPACES = (
-    0.16,
-    0.08,
-)  # inches from a box to the next in a row, or to an arrow that passes it; the first if there is room
+_SPACES = 0.16, 0.08  # inches between the boxes and arrows of a row; the first if there is room
 
 
 def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
