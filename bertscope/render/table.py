@@ -83,7 +83,7 @@ def shown(columns: Sequence[Column]) -> list[Column]:
 def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Strong = None) -> str:
     """Return the rows as a table; a narrow terminal drops the least important columns, and a line says which."""
     columns = shown(columns)
-    is_plain = target == Target()  # of its own width, without colours: rich draws the same, after an import of 80 ms
+    is_plain = target == Target()  # no width to fit and no colours; rich, whose import takes 80 ms, draws the same
     drawing = _Lines(columns, rows, target) if is_plain or len(rows) > MANY else _RichTable(rows, target, strong)
     kept = _fitting(columns, drawing, target)
     lower = [column for column in columns if column.below]

@@ -98,11 +98,9 @@ class Preparation:
         if row.point.kind not in (STEP, LIMIT):
             return
         from bertscope.analyses.calibrate.step_time import step_work
-        from bertscope.analyses.memory.caching_allocator import replayed, requests
-        from bertscope.analyses.memory.estimate import MemoryTraces
+        from bertscope.analyses.memory.estimate import MemoryTraces, reserved_bytes
         from bertscope.analyses.memory.fit import Fitter, Overhead, Steps
-        from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, workspace_bytes
-        from bertscope.gpus import AllocatorSettings
+        from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
         from bertscope.sources.find import load
 
         point = row.point
@@ -115,12 +113,10 @@ class Preparation:
             self.row = replace(row, batch=self.run_config.batch)
             return
         trace = MemoryTraces(self.source).trace(self.run_config)
-        run = requests(trace, by_thread(self.run_config, workspaces))
-        allocator = replayed(run, settings=AllocatorSettings.parse(self.run_config.alloc_conf))
         self.row = replace(
             row,
             estimated_allocated_bytes=trace.peak_bytes + workspaces,
-            estimated_reserved_bytes=allocator.peak_reserved_bytes,
+            estimated_reserved_bytes=reserved_bytes(trace, self.run_config, workspaces),
             work=step_work(self.source, self.run_config),
             batch=point.batch,
         )

@@ -77,9 +77,9 @@ class Child(subprocess.Popen[bytes]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # only the parent receives Ctrl-C
             env={name: value for name, value in given.items() if value is not None},
-        )  # fmt: skip  (a session: only the parent receives Ctrl-C)
+        )
 
     def kill_group(self) -> None:
         """Kill the process and those that it started."""

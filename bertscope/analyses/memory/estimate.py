@@ -52,17 +52,21 @@ def estimate_memory(
     return memory(trace, "estimated", rows, device_terms(trace, run_config))
 
 
+def reserved_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> int:
+    """Return the most bytes that the simulated allocator reserves, with these bytes of cuBLAS's workspaces."""
+    run = requests(trace, by_thread(run_config, workspaces))
+    return replayed(run, settings=AllocatorSettings.parse(run_config.alloc_conf)).peak_reserved_bytes
+
+
 def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
     """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
     if run_config.device != "cuda":
         return None
     workspaces = card_workspace_bytes(run_config, card)
-    run = requests(trace, by_thread(run_config, workspaces))
-    allocator = replayed(run, settings=AllocatorSettings.parse(run_config.alloc_conf))
     return DeviceTerms(
         allocated_bytes=trace.peak_bytes + workspaces,
         workspace_bytes=workspaces,
-        reserved_bytes=allocator.peak_reserved_bytes,
+        reserved_bytes=reserved_bytes(trace, run_config, workspaces),
         context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
         context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )

@@ -179,7 +179,7 @@ class RunMode(DispatchMode):
 
     def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on fake tensors."""
-        if operator is torch.ops.aten.lift_fresh.default and self.name == OPTIMIZER:
+        if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
             return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
         return _RESULTS.run(operator, args, kwargs)
 
