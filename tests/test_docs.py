@@ -165,12 +165,10 @@ def test_the_reference_has_every_command_with_its_options_and_examples():
 
 
 def headings_of_tables() -> set[str]:
-    """Return the headings of the tables in the gallery, of the columns left out too, and the names of their rows."""
+    """Return the headings of the tables in the gallery, and the names of the rows at the peak."""
     text = (DOCS / "gallery.md").read_text()
     above = re.findall(r"^ (.+)\n ─+$", text, re.MULTILINE)
-    left_out = re.findall(r"\(in a wider terminal: (.*?)\)\n", text, re.DOTALL)
     found = {word for line in above for word in re.split(r" {2,}", line)}
-    found |= {word for line in left_out for word in re.split(r",\s+", line.replace("\n", " "))}
     parts = re.findall(r"^ at the peak \(.*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
     return found | {re.split(r" {2,}", line.strip())[0] for part in parts for line in part.splitlines()}
 

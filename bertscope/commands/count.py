@@ -16,7 +16,7 @@ from bertscope.commands.model_options import (
     SizeOptions,
     traced_shapes,
 )
-from bertscope.commands.output import OutputOptions, note
+from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
@@ -77,7 +77,7 @@ def count(
     stored: Annotated[
         bool, typer.Option("--stored", help="Count the contents of MODEL's checkpoint instead of the model.")
     ] = False,
-    out: OutputOptions,
+    out: DetailedOutputOptions,
 ) -> int:
     """Count the parameters of a model or of a checkpoint, layer by layer.
 
@@ -135,7 +135,7 @@ def _expected(text: str) -> int:
     return int(re.sub(r"[,_]", "", text))
 
 
-def _show_stored(path: Path, by: str, out: OutputOptions) -> Stored:
+def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> Stored:
     """Show the contents of a checkpoint; torch is not imported."""
     from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint

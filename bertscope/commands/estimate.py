@@ -9,7 +9,7 @@ import typer
 from bertscope.calibrations import Calibration, card_of
 from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions, ModelsOptions
-from bertscope.commands.output import NotedOutputOptions, Progress, write_file
+from bertscope.commands.output import DetailedOutputOptions, Progress, write_file
 from bertscope.commands.parallel_options import ParallelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import (
@@ -57,7 +57,7 @@ def estimate(
     inputs: Inputs = None,
     model: ModelsOptions,
     view: ViewOptions,
-    out: NotedOutputOptions,
+    out: DetailedOutputOptions,
 ) -> None:  # fmt: skip
     """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
 

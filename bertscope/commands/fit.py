@@ -6,7 +6,7 @@ import typer
 
 from bertscope.commands.calibration_options import CalibrationOptions
 from bertscope.commands.model_options import Inputs, ModelOptions
-from bertscope.commands.output import NotedOutputOptions, Progress
+from bertscope.commands.output import DetailedOutputOptions, Progress
 from bertscope.commands.parallel_options import ParallelOptions
 from bertscope.commands.registry import command, numbers, size
 from bertscope.commands.run_options import AllocatorOptions, Kernel, StepOptions
@@ -77,7 +77,7 @@ def fit(
     ranks: ParallelOptions,
     inputs: Inputs = None,
     model: ModelOptions,
-    out: NotedOutputOptions,
+    out: DetailedOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions
-from bertscope.commands.output import NotedOutputOptions, write
+from bertscope.commands.output import DetailedOutputOptions, write
 from bertscope.commands.registry import command, numbers
 from bertscope.commands.run_options import ModelImplementation, Strategy
 from bertscope.errors import SelectionError
@@ -49,7 +49,7 @@ def flops(
         Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
         typer.Option(help="Show the total under every convention, this one first."),
     ] = None,
-    out: NotedOutputOptions,
+    out: DetailedOutputOptions,
 ) -> None:
     """Count the FLOPs of a forward pass or a training step, per module.
 

@@ -48,7 +48,7 @@ def output_option(
 
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all rows, notes and details.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all columns, rows, notes and details.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,13 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotedOutputOptions(OutputOptions):
-    """The output of a report with notes; JSON and Markdown contain all of them."""
+class DetailedOutputOptions(OutputOptions):
+    """The output of a report with columns or notes that only -v shows; JSON and Markdown contain all of them."""
 
     verbose: Verbose = False
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
-        """Write the report with its notes in this format."""
+        """Write the report with its notes, if it has a field for them, in this format."""
         super().show(_noted(report, renderer), renderer, verbose=self.verbose, **table_options)
 
     def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
@@ -94,13 +94,19 @@ def _noted(report: Any, renderer: ModuleType | SimpleNamespace) -> Any:
 
 
 def show(
-    report: Any, renderer: ModuleType | SimpleNamespace, fmt: str, output: Path | None, **table_options: Any
+    report: Any,
+    renderer: ModuleType | SimpleNamespace,
+    fmt: str,
+    output: Path | None,
+    *,
+    verbose: bool = False,
+    **table_options: Any,
 ) -> None:
     """Write the report by `renderer.table` (with the options), `.csv`, `.markdown`, `.text` ..., or as JSON."""
     if fmt == "json":
         text = to_json(report)
     elif fmt == "table":
-        target = Target() if output else stdout_target()
+        target = replace(Target() if output else stdout_target(), verbose=verbose)
         text = visible_lines(renderer.table(report, target, **table_options), color=target.color)
     else:
         text = getattr(renderer, fmt)(report)

@@ -1,6 +1,6 @@
 """`bertscope presets`."""
 
-from bertscope.commands.output import OutputOptions
+from bertscope.commands.output import DetailedOutputOptions
 from bertscope.commands.registry import command
 from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
@@ -13,7 +13,7 @@ EXAMPLES = """
 
 
 @command(place=130, examples=EXAMPLES)
-def presets(*, out: OutputOptions) -> None:
+def presets(*, out: DetailedOutputOptions) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(
         PresetRow(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import Inputs, ModelOptions
-from bertscope.commands.output import NotedOutputOptions, Progress, note, write_file
+from bertscope.commands.output import DetailedOutputOptions, Progress, note, write_file
 from bertscope.commands.parallel_options import LaunchOptions
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command, size
@@ -43,7 +43,7 @@ def profile(
     ranks: LaunchOptions,
     inputs: Inputs = None,
     view: ViewOptions,
-    out: NotedOutputOptions,
+    out: DetailedOutputOptions,
 ) -> int:
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 

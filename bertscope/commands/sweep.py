@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertscope.commands.output import Format, Progress, note, output_option, show, write_file
+from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.results_file import results_file
 from bertscope.errors import MissingExtraError, SelectionError
@@ -64,6 +64,7 @@ def sweep(
         Path | None, typer.Option(metavar="FILE", help="Draw the peaks as an interactive page (.html).")
     ] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet too.")] = None,
+    verbose: Verbose = False,
 ) -> int:
     """Estimate memory and FLOPs of every point of a grid: models x batches x lengths x precisions x strategies ...
 
@@ -93,7 +94,8 @@ def sweep(
                     progress(f"point {number + 1:,}: {row.point['model']}")
         file.finish([row.key for row in blank])
         report = replace(report, rows=tuple(file.rows[row.key] for row in blank))
-    _write(report, fmt, rows, sort, plot, parquet)
+    show(report, renderer, fmt, None, verbose=verbose, rows=rows, sort=sort)
+    _write(report, plot, parquet)
     return 0 if report.number(COMPUTED) == len(blank) else 1
 
 
@@ -129,9 +131,8 @@ def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address:
         yield from (ray_rows if engine == "ray" else dask_rows)(tasks, workers, address)
 
 
-def _write(report: SweepReport, fmt: str, rows: int, sort: str | None, plot: Path | None, parquet: Path | None) -> None:
-    """Write the table, the page and the file of columns."""
-    show(report, renderer, fmt, None, **{"rows": rows, "sort": sort} if fmt == "table" else {})
+def _write(report: SweepReport, plot: Path | None, parquet: Path | None) -> None:
+    """Write the page and the file of columns."""
     if plot is not None:
         from bertscope.render.sweep.page import html
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, SizeOptions, traced_shapes
-from bertscope.commands.output import OutputOptions, note
+from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.render import torchinfo
@@ -75,7 +75,7 @@ def tree(
     shapes: Shapes = False,
     sizes: SizeOptions,
     inputs: Inputs = None,
-    out: OutputOptions,
+    out: DetailedOutputOptions,
 ) -> None:
     """Show the module tree with parameters and shares.
 
@@ -97,7 +97,7 @@ def tree(
     out.show(report, renderer)
 
 
-def check_style(out: OutputOptions, options: Mapping[str, bool]) -> None:
+def check_style(out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:
     """Raise SelectionError for options that torchinfo's layout has no place for; `options` says which are given."""
     for option, is_given in {f"--format {out.fmt}": out.fmt != "table", **options}.items():
         if is_given:
@@ -109,7 +109,7 @@ def show_as_torchinfo(
     model: "nn.Module",
     depth: int | None,
     columns: list[str] | None,
-    out: OutputOptions,
+    out: DetailedOutputOptions,
     shapes: Any = None,
 ) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""

@@ -81,19 +81,24 @@ def _xml(value: str) -> str:
 def _columns(report: CheckReport) -> list[Column]:
     return [
         Column("", lambda finding: phrase(_STATUS[finding.status]), values("status")),
-        Column("model", lambda finding: one_line(finding.model, limit=120), values("model"), give_up=1),
+        Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
         Column("expectation", lambda finding: one_line(finding.key), values("key")),
         Column("expected", lambda finding: _value(finding.expected), values("expected"), right=True),
         Column("got", lambda finding: _value(finding.got) or one_line(message(finding)), values("got"), right=True),
         Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "",
                values("difference", "tolerance"), right=True,
                shown=any(finding.difference for finding in report.findings)),
-        Column("place", lambda finding: one_line(f"{finding.path}:{finding.line}"), values("path", "line"), give_up=2),
+        Column("place", _place, values("path", "line"), below=1),
         csv_only(values("message")),
     ]  # fmt: skip
 
 
 _STATUS = {"passed": "ok", "failed": "FAILED", "error": "ERROR"}
+
+
+def _place(finding: Finding) -> str:
+    """Return the file and line of what is wrong."""
+    return "" if finding.status == "passed" else one_line(f"{finding.path}:{finding.line}")
 
 
 def _value(value: int | str | None) -> str:

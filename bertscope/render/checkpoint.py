@@ -18,12 +18,11 @@ _SHOWN_FILES = 3
 def _columns(report: CheckpointReport) -> list[Column]:
     return [
         Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
-        Column("dtype", lambda row: row.dtype, values("dtype"), give_up=2),
-        Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies"),
-               give_up=4),
+        Column("dtype", lambda row: row.dtype, values("dtype")),
+        Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies")),
         number("params", "params"),
-        number("bytes", "bytes", bytes_text, give_up=3),
-        Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), give_up=1,
+        number("bytes", "bytes", bytes_text, detail=True),
+        Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), below=1,
                shown=any(row.shares for row in report.rows)),
     ]  # fmt: skip
 
@@ -99,11 +98,11 @@ _VERIFY = (
     Column("", lambda row: phrase("no" if row.is_wrong else "ok"), values("is_wrong")),
     Column("what", lambda row: phrase(row.status), values("status")),
     Column("tensor", _label, values("name", "stored_name", "copies")),
-    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), give_up=2),
-    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), give_up=2),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
     csv_only(values("dtype", "stored_dtype")),
-    number("params", "params", give_up=3),
-    Column("note", lambda row: one_line(phrase(row.note)), values("note"), give_up=1),
+    number("params", "params"),
+    Column("note", lambda row: one_line(phrase(row.note)), values("note"), below=1),
 )
 
 

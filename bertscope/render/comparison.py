@@ -54,18 +54,11 @@ def _names(model: str = "model", of_class: str = "class") -> tuple[Column, Colum
         Column(model, lambda line: one_line(line.report.subject.name, limit=120),
                {"model": lambda line: line.report.subject.name}),
         Column(of_class, lambda line: line.report.subject.architecture,
-               {"class": lambda line: line.report.subject.architecture}, give_up=3),
+               {"class": lambda line: line.report.subject.architecture}, detail=True),
     )  # fmt: skip
 
 
 _NAMES = _names()
-_TOTALS = (
-    *_NAMES,
-    _number("unique parameters", "distinct_params"),
-    _number("sum over layers", "layer_params"),
-    _number("trainable", "trainable_params", give_up=2),
-    _number("bytes", "param_bytes", bytes_text, give_up=1),
-)
 _GROUP_RECORDS = (
     *_NAMES,
     Column("group", lambda line: line.row.name, {"group": lambda line: line.row.name}),
@@ -76,12 +69,24 @@ _GROUP_RECORDS = (
 )
 
 
+def _totals(has_frozen: bool) -> list[Column]:
+    """Return the columns of the totals of each model."""
+    return [
+        *_NAMES,
+        _number("unique parameters", "distinct_params"),
+        _number("sum over layers", "layer_params"),
+        _number("trainable", "trainable_params", detail=not has_frozen),
+        _number("bytes", "param_bytes", bytes_text),
+    ]
+
+
 def _count_table(reports: Sequence[CountReport]) -> _Table:
     """Return a row for each model, or by group a row for each group and a column for each model."""
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
         notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
-        return _Table(_TOTALS, [_Line(report, report.totals) for report in reports], list(map(phrase, notes)))
+        lines = [_Line(report, report.totals) for report in reports]
+        return _Table(_totals(any(line.row.frozen_params for line in lines)), lines, list(map(phrase, notes)))
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
         *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
@@ -102,7 +107,7 @@ def _params_of(place: int, report: CountReport) -> Column:
 def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
     """Return a row for each model, batch size and sequence length."""
     is_training = reports[0].mode == "training"
-    phase = partial(_number, give_up=1, shown=is_training)
+    phase = partial(_number, shown=is_training)
     columns = [
         *_NAMES,
         _number("batch", "batch"),
@@ -112,7 +117,7 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
         phase("recomputed", "recompute_flops", shown=is_training and reports[0].checkpointing != "none"),
         _number("total FLOPs", "total_flops", shown=is_training),
         Column("MACs", lambda line: count_text(line.row.total_flops // 2),
-               {"macs": lambda line: line.row.total_flops // 2}, right=True, give_up=2),
+               {"macs": lambda line: line.row.total_flops // 2}, right=True, detail=True),
     ]  # fmt: skip
     notes = [
         *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
@@ -131,14 +136,14 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
     columns = [
         *_names(say("model"), say("class")),
         Column(say("parameters_in"), lambda line: line.report.run["dtype"],
-               {"dtype": lambda line: line.report.run["dtype"]}, give_up=2, shown=len(precisions) > 1),
+               {"dtype": lambda line: line.report.run["dtype"]}, shown=len(precisions) > 1),
         Column(say("checkpointing"), lambda line: variant_name(line.row),
                values("checkpointing", "reentrant", of="row")),
         number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
         Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),
                values("phase", "path", "operator", of="row.memory.peak")),
         *(_part(name, shown=name in parts) for name in PARTS),
-        number(say("saved"), "kept_bytes", bytes_text, of="row.memory", give_up=4),
+        number(say("saved"), "kept_bytes", bytes_text, of="row.memory", detail=True),
         Column(say("reserved_by_torch"), lambda line: bytes_text(_reserved_bytes(line) or 0),
                {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
     ]  # fmt: skip
@@ -150,8 +155,8 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
 def _part(name: str, *, shown: bool) -> Column:
     """Return the column of one part of the peak."""
     read = attrgetter(f"row.memory.peak.parts.{name}")
-    return Column(part_name(name), lambda line: bytes_text(read(line)), {f"{name}_bytes": read}, right=True, give_up=5,
-                  shown=shown)  # fmt: skip
+    return Column(part_name(name), lambda line: bytes_text(read(line)), {f"{name}_bytes": read}, right=True,
+                  detail=True, shown=shown)  # fmt: skip
 
 
 def _reserved_bytes(line: _Line) -> int | None:
@@ -188,7 +193,7 @@ def _gpu_columns() -> list[Column]:
     return [
         Column(say("gpu"), lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
         Column(say("answer"), lambda line: fit.answer_text(line.report, line.row)),
-        Column(say("memory"), lambda line: bytes_text(line.report.budget_bytes), right=True, give_up=7),
+        Column(say("memory"), lambda line: bytes_text(line.report.budget_bytes), right=True, below=3),
     ]
 
 
@@ -221,7 +226,7 @@ _TABLES: dict[str, Callable[[Any], _Table]] = {
 }
 
 
-def table(report: ComparisonReport, target: Target, *, verbose: bool = False) -> str:
+def table(report: ComparisonReport, target: Target) -> str:
     """Return the comparison for the terminal."""
     made = _TABLES[report.of](report.reports)
     if made.names:
@@ -229,13 +234,13 @@ def table(report: ComparisonReport, target: Target, *, verbose: bool = False) ->
     else:
         body = table_text(made.columns, made.rows, target)
     heading = wrapped(made.heading.strip(), target) if made.heading else ""
-    text = heading + body + notes_text(made.notes, target, verbose=verbose)
+    text = heading + body + notes_text(made.notes, target)
     if made.csv is None or not made.shows_csv:
         return text
     records = table_text(*made.csv, target)
-    if target.width and not verbose and (text + records).count("\n") > SCREEN_LINES:
-        return heading + body + notes_text(made.notes, target, verbose=False, more_rows=len(made.csv[1]))
-    return heading + body + records + notes_text(made.notes, target, verbose=verbose)
+    if target.width and not target.verbose and (text + records).count("\n") > SCREEN_LINES:
+        return heading + body + notes_text(made.notes, target, more_rows=len(made.csv[1]))
+    return heading + body + records + notes_text(made.notes, target)
 
 
 def markdown(report: ComparisonReport) -> str:

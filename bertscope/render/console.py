@@ -1,7 +1,4 @@
-"""The target of a table: its width and its colours.
-
-A piped table takes its natural width: rich would assume 80 columns there and drop whole ones.
-"""
+"""The target of a table: its width and its colours. A piped table takes its natural width."""
 
 import os
 import re
@@ -24,11 +21,12 @@ _UNIT = re.compile(f" *[{_OPENING}]*(?:[^{_WIDE_RANGES} ]+|[{_WIDE_RANGES}])[{_C
 
 @dataclass(frozen=True)
 class Target:
-    """A place for text: `width` in columns, None for as wide as it gets."""
+    """A place for text: `width` in columns, None for as wide as it gets; `verbose` asks for all rows and columns."""
 
     width: int | None = None
     color: bool = False
     unicode: bool = True
+    verbose: bool = False
 
 
 Color = Literal["auto", "always", "never"]
@@ -61,8 +59,7 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     """Return the text in lines of the target's width, further lines indented; no word, size or shape is broken."""
     if target.width is None:
         return f"{text}\n"
-    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
-    joined = _NUMBER_AND_UNIT.sub("\u00a0", whole)
+    joined = _joined(text)
     if _WIDE.search(joined):
         lines = _wide_lines(joined, target.width, " " * indent)
     else:
@@ -70,6 +67,19 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
             joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
+
+
+def unbroken(text: str) -> list[str]:
+    """Return the parts of the text that `wrapped` leaves in one line."""
+    joined = _joined(text)
+    parts = _UNIT.findall(joined) if _WIDE.search(joined) else joined.split(" ")
+    return [part.strip(" ").replace("\u00a0", " ") for part in parts]
+
+
+def _joined(text: str) -> str:
+    """Return the text with unbreakable blanks inside shapes, products, and numbers with units."""
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
+    return _NUMBER_AND_UNIT.sub("\u00a0", whole)
 
 
 def padded(text: str, width: int) -> str:

@@ -19,7 +19,7 @@ _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
     Column("change", lambda row: phrase(row.status), values("status")),
     csv_only(values("copies")),
-    Column("shape", lambda row: _shapes(row.shape_a, row.shape_b), below=True,
+    Column("shape", lambda row: _shapes(row.shape_a, row.shape_b), below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
            right=True),

@@ -18,30 +18,32 @@ from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flo
 
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
-    one_length = len({row.seq for row in report.rows}) == 1
     by_ranks, on_gpu = report.batch_total is not None, _is_on_gpu(report)
     searched = report.asked_batch is None and not by_ranks
     batch = say("rank_batch") if by_ranks else say("largest_batch" if searched else "fits")
     return [
         Column(say("gpus"), lambda row: count_text(row.ranks), values("ranks"), right=True, shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
-        number(say("seq"), "seq", give_up=1 if one_length else 0),
+        number(say("seq"), "seq"),
         Column(say("setting"), lambda row: say("comma").join((row.precision, row.checkpointing)), shown=by_ranks),
         Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
         Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing"), shown=not by_ranks),
-        Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"), right=True),
+        Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"),
+               right=report.asked_batch is None),
         Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
-               give_up=2, shown=searched and on_gpu),
+               below=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
         Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
-               give_up=2, shown=on_gpu),
-        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, give_up=7, shown=on_gpu),
+               shown=on_gpu),
+        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, detail=True,
+               shown=on_gpu),
         Column(say("next_peak"), lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
-               right=True, give_up=4, shown=searched and not on_gpu),
-        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, give_up=3,
+               right=True, detail=True, shown=searched and not on_gpu),
+        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, detail=True,
                shown=searched),
-        number(say("step_flops"), "step_flops", flops_text, give_up=5),
-        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True, give_up=6),
+        number(say("step_flops"), "step_flops", flops_text, detail=True),
+        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
+               detail=on_gpu),
         *_time_columns(report),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "budget_bytes": lambda row: report.budget_bytes}),
@@ -246,10 +248,10 @@ def _way(row: FitRow) -> str:
     return say("way", precision=row.precision, strategy=row.checkpointing)
 
 
-def table(report: FitReport, target: Target, *, verbose: bool = False) -> str:
+def table(report: FitReport, target: Target) -> str:
     """Return the report for the terminal."""
     body = table_text(columns(report), report.rows, target, lambda row: row.fits)
-    return wrapped(verdict(report), target) + body + notes_text([*notes(report)], target, verbose=verbose)
+    return wrapped(verdict(report), target) + body + notes_text([*notes(report)], target)
 
 
 def markdown(report: FitReport) -> str:

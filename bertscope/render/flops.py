@@ -20,23 +20,23 @@ def _columns(report: FlopsReport) -> list[Column]:
     training = report.mode == "training"
     return [
         Column("module", lambda line: line.branches + row_name(line.row), _values("depth", "path")),
-        Column("type", lambda line: line.row.type, _values("type", "copies"), give_up=6),
+        Column("type", lambda line: line.row.type, _values("type", "copies"), detail=True),
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != "none"),
         _number("matmul FLOPs", "total.matmul_flops", _count),
-        _number("MACs", "macs", _count, give_up=5, csv_order=1),
-        _number("share", "share", lambda share: share_text(share) if share else "", give_up=2, csv_order=1),
-        _number("elementwise", "total.elementwise_flops", _count, give_up=3),
-        _number("bytes moved", "total.bytes_moved", bytes_text, give_up=4),
-        _number("FLOPs/byte", "intensity", "{:.2f}".format, give_up=7, csv_order=1),
+        _number("MACs", "macs", _count, detail=True, csv_order=1),
+        _number("share", "share", lambda share: share_text(share) if share else "", detail=training, csv_order=1),
+        _number("elementwise", "total.elementwise_flops", _count, detail=training),
+        _number("bytes moved", "total.bytes_moved", bytes_text, detail=True),
+        _number("FLOPs/byte", "intensity", "{:.2f}".format, detail=True, csv_order=1),
     ]
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
     matmul_flops = attrgetter(f"row.{name}.matmul_flops")
     csv = _values(*(f"{name}.{work}" for work in _WORK))
-    return Column(title, lambda line: _count(matmul_flops(line)), csv, right=True, give_up=1, shown=shown)
+    return Column(title, lambda line: _count(matmul_flops(line)), csv, right=True, shown=shown)
 
 
 def _count(value: int) -> str:
@@ -74,36 +74,36 @@ def _sizes(report: FlopsReport) -> str:
     return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
 
 
-def table(report: FlopsReport, target: Target, *, verbose: bool = False) -> str:
+def table(report: FlopsReport, target: Target) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
     sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
-    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report, verbose=verbose), 13, target)}"
+    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report, verbose=target.verbose), 13, target)}"
 
 
 _SWEEP = (
     number("batch", "batch"),
     number("seq", "seq"),
-    number("forward", "forward_flops", give_up=1),
-    number("backward", "backward_flops", give_up=1),
-    number("recomputed", "recompute_flops", give_up=2),
+    number("forward", "forward_flops"),
+    number("backward", "backward_flops"),
+    number("recomputed", "recompute_flops"),
     number("total FLOPs", "total_flops"),
 )
 _OPERATORS = (
     Column("operator", lambda row: row.operator, values("operator")),
     Column("phase", lambda row: row.phase, values("phase")),
     number("calls", "calls"),
-    Column("counted as", lambda row: row.role, values("role"), give_up=2),
+    Column("counted as", lambda row: row.role, values("role")),
     number("matmul FLOPs", "matmul_flops", _count, of="work"),
-    number("elementwise", "elementwise_flops", _count, of="work", give_up=3),
-    number("bytes moved", "bytes_moved", bytes_text, of="work", give_up=4),
+    number("elementwise", "elementwise_flops", _count, of="work"),
+    number("bytes moved", "bytes_moved", bytes_text, of="work", detail=True),
 )
 
 
-def _operators_table(report: FlopsReport, target: Target, *, verbose: bool = False) -> str:
+def _operators_table(report: FlopsReport, target: Target) -> str:
     body = table_text(_OPERATORS, report.operators, target)
-    return f"{title(report)}\n{body}{lines_text(_footer(report, verbose=verbose), 13, target)}"
+    return f"{title(report)}\n{body}{lines_text(_footer(report, verbose=target.verbose), 13, target)}"
 
 
 # The renderer of `--operators`: every operator seen, and those that were not counted.

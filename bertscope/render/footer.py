@@ -90,12 +90,12 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
 
-def notes_text(notes: Sequence[str], target: Target, *, verbose: bool, more_rows: int = 0) -> str:
-    """Return the notes under a table: all if there are two or if `verbose`, else the first and the number of others.
+def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
+    """Return the notes under a table: all if there are two or with -v, else the first and the number of others.
 
     `more_rows` is the number of rows that the table has with -v only.
     """
-    if not verbose and (len(notes) > 2 or more_rows):
+    if not target.verbose and (len(notes) > 2 or more_rows):
         count, more = len(notes) - 1, []
         if count:
             more.append(say("one_more_note") if count == 1 else say("some_more_notes", count=count))

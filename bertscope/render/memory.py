@@ -165,10 +165,10 @@ def kept_columns(report: MemoryReport) -> list[Column]:
     """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
     return [
         Column(say("saved_by_module"), lambda row: row[0].path or say("whole_model")),
-        Column(say("what"), lambda row: phrase(row[0].what), below=True),
+        Column(say("what"), lambda row: phrase(row[0].what), below=3),
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
-               give_up=3),
-        Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, give_up=2),
+               below=2),
+        Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
         *(Column(variant_name(variant), partial(_kept_cell, number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
@@ -188,19 +188,19 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
     return sorted(rows, key=lambda row: -max(row[1]))
 
 
-def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None, verbose: bool = False) -> str:
-    """Return the report for the terminal; `verbose` adds details, the tensors saved for backward, bars and all notes.
+def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None) -> str:
+    """Return the report for the terminal; with -v also details, the tensors saved for backward, bars and all notes.
 
-    `shown_rows` is the number of rows of saved tensors, 0 for all; None: SHOWN_ROWS if verbose, else no table of them.
+    `shown_rows` is the number of rows of saved tensors, 0 for all; None: SHOWN_ROWS with -v, else no table of them.
     """
-    lines = list(memory_lines(report, has_details=verbose))
+    lines = list(memory_lines(report, has_details=target.verbose))
     text = wrapped(verdict(report), target)
     text += tables_text(memory_columns(report), 1, lines, target, lambda line: line.is_strong)
     if ranks := ranks_text(report, target):
         text = stacked(text, ranks)
-    if travels := traffic_text(report, target, by_module=verbose):
+    if travels := traffic_text(report, target, by_module=target.verbose):
         text = stacked(text, travels)
-    rows = kept_rows(report) if verbose or shown_rows is not None else []
+    rows = kept_rows(report) if target.verbose or shown_rows is not None else []
     if rows:
         shown = rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
         text = stacked(text, tables_text(kept_columns(report), _KEPT_NAMES, shown, target))
@@ -208,10 +208,10 @@ def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None
         if any(rest):
             sizes = say("comma").join(map(bytes_text, rest))
             text += say("more_rows", count=len(rows) - len(shown), sizes=sizes) + "\n"
-    if verbose:
+    if target.verbose:
         text += "\n" + bars(report, target)
-    more_rows = 0 if verbose else len([*memory_lines(report)]) - len(lines)
-    return text + notes_text([*notes(report)], target, verbose=verbose, more_rows=more_rows)
+    more_rows = 0 if target.verbose else len([*memory_lines(report)]) - len(lines)
+    return text + notes_text([*notes(report)], target, more_rows=more_rows)
 
 
 def markdown(report: MemoryReport) -> str:

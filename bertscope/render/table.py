@@ -7,22 +7,17 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import phrase, say
+from bertscope.render.console import Target, unbroken, wrapped
+from bertscope.render.texts import phrase
 from bertscope.units import count_text, visible
 
-if TYPE_CHECKING:  # rich costs 50 ms, and --help and completion draw nothing
-    from rich.console import Console
-    from rich.table import Table
-
 Strong = Callable[[Any], object] | None  # true for the rows in bold
-MANY = 2000  # rows
-_UNLIMITED = 10_000
 _GAP = "   "
-_NARROWEST_NAME = 12  # columns
+_NARROWEST_NAME, _NARROWEST_TEXT = 20, 16  # columns of the terminal
 _BRANCHES = re.compile(r"[ │├└─|`-]+")
 _CONTINUED = str.maketrans({"├": "│", "└": " ", "─": " ", "`": " ", "-": " "})
 _BREAKS = re.compile(r"(?<=[.,]) ?| (?!x\))")  # not in `(12 x)`
@@ -34,17 +29,17 @@ _FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch i
 class Column:
     """A column of a report: its cells in the terminal and in Markdown, and its raw values in CSV.
 
-    A narrow terminal drops the column with the highest `give_up` first, and none with 0. If that is not enough, the
-    cells of columns with `below` are in lines below the first column. CSV holds the values of all columns by name,
-    shown or not; columns with a higher `csv_order` come later.
+    The terminal shows a column with `detail` with -v only. Where a line has no room for all columns, some move into
+    lines below the first column: the highest `below` first, then the last one. CSV holds the values of all columns by
+    name, shown or not; columns with a higher `csv_order` come later.
     """
 
     title: str
     text: Callable[[Any], str]
     csv: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     right: bool = False
-    give_up: int = 0
-    below: bool = False
+    detail: bool = False
+    below: int = 0
     csv_order: int = 0
     shown: bool = True
 
@@ -81,105 +76,135 @@ def shown(columns: Sequence[Column]) -> list[Column]:
 
 
 def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, strong: Strong = None) -> str:
-    """Return the rows as a table; a narrow terminal drops the least important columns, and a line says which."""
-    columns = shown(columns)
-    is_plain = target == Target()  # no width to fit and no colours; rich, whose import takes 80 ms, draws the same
-    drawing = _Lines(columns, rows, target) if is_plain or len(rows) > MANY else _RichTable(rows, target, strong)
-    kept = _fitting(columns, drawing, target)
-    lower = [column for column in columns if column.below]
-    if isinstance(drawing, _RichTable) and target.width and drawing.width(kept) > target.width:
-        if lower:
-            drawing = replace(drawing, below=lower)
-            kept = _fitting([column for column in columns if not column.below], drawing, target)
-        drawing = replace(drawing, excess=max(drawing.width(kept) - target.width, 0))
-    text = drawing.text(kept)
-    left_out = [column.heading for column in columns if column not in kept and column not in lower]
-    if left_out:
-        text += wrapped(say("left_out", names=say("comma").join(left_out)), target)
-    return text
-
-
-def _fitting(columns: Sequence[Column], drawing: _Lines | _RichTable, target: Target) -> list[Column]:
-    """Return the columns without those that the width has no place for."""
-    kept = list(columns)
-    while target.width and drawing.width(kept) > target.width:
-        spare = max(kept, key=lambda column: column.give_up)
-        if spare.give_up == 0:
-            break
-        kept.remove(spare)
-    return kept
+    """Return the rows as a table; in a narrow terminal words, long names and columns take lines of their own."""
+    is_strong = [bool(strong and strong(row)) for row in rows]
+    return _Drawing.of(columns, rows, target).fitted(target.width).text(target, is_strong)
 
 
 @dataclass(frozen=True)
-class _RichTable:
-    """A table drawn by rich, which folds a long cell over lines; nothing is cut.
+class _Cells:
+    """The texts of a column, its heading first, and its width in the terminal."""
 
-    The cells of the columns in `below` are lines of the first cell of a row, which is `excess` narrower than its
-    longest line: a path is broken after a dot.
-    """
+    column: Column
+    texts: Sequence[str]
+    width: int
 
-    rows: Sequence[Any]
-    target: Target
-    strong: Strong
-    below: Sequence[Column] = ()
-    excess: int = 0
+    def least_width(self, *, words: bool) -> int:
+        """Return the width of the longest text that is not broken: a word of the heading, a cell, or with `words` a
+        word of a long cell of words."""
+        heading, *cells = self.texts
+        widths = [*map(_cell_width, cells)]
+        if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
+            widths = [_NARROWEST_TEXT, *(_cell_width(part) for cell in cells for part in unbroken(cell))]
+        return max(*map(_cell_width, unbroken(heading)), *widths, 0)
 
-    def width(self, columns: Sequence[Column]) -> int:
-        return _console(Target()).measure(self._table(columns)).maximum
 
-    def text(self, columns: Sequence[Column]) -> str:
-        console = _console(self.target)
-        console.print(self._table(columns))
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+@dataclass(frozen=True)
+class _Drawing:
+    """The columns of a table, names first, and those whose texts stand in lines below the names."""
 
-    def _table(self, columns: Sequence[Column]) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
+    columns: Sequence[_Cells]
+    below: Sequence[_Cells] = ()
 
-        cells = [[visible(column.text(row)) for column in columns[1:]] for row in self.rows]
-        widths, excess = self._narrowed(columns[1:], cells)
-        table = Table(box=box.SIMPLE_HEAD if self.target.unicode else box.ASCII2, pad_edge=False, header_style="bold")
-        for column, width in zip(columns, [None, *widths], strict=True):
-            justify: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(column.heading, justify=justify, overflow="fold", no_wrap=column.right, width=width)
-        first = [self._first_lines(columns[0], row) for row in self.rows]
-        longest = max((_cell_width(line) for lines in first for line in lines), default=0)
-        for row, lines, others in zip(self.rows, first, cells, strict=True):
-            style = "bold" if self.strong and self.strong(row) else ""
-            if excess and longest - excess >= _NARROWEST_NAME:
-                lines = [part for line in lines for part in _broken(line, longest - excess)]
-            table.add_row(*map(Text, ["\n".join(lines), *others]), style=style)
-        return table
+    @classmethod
+    def of(cls, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> _Drawing:
+        """Return the drawing of the columns that the target asks for, each as wide as its longest text."""
+        cells = []
+        for column in shown(columns):
+            if target.verbose or not column.detail:
+                texts = [column.heading, *(visible(column.text(row)) for row in rows)]
+                cells.append(_Cells(column, texts, max(map(_cell_width, texts))))
+        return cls(cells)
 
-    def _narrowed(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int | None], int]:
-        """Return the widths of columns of words that are narrower than their texts, and the excess that is left."""
-        widths: list[int | None] = [None] * len(columns)
-        texts = [[column.heading, *(row[place] for row in cells)] for place, column in enumerate(columns)]
-        natural = [max(map(_cell_width, column)) for column in texts]
-        least = [max(_cell_width(word) for text in column for word in text.split() or [""]) for column in texts]
-        excess = self.excess
-        for place in sorted(range(len(columns)), key=lambda place: least[place] - natural[place]):
-            if excess and not columns[place].right:
-                width = max(natural[place] - excess, least[place])
-                excess -= natural[place] - width
-                widths[place] = width
-        return widths, excess
+    @property
+    def width(self) -> int:
+        """The columns of the terminal that a line takes."""
+        return 1 + sum(cells.width for cells in self.columns) + len(_GAP) * (len(self.columns) - 1)
 
-    def _first_lines(self, column: Column, row: Any) -> list[str]:
-        """Return the lines of the first cell of a row."""
-        name = visible(column.text(row))
-        branches = _BRANCHES.match(name)
-        indent = (branches[0].translate(_CONTINUED) if branches else "") + "  "
-        texts = [(lower.heading, visible(lower.text(row))) for lower in self.below]
-        return [name, *(f"{indent}{title} {text}" for title, text in texts if text)]
+    def fitted(self, width: int | None) -> _Drawing:
+        """Return the drawing for a terminal: nothing is left out, no number is cut and no word is broken.
+
+        The first of these that is enough: headings take several lines; the columns with `below` move below the names;
+        columns of words become narrow; long names get lines of their own; the last columns move below the names.
+        """
+        if width is None or self.width <= width:
+            return self
+        drawing = self._narrowed(width, words=False)
+        if drawing.width <= width:
+            return drawing
+        first, *others = self.columns
+        if most := max((cells.column.below for cells in others), default=0):
+            return self._moved([cells for cells in others if cells.column.below == most]).fitted(width)
+        drawing = self._narrowed(width, words=True)
+        name = max(first.width - max(drawing.width - width, 0), min(first.width, _NARROWEST_NAME))
+        drawing = replace(drawing, columns=[replace(first, width=name), *drawing.columns[1:]])
+        if drawing.width <= width or not others:
+            return drawing
+        return self._moved(others[-1:]).fitted(width)
+
+    def _narrowed(self, width: int, *, words: bool) -> _Drawing:
+        """Return the drawing with headings, and with `words` cells of words, in as many lines as the width asks for."""
+        excess, columns = max(self.width - width, 0), [*self.columns]
+        least = {place: cells.least_width(words=words) for place, cells in enumerate(columns) if place}
+        for place in sorted(least, key=lambda place: least[place] - columns[place].width):
+            narrower = min(excess, columns[place].width - least[place])
+            columns[place] = replace(columns[place], width=columns[place].width - narrower)
+            excess -= narrower
+        return replace(self, columns=columns)
+
+    def _moved(self, moved: Sequence[_Cells]) -> _Drawing:
+        """Return the drawing with these columns below the names."""
+        return _Drawing([cells for cells in self.columns if cells not in moved], [*moved, *self.below])
+
+    def text(self, target: Target, is_strong: Sequence[bool]) -> str:
+        """Return the lines: the headings, a rule, and the rows, some of them in bold."""
+        rule = ("\u2500" if target.unicode else "-") * (self.width - 1)
+        lines = [*self._lines(0, target, is_bold=True), f" {rule}"]
+        for place, is_bold in enumerate(is_strong, 1):
+            lines += self._lines(place, target, is_bold)
+        return "\n" + "\n".join(lines) + "\n\n"
+
+    def _lines(self, place: int, target: Target, is_bold: bool) -> Iterator[str]:
+        """Yield the lines of a row; a name without room in its column has lines of its own."""
+        first, *others = self.columns
+        name = first.texts[place]
+        stem = _stem(name)
+        lines = []
+        if _cell_width(name) > first.width:
+            lines, name = _broken(name, target.width - 1 if target.width else 0), stem.rstrip()
+        texts = zip_longest(*(_cell_lines(cells.texts[place], cells.width) for cells in others), fillvalue="")
+        for number, cells in enumerate(texts if others else [()]):
+            row = (stem.rstrip() if number else name, *cells)
+            lines.append(_GAP.join(map(_padded, row, self.columns)))
+        below = [f"{cells.column.heading} {cells.texts[place]}" for cells in self.below if place]
+        below = [text for text in below if not text.endswith((" ", " --"))]
+        if below:
+            width = target.width - len(stem) - 3 if target.width else None
+            lines += [f"{stem}  {line}" for line in wrapped("; ".join(below), Target(width), 2).splitlines()]
+        for line in lines:
+            text = f" {line}".rstrip()
+            yield f"\x1b[1m{text}\x1b[0m" if is_bold and target.color else text
+
+
+def _cell_lines(text: str, width: int) -> list[str]:
+    return wrapped(text, Target(width)).splitlines() if _cell_width(text) > width else [text]
+
+
+def _padded(text: str, cells: _Cells) -> str:
+    blank = " " * (cells.width - _cell_width(text))
+    return blank + text if cells.column.right else text + blank
+
+
+def _stem(name: str) -> str:
+    """Return what stands under the branches of a name: their continuation."""
+    branches = _BRANCHES.match(name)
+    return branches[0].translate(_CONTINUED) if branches else ""
 
 
 def _broken(line: str, width: int) -> list[str]:
     """Return the line in parts of at most this width, broken after dots, commas and spaces."""
     parts = [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    indent = f"{_stem(line)}  "
     while _cell_width(parts[-1]) > width:
         ends = (found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1))
         place = max((end for end in ends if end <= width), default=0)
@@ -187,49 +212,6 @@ def _broken(line: str, width: int) -> list[str]:
             break
         parts[-1:] = [parts[-1][:place].rstrip(), indent + parts[-1][place:]]
     return parts
-
-
-def _console(target: Target) -> Console:
-    from rich.console import Console
-
-    # markup off: `[768, 3072]` in a cell is data; height: without it rich clamps to 80 under TERM=dumb.
-    return Console(
-        file=io.StringIO(),
-        width=target.width or _UNLIMITED,
-        height=_UNLIMITED,
-        force_terminal=target.color,
-        color_system="standard" if target.color else None,
-        no_color=not target.color,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-
-
-class _Lines:
-    """A table in the same form without rich, which takes 0.3 ms and 5 KB for a row. The terminal wraps its lines."""
-
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> None:
-        self.rule = "\u2500" if target.unicode else "-"
-        self.cells = {
-            column.title: [column.heading, *(visible(column.text(row)) for row in rows)] for column in columns
-        }
-        self.widths = {title: max(map(_cell_width, cells)) for title, cells in self.cells.items()}
-
-    def width(self, columns: Sequence[Column]) -> int:
-        return sum(self.widths[column.title] + len(_GAP) for column in columns)
-
-    def text(self, columns: Sequence[Column]) -> str:
-        padded = [self._padded(column) for column in columns]
-        lines = [f" {_GAP.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
-        lines.insert(1, f" {self.rule * (self.width(columns) - len(_GAP))}")
-        return "\n" + "\n".join(lines) + "\n\n"
-
-    def _padded(self, column: Column) -> Iterator[str]:
-        for cell in self.cells[column.title]:
-            blank = " " * (self.widths[column.title] - _cell_width(cell))
-            yield blank + cell if column.right else cell + blank
 
 
 def _cell_width(cell: str) -> int:
@@ -245,14 +227,13 @@ def tables_text(
 ) -> str:
     """Return the rows as `table_text` does, in a narrow terminal as several tables, all with the first `names`."""
     first, others = columns[:names], columns[names:]
-    needed = [column for column in first if not column.give_up]
-    drawing = _RichTable(rows, target, strong)
+    needed = [column for column in first if not column.below]
 
     def groups(size: int) -> list[Sequence[Column]]:
         return [others[start : start + size] for start in range(0, len(others), size)]
 
     def fits(size: int) -> bool:
-        widths = (drawing.width([*needed, *group]) for group in groups(size))
+        widths = (_Drawing.of([*needed, *group], rows, target).width for group in groups(size))
         return target.width is None or max(widths) <= target.width
 
     size = next(filter(fits, range(len(others), 1, -1)), 1)

@@ -15,13 +15,16 @@ from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
 
-def _listing(columns: tuple[Column, ...], *notes: str) -> SimpleNamespace:
-    """Return the renderer of a report that is one table with notes under it."""
+def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = ()) -> SimpleNamespace:
+    """Return the renderer of a report that is one table with notes under it, and `details` with -v only."""
+
+    def table(report: Any, target: Target) -> str:
+        shown = (*notes, *details) if target.verbose else notes
+        return table_text(columns, report.rows, target) + "".join(wrapped(phrase(note), target, 2) for note in shown)
+
     return SimpleNamespace(
-        table=lambda report, target: (
-            table_text(columns, report.rows, target) + "".join(wrapped(phrase(note), target, 2) for note in notes)
-        ),
-        markdown=lambda report: "\n".join([markdown_text(columns, report.rows), *map(phrase, notes), ""]),
+        table=table,
+        markdown=lambda report: "\n".join([markdown_text(columns, report.rows), *map(phrase, (*notes, *details)), ""]),
         csv=lambda report: csv_text(columns, report.rows),
     )
 
@@ -34,19 +37,19 @@ def _optional(text: Callable[[int], str]) -> Callable[[int | None], str]:
 presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
-        Column("class", lambda row: row.architecture, values("architecture"), give_up=2),
+        Column("class", lambda row: row.architecture, values("architecture"), detail=True),
         number("unique params", "distinct_params", _optional(count_text)),
-        number("sum over layers", "layer_params", _optional(count_text), give_up=3),
-        Column("description", lambda row: row.description, values("description"), give_up=1),
+        number("sum over layers", "layer_params", _optional(count_text), detail=True),
+        Column("description", lambda row: row.description, values("description")),
         csv_only(values("path")),
     ),
-    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it",
-    "recorded in the presets; 'bertscope check' verifies them against the built models",
+    "unique params: every tensor once; 'bertscope check' verifies those of a preset against the built model",
+    details=("sum over layers: a tied tensor at every layer that uses it",),
 )
 schemas = _listing(
     (
         Column("kind", lambda row: row.report, values("report")),
-        Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}, give_up=1),
+        Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}),
         Column("content", lambda row: row.description, values("description")),
     ),
     "'bertscope schema KIND' prints the JSON Schema of one",
@@ -59,8 +62,8 @@ print_model = SimpleNamespace(
 _PACKAGES = (
     Column("package", lambda row: row.name),
     Column("version", lambda row: row.version or phrase("missing")),
-    Column("extra", lambda row: row.extra or phrase("(needed)"), give_up=1),
-    Column("purpose", lambda row: phrase(row.purpose), give_up=2),
+    Column("extra", lambda row: row.extra or phrase("(needed)")),
+    Column("purpose", lambda row: phrase(row.purpose)),
     Column("to install", lambda row: row.remedy),
 )
 _DEVICES = (
@@ -155,10 +158,10 @@ _STEPS = (
     Column("error", lambda row: _percent(row.allocated_error), right=True),
     Column("reserved", lambda row: _size(row.reserved_bytes), right=True),
     Column("error", lambda row: _percent(row.reserved_error), right=True),
-    Column("context", lambda row: _size(row.context_bytes), right=True, give_up=3),
-    Column("nvidia-smi", lambda row: _size(row.smi_bytes), right=True, give_up=2),
+    Column("context", lambda row: _size(row.context_bytes), right=True),
+    Column("nvidia-smi", lambda row: _size(row.smi_bytes), right=True),
     Column("ms", _milliseconds, right=True),
-    Column("TFLOP/s", _tflops, right=True, give_up=1),
+    Column("TFLOP/s", _tflops, right=True),
 )
 _LIMITS = (
     Column("limit", _settings),

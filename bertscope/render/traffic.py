@@ -162,8 +162,8 @@ def _rank_columns(report: MemoryReport, rows: Sequence[_RankItem]) -> list[Colum
     phases = next((row.phases for _, row in rows), ())
     return [
         Column(say("measured_rank"), lambda item: _rank_name(report, *item)),
-        Column(say("between_steps"), lambda item: bytes_text(item[1].state_bytes), right=True, give_up=2),
-        *(Column(word("row", phase.phase).strip(), partial(_phase_cell, number), right=True, give_up=3)
+        Column(say("between_steps"), lambda item: bytes_text(item[1].state_bytes), right=True),
+        *(Column(word("row", phase.phase).strip(), partial(_phase_cell, number), right=True, detail=True)
           for number, phase in enumerate(phases)),
         Column(say("peak"), lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
         Column(say("sends"), lambda item: bytes_text(item[1].sent_bytes), right=True),

@@ -56,7 +56,7 @@ def tensor_columns(rows: Iterable[Any], *, csv_order: int) -> list[Column]:
         def text(line: Any) -> str:
             return tensors_text(getattr(line.row, name))
 
-        return Column(title, text, {name: text}, below=True, csv_order=csv_order, shown=is_traced)
+        return Column(title, text, {name: text}, below=2, csv_order=csv_order, shown=is_traced)
 
     return [column("in", "inputs"), column("out", "outputs")]
 
@@ -65,14 +65,14 @@ def _columns(report: TreeReport) -> list[Column]:
     return [
         Column("module", lambda line: line.branches + row_name(line.row),
                _values("depth", "depth_index", "path", "name")),
-        Column("type: depth-index", lambda line: _type(line.row), _values("type"), give_up=2),
-        Column("per layer", lambda line: _each(line.row), _values("copies", "each_params"), right=True, give_up=3,
+        Column("type: depth-index", lambda line: _type(line.row), _values("type")),
+        Column("per layer", lambda line: _each(line.row), _values("copies", "each_params"), right=True, detail=True,
                shown=any(row.copies > 1 for row in report.rows)),
         *tensor_columns(report.rows, csv_order=1),
         Column("params", lambda line: count_text(line.row.params) if line.row.params else "--",
                _values("params", "distinct_params", "trainable_params"), right=True),
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", _values("share"),
-               right=True, give_up=1),
+               right=True),
         csv_only(_values("same_as")),
         Column("", str, _values("bytes") | {"kernel_size": _kernel_text}, csv_order=2, shown=False),
     ]  # fmt: skip

@@ -82,8 +82,7 @@ def test_debug_before_and_after_the_command_or_in_the_environment_shows_the_trac
 def test_a_broken_package_is_one_line_and_exit_code_70(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("raise ImportError('libbroken.so: cannot open')\n")
     path = f"{tmp_path}{os.pathsep}{ROOT}"
-    in_terminal = {"COLUMNS": "80"}  # a piped table is drawn without rich
-    done = spawn("count", "bert-tiny", env=ENV | in_terminal | {"PYTHONPATH": path}, cwd=tmp_path / "..")
+    done = spawn("count", "bert-tiny", "--lang", "zh", env=ENV | {"PYTHONPATH": path}, cwd=tmp_path / "..")
     assert (done.returncode, done.stdout) == (70, "")
     assert one_line(done.stderr, 70)
     assert "ImportError: libbroken.so" in done.stderr
@@ -273,7 +272,7 @@ def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(t
         f"    os.kill(os.getpid(), signal.{name})\n    import time; time.sleep(9)\n"
         "except BaseException:\n    raise AttributeError('half imported') from None\n"
     )
-    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "80"})
+    done = spawn("presets", "--lang", "zh", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -283,7 +282,7 @@ def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
         "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
     )
     started = time.monotonic()
-    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "80"})
+    done = spawn("presets", "--lang", "zh", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stderr) == (143, "")
     assert time.monotonic() - started < 30
 

@@ -22,7 +22,7 @@ from bertscope.sources.presets import preset_dir, preset_paths
 NEEDED = {
     "torch": "the model",
     "typer": "the command line",
-    "rich": "tables",
+    "rich": "progress, help, widths of letters",
     "pyyaml": "presets",
     "jinja2": "HTML pages",
 }

@@ -89,7 +89,7 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
 
 def _numbers_first(columns: Sequence[Column]) -> list[Column]:
     """Return the columns in the order in which a narrow screen shows them: names, numbers, words, details last."""
-    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.give_up > 0))]
+    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.detail or column.below > 0))]
 
 
 def _parameters(model: ModelPart) -> dict[str, Any]:

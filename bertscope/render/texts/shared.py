@@ -42,10 +42,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "some_more_notes": ("{count} more notes", "{count} 条说明"),
     "one_more_row": ("1 more row", "1 行"),
     "some_more_rows": ("{count} more rows", "{count} 行"),
-    "left_out": (
-        "(in a wider terminal: {names})",
-        "（终端更宽时显示：{names}）",
-    ),
     # the totals of the parameters
     "unique": ("unique parameters", "参数量（去重）"),
     "each_once": ("{count} (every tensor once)", "{count}（每个张量只计一次）"),

@@ -49,7 +49,7 @@ PHRASES = {
     "problem: {words}": "问题：{words}",
     "the model": "模型",
     "the command line": "命令行",
-    "tables": "表格",
+    "progress, help, widths of letters": "进度条、帮助、字符宽度",
     "HTML pages": "HTML 页面",
     "diagram as SVG and HTML (or the program dot)": "diagram 的 SVG 和 HTML（或用 dot 程序）",
     "models of other families, diagram --implementation transformers": "其他模型族，diagram --implementation transformers",
@@ -60,7 +60,7 @@ PHRASES = {
     "explore, in the terminal": "终端中的 explore",
     "to_pandas of a report in Python": "Python 中报告的 to_pandas",
     # presets and schema
-    "unique params: every tensor once; sum over layers: a tied tensor at every layer that uses it": "参数量（去重）：每个张量只计一次；参数量（按层累加）：共享张量在每个使用它的层都计一次",
-    "recorded in the presets; 'bertscope check' verifies them against the built models": "数字写在预设中；bertscope check 用构建出的模型核对",
+    "unique params: every tensor once; 'bertscope check' verifies those of a preset against the built model": "参数量（去重）：每个张量只计一次；bertscope check 用构建出的模型核对预设中的数字",
+    "sum over layers: a tied tensor at every layer that uses it": "参数量（按层累加）：共享张量在每个使用它的层都计一次",
     "'bertscope schema KIND' prints the JSON Schema of one": "bertscope schema KIND 打印其中一个的 JSON Schema",
 }

@@ -490,7 +490,7 @@ def fitted() -> FitReport:
 
 
 GOLDENS = {
-    "profile-table.txt": lambda: renderer.table(profiled(), Target(), verbose=True),
+    "profile-table.txt": lambda: renderer.table(profiled(), Target(verbose=True)),
     "profile-table-narrow.txt": lambda: renderer.table(profiled(), Target(width=80, unicode=False)),
     "profile-markdown.md": lambda: renderer.markdown(profiled()),
     "profile.csv": lambda: renderer.csv(profiled()),
@@ -517,7 +517,7 @@ def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
-    text = renderer.table(profiled(), Target(width=width), verbose=True)
+    text = renderer.table(profiled(), Target(width=width, verbose=True))
     tables = text.count("\n at the peak")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
@@ -530,7 +530,7 @@ def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
 def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
     report = profiled()
     short = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80))
-    full = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80), verbose=True)
+    full = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
     assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
     details = ("  in optimizer step", "process: one step", "tokens per second")
     assert all(name in full and name not in short for name in details)
@@ -544,11 +544,11 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     memory = replace(memory, phases=(replace(memory.phases[1], parts=parts),))
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
     assert re.search(r"^ buffers, inputs +24 B$", renderer.table(report, Target()), re.MULTILINE)
-    assert re.search(r"^ inputs +16 B$", renderer.table(report, Target(), verbose=True), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", renderer.table(report, Target(verbose=True)), re.MULTILINE)
 
 
 def test_no_bar_is_cut_in_a_narrow_terminal():
-    text = renderer.table(profiled(), Target(width=100), verbose=True)
+    text = renderer.table(profiled(), Target(width=100, verbose=True))
     bars = [line for line in text.splitlines() if "PPP" in line]
     assert len(bars) == 4
     assert all(len(line) <= 100 for line in bars)
@@ -556,7 +556,7 @@ def test_no_bar_is_cut_in_a_narrow_terminal():
 
 def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     line = next(
-        line for line in renderer.table(profiled(), Target(), verbose=True).splitlines() if line.startswith("none ")
+        line for line in renderer.table(profiled(), Target(verbose=True)).splitlines() if line.startswith("none ")
     )
     marks = line.partition(" ")[2].strip()
     bar = marks.partition(" ")[0]
@@ -570,7 +570,7 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
 def test_every_mark_in_a_bar_is_explained(activations):
     memory = made_up(activations, "estimated")
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    text = renderer.table(report, Target(), verbose=True)
+    text = renderer.table(report, Target(verbose=True))
     (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
     (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
     assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))
