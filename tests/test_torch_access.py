@@ -100,8 +100,7 @@ def test_without_the_node_backward_is_known_and_belongs_to_no_module(monkeypatch
 def test_the_profiler_shows_names_and_allocations(monkeypatch, is_missing):
     if is_missing:
         monkeypatch.delattr(torch._C._profiler, "_RecordFunctionFast")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    profiling = torch.profiler.profile(activities=activities, profile_memory=True)
+    profiling = torch.autograd.profiler.profile(profile_memory=True, use_kineto=True)
     with profiling as profiler, torch_access.record_name("a name"):
         torch.ones(1000)
     pending = torch_access.profiled_events(profiler)
@@ -225,12 +224,17 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
         "torch._dynamo.graph_break()\n"
         "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
+        "torch._dynamo.trace_rules.clear_lru_cache()\n"
+        "import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)\n"
         "print('torch._dynamo.eval_frame' in sys.modules)\n"
+        "print(torch._dynamo.trace_rules.lookup.__module__)\n"
         "import torch._dynamo.source\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines() == ["2 4 3 False", "True False", "False", "2 4 3 True False"]
+    assert done.stdout.splitlines() == [
+        "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules", "2 4 3 True False",
+    ]  # fmt: skip
 
 
 def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():

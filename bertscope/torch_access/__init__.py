@@ -8,6 +8,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -148,13 +149,13 @@ def record_name(name: str) -> AbstractContextManager[Any]:
     return fast(name)
 
 
-def profiled_events(profiler: torch.profiler.profile) -> list[Any]:
+def profiled_events(profiler: torch.autograd.profiler.profile) -> list[Any]:
     """Return the profiler's events as trees, with each allocation and its address.
 
     Fallback: BertscopeError, since no documented function of torch gives the addresses.
     """
     try:
-        return profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+        return profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     except AttributeError:
         message = f"torch {torch.__version__} does not show its allocations; measure with another version of torch"
         raise BertscopeError(message) from None
@@ -248,8 +249,20 @@ def is_plain_fake(value: Any) -> bool:
     return is_fake and value.constant is None and value.layout == torch.strided and not value.dtype.is_complex
 
 
+class _LaterRules:
+    """torch._dynamo.trace_rules before its package has run; torch.distributed empties its cache without a test."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("torch._dynamo.trace_rules"), name)
+
+    def clear_lru_cache(self) -> None:
+        """Do nothing: nothing is cached yet."""
+
+
 class _LaterPackage(ModuleType):
     """torch._dynamo before its code has run, which happens when an attribute that it does not have yet is read."""
+
+    trace_rules = _LaterRules()
 
     def __getattr__(self, name: str) -> Any:
         if not self.__dict__.get("is_waiting"):

@@ -110,10 +110,13 @@ def forget_meshes() -> None:
 
     Fallback: nothing; then the number of ranks of a later collective may be that of an earlier job.
     """
-    with suppress(ImportError, AttributeError):
-        from torch.distributed.tensor import debug
+    with suppress(ImportError, AttributeError):  # torch.distributed.tensor.debug does both, and loads torch._dynamo
+        from torch.distributed.tensor import DTensor
 
-        debug._clear_sharding_prop_cache()
+        dispatcher: Any = DTensor._op_dispatcher
+        dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    with suppress(AttributeError):
+        torch._C._clear_DTensor_sharding_propagator_cache()
     with suppress(ImportError, AttributeError):
         from torch.distributed.tensor import _redistribute
 

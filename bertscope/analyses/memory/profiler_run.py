@@ -29,8 +29,6 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
 
     `on_phase` is called with each phase as it begins.
     """
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU] + ([activity.CUDA] if step.device == "cuda" else [])
     reader = _Reader(step.device)
     reader.recorder.state = [
         (block, tensor.untyped_storage().nbytes())
@@ -47,7 +45,9 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
         grads = (param.grad for param in step.model.parameters())
         reader.gradients[phase] = {grad.untyped_storage().data_ptr() for grad in grads if grad is not None}
 
-    profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+    # torch.profiler.profile starts the same profiler and loads torch._inductor (1 s of CPU time) for a setting.
+    device = step.device if step.device == "cuda" else None
+    profiler = torch.autograd.profiler.profile(use_device=device, profile_memory=True, use_kineto=True)
     with _marked_modules(step.model), profiler:
         step.run(marked)
     for event in profiled_events(profiler):

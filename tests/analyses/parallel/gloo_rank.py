@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from statistics import median_low
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ class Highest(TorchDispatchMode):
 
 
 def steps_of(strategy, mesh, checkpointing, fields):
-    """The mapped bytes of a step above those before it, phase by phase: the least of several steps."""
+    """The mapped bytes of a step above those before it, phase by phase: the median of several steps."""
     ranks = init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
     model = models.BertForMaskedLM(BertConfig(**fields)).train()
     if checkpointing != "none":
@@ -100,8 +101,9 @@ def steps_of(strategy, mesh, checkpointing, fields):
             optimizer.zero_grad()
         phases = {"forward": forward, "backward": backward, "optimizer": update}
         steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
-    # The first step allocates what FSDP and the optimizer keep; threads of gloo free some buffers late.
-    return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
+    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take memory at any time and free some
+    # buffers late: before a step, which is then too low, or inside it, which is then too high.
+    return {name: median_low(step[name] for step in steps[1:]) for name in steps[0]}
 
 
 def gradient_error(ranks, fields):
