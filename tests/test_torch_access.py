@@ -227,13 +227,13 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "torch._dynamo.trace_rules.clear_lru_cache()\n"
         "import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)\n"
         "print('torch._dynamo.eval_frame' in sys.modules)\n"
-        "print(torch._dynamo.trace_rules.lookup.__module__)\n"
+        "print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rules).__name__)\n"
         "import torch._dynamo.source\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [
-        "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules", "2 4 3 True False",
+        "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules module", "2 4 3 True False",
     ]  # fmt: skip
 
 

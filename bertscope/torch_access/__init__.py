@@ -262,12 +262,11 @@ class _LaterRules:
 class _LaterPackage(ModuleType):
     """torch._dynamo before its code has run, which happens when an attribute that it does not have yet is read."""
 
-    trace_rules = _LaterRules()
-
     def __getattr__(self, name: str) -> Any:
         if not self.__dict__.get("is_waiting"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         self.is_waiting = False
+        self.__dict__.pop("trace_rules", None)  # the package imports the module of that name
         found: Any = self.__spec__
         self.__path__ = found.submodule_search_locations
         try:
@@ -317,6 +316,7 @@ def load_dynamo_later() -> None:
     del package.__path__
     package.__class__ = _LaterPackage
     package.is_waiting = True  # type: ignore[attr-defined]
+    package.trace_rules = _LaterRules()  # type: ignore[attr-defined]
     torch._dynamo = sys.modules[name] = package
     settings = f"{name}.config"
     path = Path(str(found.origin)).with_name("config.py")

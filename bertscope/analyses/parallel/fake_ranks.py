@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
 from bertscope.parallelism import Parallelism
-from bertscope.torch_access import nn, torch, tree_leaves
+from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
 from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
 
 
@@ -24,6 +24,11 @@ def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
     dist = torch.distributed
     if not dist.is_available():
         raise SelectionError("this build of torch has no torch.distributed; install one that has")
+    if not has_kernel(torch.ops.c10d.broadcast_.default, "Meta"):
+        raise SelectionError(
+            f"torch {torch.__version__} does not run collectives without values; estimates of several ranks are tested "
+            "with torch 2.11 and newer"
+        )
     if dist.is_initialized():
         raise SelectionError("this process belongs to a process group; run the estimate in another process")
     logger = logging.getLogger("torch.distributed.tensor")  # it warns that two all-reduces could be one

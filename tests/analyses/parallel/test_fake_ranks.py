@@ -153,6 +153,13 @@ def test_a_process_of_a_real_job_is_refused(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_a_torch_without_collectives_on_meta_is_an_error_that_names_a_version_that_has_them(monkeypatch):
+    monkeypatch.setattr("bertscope.analyses.parallel.fake_ranks.has_kernel", lambda operator, key: False)
+    with pytest.raises(SelectionError, match=r"torch .* tested with torch 2\.11"), fake_ranks(Parallelism("tp", (2,))):
+        pass
+    assert not torch.distributed.is_initialized()
+
+
 def test_after_an_estimate_the_process_belongs_to_no_job():
     with fake_ranks(Parallelism("fsdp", (4,))):
         assert torch.distributed.get_world_size() == 4
