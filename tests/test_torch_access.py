@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import contextmanager
+from threading import Event, Thread
 
 import pytest
 
@@ -210,6 +211,29 @@ def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_
         assert torch.nn.init.ones_(torch.empty(2)).tolist() == [1.0, 1.0]
 
 
+def test_a_module_with_values_is_initialized_where_others_are_built_on_meta():
+    given = torch.nn.Linear.reset_parameters
+    torch.manual_seed(0)
+    expected = torch.nn.Linear(2, 3).weight.tolist()
+    began, may_end = Event(), Event()
+
+    def build_until_the_other_ended():
+        with torch_access.on_device("meta"):
+            began.set()
+            may_end.wait(20)
+
+    thread = Thread(target=build_until_the_other_ended)
+    with torch_access.on_device("meta"):
+        thread.start()
+        assert began.wait(20)
+        torch.manual_seed(0)
+        assert torch.nn.Linear(2, 3, device="cpu").weight.tolist() == expected
+    assert torch.nn.Linear.reset_parameters is given
+    may_end.set()
+    thread.join()
+    assert torch.nn.Linear.reset_parameters is given
+
+
 def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loads_it():
     code = (
         "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
@@ -220,7 +244,7 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')\n"
         "    with Mode():\n"
         "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
-        "torch_access.load_dynamo_later()\n"
+        "torch_access.dynamo.load_dynamo_later()\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
         "torch._dynamo.graph_break()\n"
         "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
@@ -245,7 +269,7 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
         "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
         "        seen.append(operator)\n"
         "        return operator(*args, **kwargs or {})\n"
-        "torch_access.load_dynamo_later()\n"
+        "torch_access.dynamo.load_dynamo_later()\n"
         "with Mode():\n"
         "    import torch._dynamo.source\n"
         "    torch.ones(2)\n"
@@ -258,7 +282,7 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
 def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
     code = (
         "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "torch_access.load_dynamo_later()\n"
+        "torch_access.dynamo.load_dynamo_later()\n"
         "sys.modules['torch._dynamo.eval_frame'] = None\n"
         "try:\n"
         "    torch._dynamo.explain\n"

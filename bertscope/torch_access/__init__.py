@@ -8,10 +8,6 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from bertscope.errors import BertscopeError
@@ -32,7 +28,9 @@ from torch.utils._device import DeviceContext, _device_constructors  # noqa: E40
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-__all__ = ["Embedding", "index_row", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+from bertscope.torch_access.dynamo import load_dynamo_later  # noqa: E402
+
+__all__ = ["Embedding", "index_row", "load_dynamo_later", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -75,6 +73,16 @@ class _OnMeta(DeviceContext):
     def __init__(self) -> None:
         super().__init__("meta")
 
+    def __enter__(self) -> Any:
+        for kind, (given, later) in _RESETS.items():
+            _replace_reset(kind, given, later)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        for kind, (given, later) in _RESETS.items():
+            _replace_reset(kind, later, given)
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _CONSTRUCTORS:
@@ -87,6 +95,24 @@ class _OnMeta(DeviceContext):
         return function(*args, **kwargs)
 
 
+def _replace_reset(kind: Any, old: Any, new: Any) -> None:
+    if kind.reset_parameters is old:  # not of another thread, nor of somebody else
+        kind.reset_parameters = new
+
+
+def _reset(kind: Any) -> tuple[Any, Any]:
+    """Return the method that initializes a module, and one that does so unless its weight is on meta."""
+    given = kind.reset_parameters
+
+    def later(module: Any) -> None:
+        if module.weight is None or not module.weight.is_meta:
+            given(module)
+
+    return given, later
+
+
+# The modules that a BERT has by the hundred: to ask the mode about each call of torch.nn.init takes a tenth of a build.
+_RESETS: dict[Any, tuple[Any, Any]] = {kind: _reset(kind) for kind in (nn.Linear, nn.LayerNorm)}
 _CONSTRUCTORS = frozenset(_device_constructors())
 _FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
 
@@ -247,82 +273,6 @@ def is_plain_fake(value: Any) -> bool:
     """Return True for a fake tensor with strides and real elements that has no value; some have that of a constant."""
     is_fake = getattr(value, "fake_mode", None) is not None
     return is_fake and value.constant is None and value.layout == torch.strided and not value.dtype.is_complex
-
-
-class _LaterRules:
-    """torch._dynamo.trace_rules before its package has run; torch.distributed empties its cache without a test."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module("torch._dynamo.trace_rules"), name)
-
-    def clear_lru_cache(self) -> None:
-        """Do nothing: nothing is cached yet."""
-
-
-class _LaterPackage(ModuleType):
-    """torch._dynamo before its code has run, which happens when an attribute that it does not have yet is read."""
-
-    def __getattr__(self, name: str) -> Any:
-        if not self.__dict__.get("is_waiting"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        self.is_waiting = False
-        self.__dict__.pop("trace_rules", None)  # the package imports the module of that name
-        found: Any = self.__spec__
-        self.__path__ = found.submodule_search_locations
-        try:
-            with torch._C._DisableTorchDispatch():  # its tensors are no model's
-                found.loader.exec_module(self)
-        except BaseException:  # the next use tries again, as after an import that failed
-            del self.__path__
-            self.is_waiting = True
-            raise
-        gc.collect()  # the cycles that it leaves hold the frames of its callers, and with them a model's tensors
-        return getattr(self, name)
-
-    def disable(self, function: Any = None, *settings: Any, **more: Any) -> Any:
-        """Return a function that runs `function` as it is, and once the package is loaded, without compiling it."""
-        disabled: list[Any] = []
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self.is_waiting:
-                return function(*args, **kwargs)
-            if not disabled:
-                disabled.append(self.__dict__["disable"](function, *settings, **more))
-            return disabled[0](*args, **kwargs)
-
-        return run if function is not None else self.decorators.disable(None, *settings, **more)
-
-    def graph_break(self, *_: Any) -> None:
-        """Do nothing, as outside a compiled function; each step of an optimizer calls it."""
-
-    def is_compiling(self) -> bool:
-        """Return False, as outside a compiled function; the models of transformers ask in each forward."""
-        return False
-
-
-def load_dynamo_later() -> None:
-    """Have torch._dynamo run its code at its first real use; call this before operators run on meta.
-
-    torch imports it (0.5 s of CPU time) to exclude meta kernels and dispatch modes from torch.compile, which is not in
-    use while the package is not loaded. The package has no search path, which Python reads to import a module in it:
-    any other use runs the package first, as an import does. Its settings, which FakeTensorMode reads, are there without
-    it: they are a module that imports nothing of the package.
-    Fallback: where the package is loaded or cannot be found, nothing.
-    """
-    name = "torch._dynamo"
-    if name in sys.modules or (found := find_spec(name)) is None or found.loader is None:
-        return
-    package = module_from_spec(found)
-    del package.__path__
-    package.__class__ = _LaterPackage
-    package.is_waiting = True  # type: ignore[attr-defined]
-    package.trace_rules = _LaterRules()  # type: ignore[attr-defined]
-    torch._dynamo = sys.modules[name] = package
-    settings = f"{name}.config"
-    path = Path(str(found.origin)).with_name("config.py")
-    if path.is_file() and (own := spec_from_file_location(settings, path)) and own.loader:
-        package.config = sys.modules[settings] = module_from_spec(own)  # type: ignore[attr-defined]
-        own.loader.exec_module(package.config)
 
 
 def value_errors() -> tuple[type[Exception], type[Exception]]:
