@@ -1,7 +1,7 @@
 """`flops` of a source: a sweep, the polynomial, the conventions, and the extrapolation from a few layers.
 
-If layers may be equal, three run; if their work is equal, one of them is repeated for all. Otherwise (frozen
-parameters, a strategy that chooses layers) all run.
+If layers may be equal, three run, or three periods of layers; if their work is equal, one of them is repeated for all.
+Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ class FlopsRun:
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        may_be_equal = period(self.source, checkpointing=self.checkpointing, frozen=self.freeze) == 1
-        if may_be_equal and self.source.layers > RAN:
-            model, recorded, loss = self._run(self.source.with_layers(RAN), batch, seq)
-            tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers)
+        repeats = period(self.source, checkpointing=self.checkpointing, frozen=self.freeze)
+        if repeats and self.source.layers > RAN * repeats and not self.source.layers % repeats:
+            model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)
+            tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers, repeats)
             if tree is not None:
                 return self._report(model, recorded, loss, batch, seq, tree)
         return self.of_all_layers(batch, seq)

@@ -22,7 +22,7 @@ def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period
     repeater = _Repeater(path, ran, wanted, period)
     runs = [(unit, list(run)) for unit, run in groupby(trace.state, key=lambda item: repeater.unit(item[0].path))]
     state = [
-        (block._replace(path=repeater.moved(block.path, units)), size)
+        (repeater.moved_block(block, units), size)
         for unit, run in runs
         for units in repeater.shifts(unit, 0)
         for block, size in run
@@ -122,7 +122,7 @@ class _Repeater:
 
     def _moved_block(self, block: Block, units: int) -> Block:
         """Return the block with its layer moved by this number of units."""
-        return block._replace(path=self.moved(block.path, units))
+        return Block(block.part, self.moved(block.path, units), *block[2:])  # _replace takes ten times as long
 
     def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
         """Return the event and its block, moved by this number of units."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.modules.module_tree import Node, moved
+from bertscope.analyses.modules.module_tree import Node, fold, moved
 from bertscope.errors import SelectionError
 from bertscope.run_config import Checkpointing
 from bertscope.sources.model_source import ModelSource
@@ -49,29 +49,40 @@ def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A folded tree in which the `ran` equal layers at `path` count as `layers`; without a path, the tree as it ran."""
+    """A folded tree in which the `ran` layers at `path` count as `layers`; without a path, the tree as it ran."""
 
     root: Node
     path: str = ""
     ran: int = 1
     layers: int = 1
+    repeats: int = 1  # number of layers in a period
 
     def scaled(self, path: str, cost: Any) -> Any:
-        """Return what the module at `path` costs, as it ran, for all layers that count."""
-        return cost * self.layers // self.ran if self.path and path.startswith(f"{self.path}.") else cost
+        """Return what the module at `path` costs, as it ran, for all layers that count; those of the middle repeat."""
+        prefix = f"{self.path}."
+        if not self.path or not path.startswith(prefix):
+            return cost
+        number = int(path.removeprefix(prefix).partition(".")[0])
+        is_middle = self.repeats <= number < self.ran - self.repeats
+        return cost * (1 + (self.layers - self.ran) // self.repeats) if is_middle else cost
 
 
-def repeated(root: Node, path: str, layers: int) -> Repeated | None:
-    """Return the folded tree with `layers` layers at `path`; None if its layers differ."""
-    found = equal_layers(root, path)
-    if len(found) != 1:
+def repeated(root: Node, path: str, layers: int, repeats: int = 1) -> Repeated | None:
+    """Return the folded tree with `layers` layers at `path`; None if they do not repeat after `repeats` layers."""
+    found = [layer for layer in equal_layers(root, path) for _ in range(layer.copies)]
+    first = found[:repeats]
+    if not found or layers % repeats or len(found) % repeats:
         return None
-    (layer,) = found
+    if any(layer.likeness != first[place % repeats].likeness for place, layer in enumerate(found)):
+        return None
+
+    def numbered(number: int) -> Node:
+        layer = first[number % repeats]
+        return replace(moved(layer, layer.path, f"{path}.{number}"), name=str(number), copies=1)
 
     def change(node: Node) -> Node:
-        if node.path != path:
-            return replace(node, children=tuple(map(change, node.children)))
-        name = f"0-{layers - 1}"
-        return replace(node, children=(replace(moved(layer, layer.path, f"{path}.{name}"), name=name, copies=layers),))
+        if node.path == path:
+            return fold(replace(node, children=tuple(map(numbered, range(layers)))))
+        return replace(node, children=tuple(map(change, node.children)))
 
-    return Repeated(change(root), path, layer.copies, layers)
+    return Repeated(change(root), path, len(found), layers, repeats)

@@ -212,11 +212,11 @@ def test_recomputation_is_one_forward_of_the_layers_recomputed(strategy, layers)
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-def test_few_layers_multiplied_equal_all_layers_run(mode, checkpointing):
-    run = FlopsRun(source=source(num_hidden_layers=6), mode=mode, checkpointing=checkpointing)
+@pytest.mark.parametrize(("checkpointing", "layers"), [("none", 3), ("full", 3), ("selective", 3), ("every-3", 9)])
+def test_few_layers_multiplied_equal_all_layers_run(mode, checkpointing, layers):
+    run = FlopsRun(source=source(num_hidden_layers=layers + 3), mode=mode, checkpointing=checkpointing)
     few, every = run.at(2, 16), run.of_all_layers(2, 16)
-    assert few.traced_layers == 3
+    assert few.traced_layers == layers
     assert every.traced_layers is None
     assert few.rows == every.rows
     assert few.operators == every.operators

@@ -21,7 +21,19 @@ def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
     assert tree is not None
     assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
     assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
-    assert [tree.scaled(path, 6) for path in ("body.1", "head", "bodyguard")] == [20, 6, 6]
+    paths = ("body.0", "body.1", "body.2", "head", "bodyguard")
+    assert [tree.scaled(path, 6) for path in paths] == [6, (10 - 2) * 6, 6, 6, 6]
+
+
+def test_layers_that_alternate_repeat_in_pairs():
+    ran = nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, 4, bias=n % 2 == 0) for n in range(6)))})
+    tree = repeated(fold(read(ran)), "body", 10, 2)
+    assert tree is not None
+    assert sum(held.numel for held in tree.root.params) == 5 * (4 * 4 + 4) + 5 * 4 * 4
+    assert [node.path for node in tree.root.walk()] == ["", "body", *(f"body.{n}" for n in range(10))]
+    assert sum(tree.scaled(f"body.{n}", 1) for n in range(6)) == 10
+    assert repeated(fold(read(ran)), "body", 9, 2) is None
+    assert repeated(fold(read(ran)), "body", 10) is None
 
 
 def test_a_tree_whose_layers_differ_is_not_repeated():

@@ -62,10 +62,20 @@ def _promoted_bytes(args: Any) -> int:
     if len(args) < 2 or not isinstance(args[0], torch.Tensor):
         return 0
     first, second = args[:2]
-    common = torch.result_type(first, second)
+    common = _common_dtype(first, second)
     if not isinstance(second, torch.Tensor):
         return _NUMBER_BYTES + (common.itemsize if common not in (torch.float64, torch.int64) else 0)
     return sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common)
+
+
+def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
+    """Return torch.result_type of two operands; for the most frequent ones without a call of the dispatcher."""
+    if not isinstance(second, torch.Tensor):
+        is_real = isinstance(second, (int, float))
+        return first.dtype if is_real and first.dtype.is_floating_point else torch.result_type(first, second)
+    if first.dim() and second.dim():
+        return torch.promote_types(first.dtype, second.dtype)
+    return torch.result_type(first, second)
 
 
 def _matrix_bytes(given: torch.Tensor) -> int:
