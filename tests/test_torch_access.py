@@ -211,6 +211,17 @@ def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_
         assert torch.nn.init.ones_(torch.empty(2)).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_fake_tensor_becomes_a_parameter_that_a_module_registers(requires_grad):
+    with torch_access.fake_tensor_mode():
+        fake = torch.empty(2, 3)
+        param = torch_access.fake_parameter(fake, requires_grad)
+        module = torch.nn.Linear(3, 2)
+        module.weight = param
+    assert module.get_parameter("weight") is param is fake
+    assert param.requires_grad is requires_grad
+
+
 def test_a_module_with_values_is_initialized_where_others_are_built_on_meta():
     given = torch.nn.Linear.reset_parameters
     torch.manual_seed(0)
@@ -388,6 +399,8 @@ def test_without_the_mode_a_tensor_is_real():
 
 
 def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
+    from torch.distributed import _functional_collectives as functional_collectives
+
     seen = []
 
     class Seen(torch_access.DispatchMode):
@@ -403,7 +416,7 @@ def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
         with Seen():
             dist.all_reduce(torch.ones(2))
             dist.all_reduce(torch.ones(2), group=pair)
-            dist._functional_collectives.all_reduce(torch.ones(2), "sum", pair).wait()
+            functional_collectives.all_reduce(torch.ones(2), "sum", pair).wait()
     finally:
         dist.destroy_process_group()
     assert seen[:3] == [("allreduce_", 6), ("allreduce_", 3), ("all_reduce", 3)]

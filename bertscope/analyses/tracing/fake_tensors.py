@@ -14,6 +14,7 @@ from bertscope.errors import BertscopeError, SelectionError, SourceError
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
+    fake_parameter,
     fake_tensor_as,
     fake_tensor_mode,
     is_plain_fake,
@@ -73,8 +74,8 @@ def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
     if is_plain_fake(like) and tensor.layout == torch.strided:  # torch.empty_strided takes twenty times as long
         empty = fake_tensor_as(like, tensor.size(), tensor.stride(), tensor.dtype, 0, shares=False)
-    else:
-        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=like.device)
+        return fake_parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=like.device)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
