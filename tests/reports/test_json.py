@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import bertscope
+from bertscope.analyses.page import report as page_analysis
 from bertscope.commands import output
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError
@@ -47,6 +48,7 @@ OUTPUTS = {
 @pytest.mark.parametrize(("kind", "command"), [(kind, line) for kind, lines in OUTPUTS.items() for line in lines])
 def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, tmp_path, monkeypatch, kind, command):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page_analysis, "LENGTHS", (64,))
     reports = []
     monkeypatch.setattr(output, "to_json", lambda report: reports.append(report) or bertscope.to_json(report))
     (tmp_path / "mine.bertscope.yaml").write_text("model: bert-tiny\nexpected: {ties: {a: b}, distinct_params: 5}\n")
