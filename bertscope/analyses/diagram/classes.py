@@ -9,7 +9,7 @@ import dis
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
