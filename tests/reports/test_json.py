@@ -9,7 +9,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import bertscope
-from bertscope.analyses.page import report as page_analysis
 from bertscope.commands import output
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError
@@ -38,7 +37,7 @@ OUTPUTS = {
     "comparison": ["count bert-tiny bert-mini --by group", "flops bert-tiny bert-mini --seq 8,16",
                    "estimate bert-tiny bert-mini --seq 16 --optimizer sgd",
                    "fit bert-tiny --gpu t4,a10 -s 64 -b 4 --checkpointing none --precision fp32 --optimizer sgd"],
-    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
+    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 16 --optimizer sgd"],
     "schemas": ["schema"],
     "sweep": ["sweep grid.yaml -o rows.jsonl --workers 1"],
     "doctor": ["doctor"],
@@ -48,7 +47,6 @@ OUTPUTS = {
 @pytest.mark.parametrize(("kind", "command"), [(kind, line) for kind, lines in OUTPUTS.items() for line in lines])
 def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, tmp_path, monkeypatch, kind, command):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page_analysis, "LENGTHS", (64,))
     reports = []
     monkeypatch.setattr(output, "to_json", lambda report: reports.append(report) or bertscope.to_json(report))
     (tmp_path / "mine.bertscope.yaml").write_text("model: bert-tiny\nexpected: {ties: {a: b}, distinct_params: 5}\n")
