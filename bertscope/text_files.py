@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, ClassVar
@@ -193,14 +194,20 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+@lru_cache(maxsize=32)  # to parse a preset takes 3 ms, and a sweep reads one for each point
+def _root_node(text: str) -> yaml.Node | None:
+    """Return the node of a YAML document, which nothing changes; None for an empty one."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
 def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
     """Return the top-level mapping of a YAML document; `form` tells in an error what it contains."""
     try:
-        loader = _Loader(text)
-        try:
-            root = loader.get_single_node()
-        finally:
-            loader.dispose()
+        root = _root_node(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1

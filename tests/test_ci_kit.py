@@ -93,14 +93,18 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
 def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp_path):
     both = DIFFERS + "  layer_params: 4385920\n"
     project(tmp_path, wrong=both, other=both)
+    asked = ("-k", "layer_params", "wrong.bertscope.yaml::layer_params", "other.bertscope.yaml")
+    assert "2 passed, 1 deselected" in run(*loaded("pytest"), *plugin, "-q", *asked, cwd=tmp_path).stdout
     (tmp_path / "conftest.py").write_text(
         "import sys\n\ndef pytest_collection_finish(session):\n    assert 'torch' not in sys.modules\n"
     )
-    asked = ("-k", "layer_params", "wrong.bertscope.yaml::layer_params", "other.bertscope.yaml")
-    assert "2 passed, 1 deselected" in run(*PYTEST, *plugin, "-q", *asked, cwd=tmp_path).stdout
     (tmp_path / "other.bertscope.yaml").unlink()
-    out = run(*PYTEST, *plugin, "--collect-only", "-q", cwd=tmp_path).stdout
-    assert out.splitlines()[:2] == ["wrong.bertscope.yaml::distinct_params", "wrong.bertscope.yaml::layer_params"]
+    done = run(*PYTEST, *plugin, "--collect-only", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[:2] == [
+        "wrong.bertscope.yaml::distinct_params",
+        "wrong.bertscope.yaml::layer_params",
+    ]
 
 
 def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_path):
@@ -271,13 +275,19 @@ def step(name: str, cwd: Path, inputs: dict[str, str], **variables: str) -> subp
     )
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Install what the action's first step installs into a separate folder, without its dependencies."""
-    site = tmp_path_factory.mktemp("site")
-    programs = tmp_path_factory.mktemp("bin")
-    (programs / "python").symlink_to(sys.executable)
-    (programs / "python").unlink()
+@pytest.fixture(scope="session")
+def installed(once, tmp_path_factory) -> dict[str, str]:
+    """Return the variables of an environment with what the action's first step installs, without its dependencies."""
+
+    @once
+    def install() -> dict[str, str]:
+        return install_into(tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("bin"))
+
+    return install()
+
+
+def install_into(site: Path, programs: Path) -> dict[str, str]:
+    """Install with the action's first step into a separate folder; return the variables of the environment."""
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (programs / "python").chmod(0o755)
     path = f"{site}/bin{os.pathsep}{programs}{os.pathsep}{os.environ['PATH']}"

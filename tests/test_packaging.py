@@ -5,50 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
-
-import pytest
+from pathlib import Path
 
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT
+from tests.test_ci_kit import installed  # noqa: F401
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel that a user would install, built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-def test_the_wheel_holds_every_preset_and_template_and_no_test(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    presets = {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").glob("*.yaml")}
-    assert presets <= set(names)
+def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):  # noqa: F811
+    site = Path(installed["PYTHONPATH"])
+    names = {str(path.relative_to(site)) for path in site.rglob("*")}
+    assert {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").glob("*.yaml")} <= names
     folder = ROOT / "bertscope" / "render" / "page" / "templates"
-    assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= set(names)
+    assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
 
 
-def test_the_installed_wheel_counts_from_any_folder(wheel, tmp_path):
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
+def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):  # noqa: F811
     code = (
         "import bertscope, sys; assert bertscope.__file__.startswith(sys.argv[1]), bertscope.__file__;"
         "from bertscope import cli; sys.argv = ['bertscope', 'check']; sys.exit(cli._run())"
     )
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(site)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    site = installed["PYTHONPATH"]
+    done = subprocess.run([sys.executable, "-c", code, site], cwd=tmp_path, env=os.environ | {"PYTHONPATH": site},
+                          capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(preset_paths())} files: ")
     assert done.stdout.endswith("expectations passed, 0 failed\n")

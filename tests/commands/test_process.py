@@ -150,7 +150,9 @@ def test_no_module_is_imported_from_the_working_directory(tmp_path, names):
     for name in names:
         (tmp_path / f"{name}.py").write_text("open('canary', 'w')\n")
     console_script = "import sys; sys.path.pop(0); from bertscope.__main__ import main; main()"
-    environment = ENV | {"PYTHONPATH": str(ROOT)}
+    (tmp_path / "later" / "torch").mkdir(parents=True)  # fast to import; before it is what is not to be imported
+    (tmp_path / "later" / "torch" / "__init__.py").write_text("raise ImportError('the later one')\n")
+    environment = ENV | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'later'}"}
     started = [["-c", console_script], ["-m", "bertscope"]]
     command = "doctor"  # which imports torch
     if names == ("bertscope",):  # Python finds it before any of our code runs
@@ -160,6 +162,7 @@ def test_no_module_is_imported_from_the_working_directory(tmp_path, names):
         done = subprocess.run([sys.executable, *words, command], cwd=tmp_path, env=environment, capture_output=True,
                               text=True, check=False)  # fmt: skip
         assert done.returncode == 0, done.stderr
+        assert ("ImportError: the later one" in done.stdout) == (command == "doctor")
         assert not (tmp_path / "canary").exists()
 
 

@@ -37,7 +37,7 @@ OUTPUTS = {
     "comparison": ["count bert-tiny bert-mini --by group", "flops bert-tiny bert-mini --seq 8,16",
                    "estimate bert-tiny bert-mini --seq 16 --optimizer sgd",
                    "fit bert-tiny --gpu t4,a10 -s 64 -b 4 --checkpointing none --precision fp32 --optimizer sgd"],
-    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 32"],
+    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 16 --optimizer sgd"],
     "schemas": ["schema"],
     "sweep": ["sweep grid.yaml -o rows.jsonl --workers 1"],
     "doctor": ["doctor"],

@@ -9,8 +9,10 @@ import dis
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from bertscope.analyses.modules.class_names import address, is_of, public, type_name
@@ -174,8 +176,13 @@ def _held(module: nn.Module) -> dict[str, Any]:
 def _stored(cls: type) -> list[str]:
     """Return the attributes that the class's own `__init__` stores, in the order of its code."""
     code = getattr(vars(cls).get("__init__"), "__code__", None)
-    steps: Iterable[Any] = dis.get_instructions(code) if code else ()
-    return list(dict.fromkeys(step.argval for step in steps if step.opname == "STORE_ATTR"))
+    return [*_stored_by(code)] if code else []
+
+
+@lru_cache(maxsize=1024)
+def _stored_by(code: CodeType) -> tuple[str, ...]:
+    steps = dis.get_instructions(code)
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname == "STORE_ATTR"))
 
 
 def _fields(config_class: type) -> Iterator[ClassAttribute]:
