@@ -90,8 +90,10 @@ class _Cells:
     width: int
 
     def least_width(self, *, words: bool) -> int:
-        """Return the width of the longest text that is not broken: a word of the heading, a cell, or with `words` a
-        word of a long cell of words."""
+        """Return the width of the longest text that is not broken: a word of the heading, and a cell.
+
+        With `words` a long cell of words may be broken too.
+        """
         heading, *cells = self.texts
         widths = [*map(_cell_width, cells)]
         if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
@@ -134,13 +136,13 @@ class _Drawing:
             return drawing
         first, *others = self.columns
         if most := max((cells.column.below for cells in others), default=0):
-            return self._moved([cells for cells in others if cells.column.below == most]).fitted(width)
+            return self._moved(lambda cells: cells.column.below == most).fitted(width)
         drawing = self._narrowed(width, words=True)
         name = max(first.width - max(drawing.width - width, 0), min(first.width, _NARROWEST_NAME))
         drawing = replace(drawing, columns=[replace(first, width=name), *drawing.columns[1:]])
         if drawing.width <= width or not others:
             return drawing
-        return self._moved(others[-1:]).fitted(width)
+        return self._moved(lambda cells: cells is others[-1]).fitted(width)
 
     def _narrowed(self, width: int, *, words: bool) -> _Drawing:
         """Return the drawing with headings, and with `words` cells of words, in as many lines as the width asks for."""
@@ -152,9 +154,10 @@ class _Drawing:
             excess -= narrower
         return replace(self, columns=columns)
 
-    def _moved(self, moved: Sequence[_Cells]) -> _Drawing:
-        """Return the drawing with these columns below the names."""
-        return _Drawing([cells for cells in self.columns if cells not in moved], [*moved, *self.below])
+    def _moved(self, is_moved: Callable[[_Cells], bool]) -> _Drawing:
+        """Return the drawing with some columns below the names, before those that are there."""
+        kept = [cells for cells in self.columns if not is_moved(cells)]
+        return _Drawing(kept, [*filter(is_moved, self.columns), *self.below])
 
     def text(self, target: Target, is_strong: Sequence[bool]) -> str:
         """Return the lines: the headings, a rule, and the rows, some of them in bold."""
