@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 
@@ -73,6 +72,8 @@ def parse_bytes(text: str) -> int:
 
     Raises ValueError for anything else.
     """
+    from fractions import Fraction  # 10 ms, and most commands read no size
+
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise ValueError(text)
@@ -83,6 +84,8 @@ def parse_bytes(text: str) -> int:
 
 def unit_value(text: str) -> int | None:
     """Return the number that a text with a unit (`bytes_text`, `flops_text` ...) shows; None for other text."""
+    from fractions import Fraction
+
     number, _, unit = text.replace(",", "").partition(" ")
     return int(Fraction(number) * _VALUES[unit]) if unit in _VALUES else None
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,10 +22,12 @@ from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
 from bertscope.render import count as renderer
 from bertscope.render.texts import phrase
-from bertscope.reports.checkpoint import Stored
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
+
+if TYPE_CHECKING:
+    from bertscope.reports.checkpoint import Stored
 
 EXAMPLES = """
   bertscope count bert-large-zh
@@ -135,7 +137,7 @@ def _expected(text: str) -> int:
     return int(re.sub(r"[,_]", "", text))
 
 
-def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> Stored:
+def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> "Stored":
     """Show the contents of a checkpoint; torch is not imported."""
     from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint
