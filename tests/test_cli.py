@@ -304,6 +304,18 @@ def test_a_narrow_terminal_shows_every_column_and_cuts_no_path():
     assert max(map(len, rows.splitlines())) <= 60
 
 
+@pytest.mark.parametrize("command", [
+    "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "verify my-bert", "presets -v",
+    "schema", "doctor",
+])  # fmt: skip
+def test_no_line_is_longer_than_80_columns(cli, monkeypatch, user_folder, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(user_folder)
+    lines = cli(*command.split()).out.splitlines()
+    assert len(lines) > 4
+    assert [line for line in lines if len(line) > 80 and " " in line[12:]] == []  # a path of one word may be longer
+
+
 def test_a_very_narrow_terminal_folds_and_loses_nothing():
     out = on_a_terminal("count", "bert-tiny", columns=30, NO_COLOR="1")
     letters = "".join(out.split())

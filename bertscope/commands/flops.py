@@ -1,12 +1,14 @@
 """`bertscope flops`."""
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import typer
 
 from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, ModelsOptions
-from bertscope.commands.output import DetailedOutputOptions, write
+from bertscope.commands.output import DetailedOutputOptions
 from bertscope.commands.registry import command, numbers
 from bertscope.commands.run_options import ModelImplementation, Strategy
 from bertscope.errors import SelectionError
@@ -81,6 +83,6 @@ def flops(
         (report,) = reports
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
-        write(renderer.convention(report, convention), out.output)
+        out.show(report, SimpleNamespace(table=partial(renderer.convention, name=convention)))
     else:
         out.show_all(reports, renderer.operators if operators else renderer)

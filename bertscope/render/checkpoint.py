@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say
@@ -66,7 +66,8 @@ def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
 
 def table(report: CheckpointReport, target: Target) -> str:
     """Return the report for the terminal."""
-    return f"{_title(report)}\n{table_text(_columns(report), report.rows, target)}{lines_text(_footer(report), 17)}"
+    body = table_text(_columns(report), report.rows, target)
+    return wrapped(_title(report), target) + body + lines_text(_footer(report), 17, target)
 
 
 def markdown(report: CheckpointReport) -> str:
@@ -135,7 +136,7 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
 
 def _verify_table(report: VerifyReport, target: Target) -> str:
     body = table_text(_VERIFY, report.rows, target, lambda row: row.is_wrong) if report.rows else ""
-    return f"{_answer(report)}\n{body}{lines_text(_verify_footer(report), 17)}"
+    return wrapped(_answer(report), target) + body + lines_text(_verify_footer(report), 17, target)
 
 
 def _verify_markdown(report: VerifyReport) -> str:

@@ -4,7 +4,7 @@ from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say, word
@@ -79,7 +79,8 @@ def table(report: FlopsReport, target: Target) -> str:
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
     sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
-    return f"{title(report)}\n{body}{sweep}{lines_text(_footer(report, verbose=target.verbose), 13, target)}"
+    footer = lines_text(_footer(report, verbose=target.verbose), 13, target)
+    return f"{wrapped(title(report), target)}{body}{sweep}{footer}"
 
 
 _SWEEP = (
@@ -103,7 +104,7 @@ _OPERATORS = (
 
 def _operators_table(report: FlopsReport, target: Target) -> str:
     body = table_text(_OPERATORS, report.operators, target)
-    return f"{title(report)}\n{body}{lines_text(_footer(report, verbose=target.verbose), 13, target)}"
+    return wrapped(title(report), target) + body + lines_text(_footer(report, verbose=target.verbose), 13, target)
 
 
 # The renderer of `--operators`: every operator seen, and those that were not counted.
@@ -114,13 +115,15 @@ operators = SimpleNamespace(
 )
 
 
-def convention(report: FlopsReport, name: str) -> str:
+def convention(report: FlopsReport, target: Target, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
-    text = "".join(
-        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {phrase(item.how)} [{phrase(item.source)}]\n"
-        for item in sorted(report.conventions, key=lambda item: item.name != name)
-    )
-    return f"{title(report)}{say('comma')}{_sizes(report)}\n{text}"
+    items = sorted(report.conventions, key=lambda item: item.name != name)
+    lines = [
+        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {phrase(item.how)} [{phrase(item.source)}]"
+        for item in items
+    ]
+    heading = f"{title(report)}{say('comma')}{_sizes(report)}"
+    return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 
 def markdown(report: FlopsReport) -> str:

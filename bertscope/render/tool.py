@@ -99,7 +99,7 @@ def _verdict(report: DoctorReport) -> str:
 
 def _doctor_table(report: DoctorReport, target: Target) -> str:
     tables = "".join(table_text(columns, rows, target) for columns, rows in _tables(report))
-    return lines_text(_head(report), 12) + tables + _verdict(report)
+    return lines_text(_head(report), 12, target) + tables + _verdict(report)
 
 
 def _doctor_markdown(report: DoctorReport) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bertscope.render.console import Target
+from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.layer_ranges import is_run
@@ -101,7 +101,7 @@ def table(report: TreeReport, target: Target) -> str:
     """Return the report for the terminal."""
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    return f"{title(report)}\n{body}{lines_text(footer(report), target=target)}"
+    return wrapped(title(report), target) + body + lines_text(footer(report), target=target)
 
 
 def markdown(report: TreeReport) -> str:
