@@ -306,6 +306,59 @@ def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
     assert done.stdout.split() == ["True", "None", "True"]
 
 
+def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_loads_them(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("import torch\ndef build():\n    return torch.nn.Linear(int(torch.arange(4.0).sum()), 2)\n")
+    code = (
+        "import io, sys; from contextlib import redirect_stdout, redirect_stderr\n"
+        "from bertscope import cli\n"
+        "def run(*words):\n"
+        "    sys.argv = ['bertscope', *words]\n"
+        "    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):\n"
+        "        code = cli._run()\n"
+        "    print(code, type(sys.modules['torch._meta_registrations']).__name__)\n"
+        "    return out.getvalue()\n"
+        "heads = 'MaskedLM PreTraining SequenceClassification QuestionAnswering'.split()\n"
+        "for command in ('count', 'tree', 'print'):\n"
+        "    for head in heads:\n"
+        "        run(command, 'bert-tiny', '-a', 'BertFor' + head, '--lora', 'r=8,target=query+value')\n"
+        "run('count', 'bert-tiny', '-a', 'BertForMaskedLM', '--untie', '--freeze', 'embeddings')\n"
+        "run('count', 'bert-tiny', 'bert-mini', '--by', 'group')\n"
+        "before = run('tree', 'bert-tiny', '--depth', '3')\n"
+        "run('tree', *LAST)\n"
+        "assert run('tree', 'bert-tiny', '--depth', '3') == before\n"
+        "import torch; from torch import _meta_registrations\n"
+        "print(torch._meta_registrations is sys.modules['torch._meta_registrations'])\n"
+        "ids, weight = torch.ones(2, 4, device='meta').long(), torch.ones(5, 3, device='meta')\n"
+        "print(*torch.nn.functional.embedding(ids, weight).shape)\n"
+    )
+    for last in (["bert-tiny", "--shapes"], [f"{own}:build"]):
+        words = [sys.executable, "-c", f"LAST = {last}\n{code}"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+        *without, loaded, again, is_one, shape = done.stdout.splitlines()
+        assert (set(without), len(without)) == ({"0 _LaterKernels"}, 15), done.stdout
+        assert [loaded, again, is_one, shape] == ["0 module", "0 module", "True", "2 4 3"]
+
+
+def test_meta_kernels_that_were_left_out_are_loaded_when_one_of_their_names_is_read():
+    code = (
+        "import sys, gc; from bertscope import torch_import\n"
+        "torch_import.without_meta_kernels()\n"
+        "with torch_import.quick_import():\n"
+        "    import torch\n"
+        "torch_import.without_meta_kernels()\n"
+        "later = sys.modules['torch._meta_registrations']\n"
+        "print(hasattr(later, '__wrapped__'), later is sys.modules['torch._meta_registrations'], gc.isenabled())\n"
+        "print(later.activate_meta.__module__, later is sys.modules['torch._meta_registrations'])\n"
+        "torch_import.load_meta_kernels()\n"
+        "print(torch.nn.functional.softmax(torch.ones(2, 3, device='meta'), -1).shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        "False True True", "torch._meta_registrations False", "torch.Size([2, 3])",
+    ]  # fmt: skip
+
+
 def test_in_a_mode_nothing_is_compiled_so_that_it_needs_no_protection():
     class Mode(torch_access.DispatchMode):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):

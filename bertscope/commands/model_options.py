@@ -17,6 +17,7 @@ from bertscope.run_config import RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
+from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,6 +119,10 @@ class ModelOptions:
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
         """Return the source that MODEL names, and its model on meta."""
         source = self.found()
+        if source.bert_config:
+            without_meta_kernels()
+        else:  # what else a model runs to build itself is not known
+            load_meta_kernels()
         from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
 
         built = source.build()

@@ -3,32 +3,23 @@
 tests/test_torch_access.py fails when torch changes one of these names.
 """
 
-import gc
 import sys
-import warnings
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from typing import Any
 
 from bertscope.errors import BertscopeError
+from bertscope.torch_import import quick_import
 
-# The import creates about a million objects that stay alive; garbage collections would take a third of its time.
-_collecting = gc.isenabled()
-gc.disable()
-try:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy is fine
-        import torch
-finally:
-    if _collecting:
-        gc.enable()
+with quick_import():
+    import torch
 
-from torch import nn  # noqa: E402
-from torch.utils._device import DeviceContext, _device_constructors  # noqa: E402  (what `with torch.device()` enters)
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (documented in "Extending PyTorch")
-from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
+from torch import nn
+from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from bertscope.torch_access.dynamo import load_dynamo_later  # noqa: E402
+from bertscope.torch_access.dynamo import load_dynamo_later
 
 __all__ = ["Embedding", "index_row", "load_dynamo_later", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 

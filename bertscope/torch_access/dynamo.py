@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from bertscope.torch_import import load_meta_kernels
+
 
 class _LaterRules:
     """torch._dynamo.trace_rules before its package has run; torch.distributed empties its cache without a test."""
@@ -71,6 +73,7 @@ def load_dynamo_later() -> None:
     it: they are a module that imports nothing of the package.
     Fallback: where the package is loaded or cannot be found, nothing.
     """
+    load_meta_kernels()
     name = "torch._dynamo"
     if name in sys.modules or (found := find_spec(name)) is None or found.loader is None:
         return

@@ -1,0 +1,57 @@
+"""The import of torch, and what a process may leave out of it: the standard library only, so that it can come first."""
+
+import gc
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+_META_KERNELS = "torch._meta_registrations"
+
+
+@contextmanager
+def quick_import() -> Iterator[None]:
+    """Import torch without garbage collections, and without its warning that numpy is missing.
+
+    The import creates about a million objects that stay alive; collections would take a third of its time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy is fine
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class _LaterKernels(ModuleType):
+    """torch's module of meta kernels before its code has run, which happens when an attribute of it is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        load_meta_kernels()
+        return getattr(sys.modules[self.__name__], name)
+
+
+def without_meta_kernels() -> None:
+    """Have torch leave out its meta kernels written in Python when it is imported, a fifth of the import.
+
+    For a process that builds a model on meta, which needs none of them, and hardly ever runs it:
+    `load_meta_kernels` makes up for it. Without effect once torch is imported.
+    """
+    if "torch" not in sys.modules:
+        sys.modules[_META_KERNELS] = _LaterKernels(_META_KERNELS)
+
+
+def load_meta_kernels() -> None:
+    """Load the meta kernels that were left out; call this before operators run on meta."""
+    if isinstance(sys.modules.get(_META_KERNELS), _LaterKernels):
+        del sys.modules[_META_KERNELS]
+        with quick_import():
+            import_module(_META_KERNELS)
