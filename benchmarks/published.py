@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.memory.fit import EAGER, Fitter, Overhead, Steps, overhead
+from bertscope.analyses.memory.fit import Fitter, Steps
+from bertscope.analyses.memory.kernels.cuda_kernels import EAGER, Overhead, overhead
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.run_config import RunConfig

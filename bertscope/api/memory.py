@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.fit import fit_report, fit_variants
+from bertscope.analyses.memory.fit import estimate_on, fit_report, fit_variants
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, Launch
 from bertscope.analyses.memory.ranks.fewest import fewest_report
@@ -87,6 +87,7 @@ def estimate(
     input_size: Size | None = None,
     input_data: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
+    gpu: str | Gpu | None = None,
     **run: Unpack[Run],
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
@@ -95,12 +96,15 @@ def estimate(
     `input_size` and `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's
     loss, or the sum of its first tensor. Without inputs, and for any other model, they are derived from its forward at
     `batch` and `seq`. `run` are fields of RunConfig; with inputs, those that the module does not determine itself.
-    Without inputs, `strategy` with `world_size` or `mesh` gives one rank of a job. Raises SelectionError for other
+    Without inputs, `strategy` with `world_size` or `mesh` gives one rank of a job, and `gpu` the answer of each
+    variant whether it fits there. Raises SelectionError for other
     fields, for a module that cannot be copied, and for one whose operators depend on the values of tensors.
 
     >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
     >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes
     True
+    >>> bertscope.estimate("bert-tiny", gpu="t4")["none"].answer
+    'yes'
     >>> bertscope.estimate("bert-tiny", strategy="fsdp", world_size=8).variants[0].traffic[0].collective
     'all-gather'
     >>> adam = bertscope.estimate(torch.nn.Linear(1000, 1000, bias=False), input_size=(1, 1000), optimizer="adamw")
@@ -113,12 +117,16 @@ def estimate(
             raise SelectionError(
                 f"{ranks[0]} concerns ranks, whose inputs are derived from batch and seq; give no inputs"
             )
+        if gpu is not None:
+            raise SelectionError("gpu is for a step whose inputs are derived from batch and seq; give no inputs")
         module, shown = built(model, name)
         return estimates.estimate(module, given, loss=loss, name=shown, **run)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     source = source_of(model, name=name)
-    return estimates.estimate_report(source, runs_of(source, run))
+    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    runs = runs_of(source, run if card is None else {**run, "device": "cuda"})
+    return estimate_on(source, runs, card)[1]
 
 
 def profile(

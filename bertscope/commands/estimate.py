@@ -28,6 +28,7 @@ from bertscope.sources.model_source import ModelSource
 EXAMPLES = """
   bertscope estimate bert-large-zh --batch 32 --seq 512 --autocast
   bertscope estimate --checkpointing --batch 8 --seq 512
+  bertscope estimate bert-large-uncased --gpu t4 --batch 16 --seq 512 --checkpointing
   bertscope estimate --device cuda --dtype bf16 --autocast --attention sdpa
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
   bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
@@ -49,7 +50,7 @@ def estimate(
     allocator: AllocatorOptions,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help="The GPU of a step on cuda: its context and workspaces.",
+        typer.Option(metavar="GPU", help="The GPU of a step on cuda: whether it fits there.",
                      autocompletion=lambda: list(GPUS)),
     ] = None,
     calibration: CalibrationOptions,
@@ -114,9 +115,8 @@ def _estimate(
         run_configs = [replace(run_config, dtype=STORED) for run_config in run_configs]
     if has_snapshot:
         source.require("--snapshot")
-    from bertscope.analyses.memory.estimate import estimate_report
-    from bertscope.analyses.memory.fit import on_card
+    from bertscope.analyses.memory.fit import estimate_on
 
-    run_configs = [on_card(run_config, card) for run_config in run_configs]
     with Progress(len(run_configs)) as progress:
-        return source, run_configs, estimate_report(source, run_configs, progress, card=card)
+        used, report = estimate_on(source, run_configs, card, progress)
+    return source, used, report

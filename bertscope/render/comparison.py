@@ -146,6 +146,8 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
         number(say("saved"), "kept_bytes", bytes_text, of="row.memory", detail=True),
         Column(say("reserved_by_torch"), lambda line: bytes_text(_reserved_bytes(line) or 0),
                {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
+        Column(say("fits"), lambda line: line.row.answer and say(f"answer_{line.row.answer}"),
+               values("answer", of="row"), shown=any(line.row.answer for line in lines)),
     ]  # fmt: skip
     notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
     run = reports[0].run if len(precisions) == 1 else {**reports[0].run, "dtype": None}

@@ -10,7 +10,7 @@ from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text, time_notes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.texts import phrase, say, word
-from bertscope.render.timeline.panels import loop_words, mode_word
+from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
@@ -96,6 +96,12 @@ def _short_bytes(report: FitReport, row: FitRow) -> int:
     return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes) - report.budget_bytes
 
 
+def missing_text(report: FitReport, row: FitRow) -> str:
+    """Return the missing bytes, on a GPU as a range: with the context at its lower and at its upper end."""
+    low = _short_bytes(report, row)
+    return range_text(low, low + report.context_high_bytes - report.context_low_bytes)
+
+
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
     return say("comma").join((*parallel_words(report.run, 2), title(report), *settings(report, *words)))
@@ -104,10 +110,7 @@ def settings_text(report: FitReport, *words: str) -> str:
 def settings(report: FitReport, *words: str) -> list[str]:
     """Return the kernel, the words, and the settings of the run."""
     run: dict[str, Any] = report.run
-    kernel = ""
-    if report.subject.attention == "sdpa" and _is_on_gpu(report):
-        chosen = run.get("sdpa_kernel", "auto")
-        kernel = say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
+    kernel = kernel_word(report.subject.attention, run)
     place = (run.get("device"), run.get("alloc_conf"))
     return [text for text in (kernel, *words, mode_word(run), *loop_words(run), *place) if text]
 
@@ -139,7 +142,7 @@ def verdict(report: FitReport) -> str:
         memory = say("with_reserved", text=memory, size=size_text(row.reserved_bytes))
     memory = say("of_budget", text=memory, size=size_text(report.budget_bytes))
     if report.answer == NO:
-        memory = say("short_by", answer=memory, size=bytes_text(_short_bytes(report, row)))
+        memory = say("short_by", answer=memory, size=missing_text(report, row))
     if report.batch_total is not None:
         size = bytes_text(report.budget_bytes)
         on = say("times", name=report.card.name if report.card else size)

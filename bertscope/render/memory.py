@@ -77,6 +77,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     if has("memory.device"):
         yield line(say("allocated"), "memory.device.allocated_bytes", is_detail=True)
         yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")
+    if report.card and has("answer"):
+        yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
         both = [variant.estimated if variant.measured else None for variant in variants]
         yield _Line(

@@ -7,7 +7,7 @@ from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.texts import phrase, say, word
-from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.render.timeline.panels import kernel_word, part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
 from bertscope.reports.calibration import StepTime
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
@@ -73,14 +73,27 @@ def verdict(report: MemoryReport) -> str:
             peaks = [say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=say("comma").join(phases))]
         else:
             peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
-    answer = say("semicolon").join(peaks) or say("nothing_measured")
+    kernel = kernel_word(report.subject.attention, report.run)
+    settings = (*parallel_words(report.run, len(report.ranks)), title(report), kernel, run_text(report.run))
+    answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
     return say(
         "assumed",
         answer=answer,
-        settings=say("comma").join(
-            (*parallel_words(report.run, len(report.ranks)), title(report), run_text(report.run))
-        ),
+        settings=say("comma").join(filter(None, settings)),
     )
+
+
+def _fits(report: MemoryReport) -> str:
+    """Return whether each variant fits on the GPU, as the beginning of a sentence; empty without a GPU."""
+    if report.card is None:
+        return ""
+    card = say("card", name=report.card.name, size=bytes_text(report.card.memory_bytes))
+    answers = {variant_name(variant): variant.answer for variant in report.variants if variant.answer}
+    if len(set(answers.values())) == 1:
+        every = "" if len(answers) == 1 else say("every", count=len(answers))
+        return say("fits_on", every=every, answer=say(f"fits_{next(iter(answers.values()))}"), card=card)
+    each = [say("fits_one", name=name, answer=say(f"answer_{answer}")) for name, answer in answers.items()]
+    return say("fits_each", card=card, each=say("comma").join(each)) if each else ""
 
 
 def notes(report: MemoryReport) -> Iterator[str]:

@@ -191,6 +191,7 @@ class Variant:
     failure: str = ""  # reason for a missing measurement
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
     predicted: StepTime | None = None  # of --time, by a calibration
+    answer: str = ""  # yes, uncertain or no: if it fits on the report's card
 
     @property
     def memory(self) -> Memory | None:

@@ -99,8 +99,8 @@ class Preparation:
             return
         from bertscope.analyses.calibrate.step_time import step_work
         from bertscope.analyses.memory.estimate import MemoryTraces, reserved_bytes
-        from bertscope.analyses.memory.fit import Fitter, Overhead, Steps
-        from bertscope.analyses.memory.kernels.cuda_kernels import workspace_bytes
+        from bertscope.analyses.memory.fit import Fitter, Steps
+        from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, workspace_bytes
         from bertscope.sources.find import load
 
         point = row.point

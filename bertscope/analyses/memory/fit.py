@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
-from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces
+from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces, estimate_report
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.errors import SelectionError, nearest
-from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings, fit_precisions, sdpa_kernel
+from bertscope.gpus import AllocatorSettings, fit_precisions, sdpa_kernel
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu, MemoryReport
 from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32, PRECISIONS
@@ -31,55 +31,7 @@ _OTHER_HEADS = {
     **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
     **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
 }
-# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
-# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
-# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
-MARGIN = 0.04
-EAGER = "eager"
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
-
-    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
-    version of torch may be an old one.
-    """
-
-    workspace_bytes: int = 0
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    margin: float = 0.0
-
-    @property
-    def lowest_bytes(self) -> int:
-        """Return the bytes with the context at the lower end."""
-        return self.workspace_bytes + self.context_low_bytes
-
-    @property
-    def highest_bytes(self) -> int:
-        """Return the bytes with the context at the upper end."""
-        return self.workspace_bytes + self.context_high_bytes
-
-    def limit_bytes(self, budget_bytes: int) -> int:
-        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
-        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
-
-
-def overhead(
-    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
-) -> Overhead:
-    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
-    if run_config.device != "cuda":
-        return Overhead(0, context_bytes or 0, context_bytes or 0)
-    workspaces = card_workspace_bytes(run_config, known)
-    if context_bytes is not None:
-        return Overhead(workspaces, context_bytes, context_bytes)
-    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
-    is_measured = known is not None and bool(known.calibration)
-    margin = MARGIN if attention == EAGER and not is_measured else 0.0
-    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)
 
 
 class Steps:
@@ -280,6 +232,21 @@ def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
 
 def _about(source: ModelSource, run_config: RunConfig) -> Subject:
     return subject(run_model(source, replace(run_config, checkpointing=NONE)), source.name)
+
+
+def estimate_on(
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None, progress: Progress = lambda text: None
+) -> tuple[list[RunConfig], MemoryReport]:
+    """Return the runs as on the GPU, if there is one, and their estimates with the answer whether each fits there."""
+    runs, steps = [on_card(run_config, card) for run_config in run_configs], Steps(source)
+    report = estimate_report(source, runs, progress, steps.trace, card)
+    if card is None:
+        return runs, report
+    variants = []
+    for variant, run_config in zip(report.variants, runs, strict=True):
+        room = overhead(run_config, None, card, report.subject.attention)
+        variants.append(replace(variant, answer=Fitter(steps, card.memory_bytes, room).answer(run_config)))
+    return runs, replace(report, variants=tuple(variants))
 
 
 def fitter_for(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertscope.render.colors import PARTS, variable
-from bertscope.render.fit import settings
+from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import subtitle
 from bertscope.render.page.commands import STORED
 from bertscope.render.texts import say
@@ -34,8 +34,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     )
     sentences = [say("needs", size=size, way=way, peak=bytes_text(row.peak_bytes))]
     if row.answer == NO:
-        needed = row.peak_bytes - (asked.context_high_bytes - asked.context_low_bytes)
-        sentences.append(say("short_of", bytes=bytes_text(needed - asked.budget_bytes)))
+        sentences.append(say("short_of", bytes=missing_text(asked, row)))
     if asked.run["device"] == "cuda":
         context = bytes_text(asked.overhead_bytes)
         sentences.append(say("of_it_reserved", context=context, bytes=bytes_text(row.reserved_bytes)))

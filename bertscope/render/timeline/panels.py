@@ -135,6 +135,14 @@ def run_text(run: dict[str, Any]) -> str:
     return say("comma").join(str(word) for word in (*words, run.get("device")) if word)
 
 
+def kernel_word(attention: str | None, run: dict[str, Any]) -> str:
+    """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
+    if attention != "sdpa" or run.get("device") != "cuda":
+        return ""
+    chosen = run.get("sdpa_kernel", "auto")
+    return say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
+
+
 def mode_word(run: dict[str, Any]) -> str:
     """Return the mode of a run in words, nothing without one."""
     return word("mode", run["mode"]) if run.get("mode") else ""

@@ -14,9 +14,8 @@ from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces, device_terms, estimate_memory
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.fit import overhead
 from bertscope.analyses.memory.kernels.cuda_attention import kernel_for
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, overhead, workspace_bytes
 from bertscope.errors import SelectionError
 from bertscope.gpus import AllocatorSettings, find_gpu
 from bertscope.run_config import RunConfig

@@ -17,9 +17,9 @@ from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
-from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head, overhead
+from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import by_thread
+from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, overhead
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
@@ -583,3 +583,37 @@ def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
         parts = sum(int(record[f"{part}_bytes"]) for part in renderer.PARTS)
         assert record["obtained"] in ("measured", "estimated")
         assert parts == int(record["peak_bytes"])
+
+
+def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
+    loop = ("bert-tiny", "--seq", "512", "--gpu", "gtx-1080-ti", "--checkpointing", "none,full")
+    precision = ("--precision", "fp32")
+    rows = {row["checkpointing"]: row for row in cli("fit", *loop, *precision, "--format", "json").json["rows"]}
+    edges = {row[key] + more for row in rows.values() for key in ("batch", "batch_by_bytes") for more in (0, 1)}
+    for batch in sorted(edges):
+        fits = cli("fit", *loop, *precision, "--batch", batch, "--format", "json").json["rows"]
+        variants = cli("estimate", *loop, "--batch", batch, "--format", "json").json["variants"]
+        assert [variant["answer"] for variant in variants] == [
+            next(row["answer"] for row in fits if row["checkpointing"] == variant["checkpointing"])
+            for variant in variants
+        ], batch
+        assert [variant["answer"] for variant in variants] == [
+            "yes" if batch <= row["batch"] else "uncertain" if batch <= row["batch_by_bytes"] else "no"
+            for row in rows.values()
+        ], batch  # fmt: skip
+
+
+def test_estimate_on_a_gpu_begins_with_the_answer(cli):
+    many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
+    first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
+    assert first.startswith("fits on t4 with 14.56 GiB: none no, full yes; none: peak 19.09 GiB in backward; full: ")
+    assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
+    assert ["fits", "on", "t4", "no", "yes"] in [line.split() for line in lines]
+    both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
+    assert cli("estimate", *both).out.startswith("each of 2 fits on a100-80gb with 79.14 GiB: none: peak ")
+    assert cli("estimate", *many).out.startswith("does not fit on t4 with 14.56 GiB: peak 19.09 GiB in backward, in ")
+    one = ("bert-tiny", "--gpu", "t4")
+    assert "上放得下" in cli("estimate", *one, "--lang", "zh").out.splitlines()[0]
+    assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.42 MiB in the optimizer step")
+    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits\n")
+    assert [line.split()[-1] for line in models.splitlines() if line.startswith(" bert-")] == ["yes", "no"]

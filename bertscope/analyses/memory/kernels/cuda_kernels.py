@@ -7,12 +7,13 @@ recomputes a checkpointed layer. CUDA's autocast lists are registered under the 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.kernels.cuda_attention import attention
-from bertscope.gpus import capability
+from bertscope.gpus import CONTEXT_BYTES, capability
 from bertscope.reports.memory import Gpu
 from bertscope.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
@@ -28,6 +29,11 @@ _IN_FLOAT = (
 )  # fmt: skip
 _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
+# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
+# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
+MARGIN = 0.04
+EAGER = "eager"
 
 
 def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
@@ -52,6 +58,49 @@ def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
 def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:
     """Return the bytes of the workspaces of forward's thread, and in training of backward's: one half each."""
     return (workspaces // 2, workspaces - workspaces // 2) if run_config.mode == "training" else (workspaces,)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
+
+    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
+    version of torch may be an old one.
+    """
+
+    workspace_bytes: int = 0
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    margin: float = 0.0
+
+    @property
+    def lowest_bytes(self) -> int:
+        """Return the bytes with the context at the lower end."""
+        return self.workspace_bytes + self.context_low_bytes
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the bytes with the context at the upper end."""
+        return self.workspace_bytes + self.context_high_bytes
+
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
+        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
+
+
+def overhead(
+    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
+) -> Overhead:
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
+    if run_config.device != "cuda":
+        return Overhead(0, context_bytes or 0, context_bytes or 0)
+    workspaces = card_workspace_bytes(run_config, known)
+    if context_bytes is not None:
+        return Overhead(workspaces, context_bytes, context_bytes)
+    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
+    is_measured = known is not None and bool(known.calibration)
+    margin = MARGIN if attention == EAGER and not is_measured else 0.0
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)
 
 
 @contextmanager
