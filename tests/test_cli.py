@@ -304,6 +304,19 @@ def test_a_narrow_terminal_shows_every_column_and_cuts_no_path():
     assert max(map(len, rows.splitlines())) <= 60
 
 
+@pytest.mark.parametrize(("words", "kind"), [
+    (("count", "bert-base-uncasd"), "error"), (("count", "bert-tiny", "--untie", "-a", "BertForPreTraining"), "note"),
+])  # fmt: skip
+def test_a_terminal_gets_an_error_and_a_note_in_lines_of_its_width_and_a_pipe_in_one(cli, words, kind):
+    (one,) = (line for line in cli(*words).err.splitlines() if line.startswith(f"{kind}: "))
+    for columns, lines in ((40, 2), (1000, 1)):
+        shown = on_a_terminal(*words, columns=columns, NO_COLOR="1")
+        found = re.search(rf"^{kind}: .*\n(?:  .*\n)*", shown, re.MULTILINE)[0]
+        assert " ".join(found.split()) == one
+        assert len(found.splitlines()) >= lines
+        assert max(map(len, found.splitlines())) <= columns
+
+
 @pytest.mark.parametrize("command", [
     "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "verify my-bert", "presets -v",
     "schema", "doctor",

@@ -19,7 +19,7 @@ import typer
 
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, one_line
-from bertscope.render.console import Target, progress_bar, stdout_target
+from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.render.texts import phrase, say
 from bertscope.reports.base import to_json
 from bertscope.units import visible_lines
@@ -199,7 +199,7 @@ def _umask() -> int:
 
 def note(text: str) -> None:
     """Print a note for the user on stderr."""
-    print(f"note: {one_line(phrase(text), limit=2000)}", file=sys.stderr)
+    print(message(f"note: {one_line(phrase(text), limit=2000)}"), file=sys.stderr)
 
 
 _LINE_SECONDS = 5.0  # between two lines of progress in a log

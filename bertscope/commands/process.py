@@ -1,6 +1,6 @@
 """The process around the command line: standard streams, signals, unexpected errors and the exit code.
 
-It imports the standard library only, so that it can report any other module that fails to import.
+At module level it imports the standard library only, so that it can report any other module that fails to import.
 """
 
 import atexit
@@ -77,8 +77,14 @@ def is_debug() -> bool:
 
 
 def complain(message: str, code: int) -> int:
-    """Print the one line of an error; return the exit code."""
-    print(f"error: {one_line(message, limit=2000)}", file=sys.stderr)
+    """Print the one line of an error, which a terminal shows in lines of its width; return the exit code."""
+    line = f"error: {one_line(message, limit=2000)}"
+    with contextlib.suppress(Exception):  # the package may be what is broken
+        if sys.stderr.isatty():
+            from bertscope.render import console
+
+            line = console.message(line)
+    print(line, file=sys.stderr)
     return code
 
 

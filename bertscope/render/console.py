@@ -41,18 +41,20 @@ def choose_color(choice: Color) -> None:
 def stdout_target() -> Target:
     """Return the target for standard output, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and the terminal."""
     is_terminal = sys.stdout.isatty()
-    columns = os.environ.get("COLUMNS", "")
-    width = None
-    if columns.isdecimal() and len(columns) < 6 and int(columns) > 0:
-        width = max(int(columns), _NARROWEST)
-    elif is_terminal:
-        width = max(os.get_terminal_size(sys.stdout.fileno()).columns, _NARROWEST)
     wants = is_terminal and os.environ.get("TERM") != "dumb"
     color = (wants or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
     if _chosen[0] != "auto":
         color = _chosen[0] == "always"
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
-    return Target(width=width, color=color, unicode=encoding.startswith("utf"))
+    return Target(width=_width_of(sys.stdout), color=color, unicode=encoding.startswith("utf"))
+
+
+def _width_of(stream: Any) -> int | None:
+    """Return the columns that COLUMNS or the terminal gives; None for a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and len(columns) < 6 and int(columns) > 0:
+        return max(int(columns), _NARROWEST)
+    return max(os.get_terminal_size(stream.fileno()).columns, _NARROWEST) if stream.isatty() else None
 
 
 def wrapped(text: str, target: Target, indent: int = 0) -> str:
@@ -67,6 +69,11 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
             joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
+
+
+def message(text: str) -> str:
+    """Return a line for standard error, in lines of a terminal's width if it is one."""
+    return wrapped(text, Target(_width_of(sys.stderr)), 2).removesuffix("\n") if sys.stderr.isatty() else text
 
 
 def unbroken(text: str) -> list[str]:
