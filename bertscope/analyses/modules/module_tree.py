@@ -20,6 +20,7 @@ from bertscope.torch_access import nn, torch
 
 Shapes = tuple[TensorShape, ...]
 InOut = tuple[Shapes, Shapes]  # of a module in a run
+_Tensor = tuple[str, torch.Tensor, bool]  # a name in its module, and True for a parameter
 
 
 class Held(NamedTuple):
@@ -101,7 +102,7 @@ def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None)
     `note_of` returns the note of the module at a path; only modules with equal notes fold.
     """
     met: dict[int, str] = {}  # the first path of each module that was read
-    homes = _homes(model)
+    found, homes = _found(model)
 
     def node_of(module: nn.Module, name: str, path: str) -> Node:
         """Return the node of a module."""
@@ -120,7 +121,7 @@ def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None)
             name=name,
             path=path,
             type=kind,
-            held=tuple(_held(module, path, homes)),
+            held=tuple(_held(*found[id(module)], path, homes)) if id(module) in found else (),
             children=children,
             is_list=isinstance(module, nn.ModuleList),
             kernel_size=_kernel_size(module),
@@ -143,10 +144,10 @@ def _kernel_size(module: nn.Module) -> int | tuple[int, ...] | None:
     return size if isinstance(size, int) else None
 
 
-def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]:
-    below = _held_below(module)
+def _held(own: list[_Tensor], below: frozenset[int], path: str, homes: dict[int, str]) -> Iterator[Held]:
+    """Yield the tensors of a module at this path; `below` are the ids of those of the modules below it."""
     first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
-    for name, tensor, is_parameter in tensors_of(module):
+    for name, tensor, is_parameter in own:
         address, home = _join(path, name), homes[id(tensor)]
         is_first = first_names.setdefault(id(tensor), name) == name
         unknown = nn.parameter.is_lazy(tensor)
@@ -162,27 +163,28 @@ def _held(module: nn.Module, path: str, homes: dict[int, str]) -> Iterator[Held]
         )
 
 
-def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
+def tensors_of(module: nn.Module) -> list[_Tensor]:
     """Return the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
     kinds = ((module._parameters, True), (module._buffers, False))
     return [(name, tensor, kind) for tensors, kind in kinds for name, tensor in tensors.items() if tensor is not None]
 
 
-def _homes(model: nn.Module) -> dict[int, str]:
-    """Return the first path at which each tensor counts, by the tensor's id."""
+def _found(model: nn.Module) -> tuple[dict[int, tuple[list[_Tensor], frozenset[int]]], dict[int, str]]:
+    """Return the own tensors of each module with the ids of those below it, and the first path of each tensor."""
+    found: dict[int, tuple[list[_Tensor], frozenset[int]]] = {}
     homes: dict[int, str] = {}
     others: dict[int, str] = {}
     for path, module in model.named_modules():
-        below = _held_below(module)
-        for name, tensor, _ in tensors_of(module):
-            (others if id(tensor) in below else homes).setdefault(id(tensor), _join(path, name))
-    return others | homes  # every module of a cycle holds the tensors that have no other path
+        if own := tensors_of(module):
+            below = _held_below(module) if module._modules else frozenset()
+            found[id(module)] = own, below
+            for name, tensor, _ in own:
+                (others if id(tensor) in below else homes).setdefault(id(tensor), _join(path, name))
+    return found, others | homes  # every module of a cycle holds the tensors that have no other path
 
 
 def _held_below(module: nn.Module) -> frozenset[int]:
-    """Return the ids of the tensors held by modules below this one; none if it holds no tensor itself."""
-    if not module._modules or not tensors_of(module):
-        return frozenset()
+    """Return the ids of the tensors held by modules below this one."""
     below = (inner for inner in module.modules() if inner is not module)  # a child may hold its parent
     return frozenset(id(tensor) for inner in below for _, tensor, _ in tensors_of(inner))
 
