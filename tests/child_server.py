@@ -50,6 +50,8 @@ class ForkedChild:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, negative for a signal."""
         if self.returncode is None:
+            if timeout is not None and not select.select([self._server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("child", timeout)
             self.returncode = os.waitstatus_to_exitcode(number(self._server))
             self._server.close()
         return self.returncode

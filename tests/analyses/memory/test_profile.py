@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -282,6 +283,13 @@ def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
     assert result.code == 3
     assert "the child ran for longer than 1 s while" in result.err
     assert "or a longer --timeout" in result.err
+
+
+def test_short_steps_end_at_the_timeout_too_and_the_memory_is_shown(cli, folder):
+    result = cli("profile", "small.yaml", "--optimizer", "sgd", "--seq", "8", "--steps", "1000", "--timeout", "1")
+    assert result.code == 3
+    assert re.search(r"the child ran for longer than 1 s while timing step \d+ of 1000", result.err)
+    assert "saved for backward" in result.out
 
 
 def test_a_child_that_is_killed_is_an_answer(folder):
