@@ -206,15 +206,16 @@ class _Child:
             try:
                 message = self.messages.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                is_late = time.monotonic() > deadline
+                pass
             else:
-                is_late = self.left_seconds < 0  # earlier requests took all the time
                 if message is None:
                     self.stop()
                     self.problem = ("died", self._death())
                     return
                 self._keep(*message)
                 is_answered = message[0] == answer
+            # Earlier requests may have taken all the time.
+            is_late = self.left_seconds < 0 or (not is_answered and time.monotonic() > deadline)
             if is_late and self.problem is None:
                 self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
             if self.watch is not None:
