@@ -385,6 +385,21 @@ def test_a_fake_tensor_gets_a_layout_in_an_own_storage_or_in_that_of_another():
     assert torch_access.storage_key(view) == torch_access.storage_key(given) != torch_access.storage_key(new)
 
 
+def test_an_operator_runs_on_meta_in_the_storages_of_fake_tensors():
+    with torch_access.fake_tensor_mode():
+        given = torch.ones(4, 6)
+        part, other = given[2:], torch.ones(6, dtype=torch.half)
+        view = torch.ops.aten.view.default
+        (meta, _), viewed = torch_access.run_on_meta(view, (part, [12]), {})
+        (changed, _), same = torch_access.run_on_meta(torch.ops.aten.mul_.Tensor, (part, other), {})
+        copy = {"dtype": torch.half, "device": torch.device("cpu")}
+        _, copied = torch_access.run_on_meta(torch.ops.aten._to_copy.default, (part,), copy)
+    assert (meta.is_meta, meta.shape, meta.stride(), meta.storage_offset()) == (True, (2, 6), (6, 1), 12)
+    assert (viewed.shape, viewed.storage_offset(), same is changed) == ((12,), 12, True)
+    assert torch_access.storage_key(viewed) == torch_access.storage_key(given) != torch_access.storage_key(copied)
+    assert (copied.is_meta, copied.dtype, copied.shape) == (True, torch.half, (2, 6))
+
+
 def test_a_fake_tensor_is_plain_unless_it_has_a_value_no_strides_or_complex_elements():
     with torch_access.fake_tensor_mode():
         plain, constant, complex_one = torch.ones(2, 3), torch.tensor(1.0), torch.ones(2, dtype=torch.cfloat)

@@ -260,6 +260,20 @@ def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int,
     return fake(given.fake_mode, layout, given.fake_device)
 
 
+def run_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+    """Return meta tensors of the layouts of fake ones, in their storages, and an operator's result for them."""
+
+    def on_meta(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            layout = torch.empty(0, dtype=value.dtype, device="meta")
+            return layout.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    with torch._C._DisableTorchDispatch():
+        given = [on_meta(value) for value in args]
+        return given, operator(*given, **{name: on_meta(value) for name, value in kwargs.items()})
+
+
 def fake_parameter(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """Return a fake tensor as a parameter. Fallback: nn.Parameter, which detaches it first: ten times the time."""
     fake._is_param = True

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from bertscope import load
+from bertscope.analyses.memory import fake_run
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.step import meta_inputs, run_model
+from bertscope.analyses.tracing import fake_tensors as fake_tensors_module
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, fake_tensors
-from bertscope.torch_access import storage_key, torch
+from bertscope.run_config import RunConfig
+from bertscope.torch_access import operator_name, storage_key, torch
 
 aten = torch.ops.aten
 
@@ -15,9 +21,9 @@ def layout(tensor):
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
-def described(operator, args, kwargs, known):
+def described(run, operator, args, kwargs):
     """The layouts of the results, the arguments whose storage they have, and those that they are."""
-    out = known.run(operator, args, kwargs)
+    out = run(operator, args, kwargs)
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
     found = [
         result if result is None else (
@@ -55,13 +61,63 @@ CASES = {
 
 
 @pytest.mark.parametrize(("operator", "args", "kwargs"), CASES.values(), ids=CASES)
-def test_a_second_result_is_described_like_one_of_torch(operator, args, kwargs):
-    known = OperatorResults()
+def test_the_first_result_and_a_second_are_like_one_of_torch(operator, args, kwargs):
+    known = OperatorResults().run
+
+    def by_torch(operator, args, kwargs):
+        return operator(*args, **kwargs)
+
     with fake_tensors():
-        first, second, by_torch = (
-            described(operator, args(torch.empty), kwargs, found) for found in (known, known, OperatorResults())
+        first, second, of_torch = (
+            described(run, operator, args(torch.empty), kwargs) for run in (known, known, by_torch)
         )
-    assert first == second == by_torch
+    assert first == second == of_torch
+
+
+def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatch):
+    on_meta, met = fake_tensors_module._described_on_meta, set()
+
+    def plain(found):
+        """The description without the strides of dimensions of size 1, which lead nowhere."""
+        results, is_tuple = found
+        return is_tuple, [
+            result if result is None or isinstance(result, int) else
+            (result[0][0], [stride for size, stride in zip(*result[0][:2], strict=True) if size > 1], *result[0][2:],
+             result[1])
+            for result in results
+        ]  # fmt: skip
+
+    def compared(operator, args, kwargs):
+        found = on_meta(operator, args, kwargs)
+        if found is not None:
+            by_torch = fake_tensors_module._described(operator(*args, **kwargs), args, args)
+            assert plain(found) == plain(by_torch), operator
+            met.add(operator_name(operator))
+        return found
+
+    monkeypatch.setattr(fake_tensors_module, "_described_on_meta", compared)
+    for head, attention, device, settings in (
+        ("BertForMaskedLM", "eager", "cpu", {"autocast": "bf16"}),
+        ("BertForSequenceClassification", "sdpa", "cuda", {"autocast": "fp16", "implementation": "loop"}),
+        ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "dtype": "bf16"}),
+        ("BertForQuestionAnswering", "eager", "cuda", {"optimizer": "adafactor"}),
+    ):
+        monkeypatch.setattr(fake_run, "_RESULTS", OperatorResults())
+        source = load("bert-tiny", architecture=head, attention=attention)
+        run_config = RunConfig(batch=3, seq=7, device=device, **settings)
+        model = run_model(source, run_config)
+        module_trace(model, meta_inputs(model, run_config), run_config, None)
+    assert met == fake_tensors_module._SAME_EVERYWHERE  # none is in the list without need
+
+
+@pytest.mark.parametrize("other", ["cpu", "meta"])
+def test_an_operator_between_devices_is_left_to_torch(other):
+    with fake_tensors():
+        given = torch.empty(2, 3, device="cuda")
+        kwargs = {"dtype": torch.half, "device": torch.device(other)}
+        assert fake_tensors_module._described_on_meta(aten._to_copy.default, (given,), kwargs) is None
+        made = OperatorResults().run(aten._to_copy.default, (given,), kwargs)
+    assert made.device.type == other
 
 
 def test_arguments_that_differ_in_layout_dtype_or_kind_of_number_have_own_results():
