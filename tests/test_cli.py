@@ -317,6 +317,16 @@ def test_a_terminal_gets_an_error_and_a_note_in_lines_of_its_width_and_a_pipe_in
         assert max(map(len, found.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_the_help_is_longer_than_80_columns_and_its_examples_stay_whole(cli, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = cli(command, "--help").out
+    assert max(map(len, text.splitlines())) <= 80
+    own = [line for line in examples() if line.split()[1] == command]
+    shown = re.sub(r" \\\n +", " ", text)
+    assert [line for line in own if f"    {line}\n" not in shown] == []
+
+
 @pytest.mark.parametrize("command", [
     "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "verify my-bert", "presets -v",
     "schema", "doctor",

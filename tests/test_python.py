@@ -92,6 +92,20 @@ bertscope.BertConfig(hidden_sizes=3)  # wrong
 """
 
 
+def test_a_page_has_its_models_and_their_modules_as_rows():
+    page = bertscope.report("bert-tiny", compare="bert-mini", budget=None)
+    assert [model.name for model in page] == ["bert-tiny", "bert-mini"]
+    assert page["bert-mini"].tree["encoder"].params == bertscope.tree("bert-mini")["encoder"].params
+    assert "encoder" in page
+    with pytest.raises(KeyError, match="2 rows are named 'encoder'"):
+        page["encoder"]
+    head, *records = page.to_csv().splitlines()
+    tiny, mini = (bertscope.tree(name).to_csv().splitlines() for name in ("bert-tiny", "bert-mini"))
+    assert head == f"model,{tiny[0]}"
+    expected = [f"{name},{line}" for name, (_, *lines) in (("bert-tiny", tiny), ("bert-mini", mini)) for line in lines]
+    assert records == expected
+
+
 def test_mypy_finds_the_wrong_calls_of_a_program_and_only_those(tmp_path):
     if find_spec("mypy") is None:
         pytest.skip("mypy is not installed (extra dev)")

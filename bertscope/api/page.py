@@ -44,7 +44,7 @@ def report(
 
     >>> config = bertscope.BertConfig(num_hidden_layers=1, max_position_embeddings=32)
     >>> page = bertscope.report(config, batch=1, seq=16, budget=None)
-    >>> page.models[0].tree["encoder"].params
+    >>> page["encoder"].params
     7087872
     """
     sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]

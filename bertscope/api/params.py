@@ -1,7 +1,7 @@
 """`bertscope.count` and `bertscope.tree`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from bertscope.analyses.modules.module_tree import InOut
 from bertscope.analyses.params import count as counting
@@ -14,11 +14,11 @@ from bertscope.torch_access import torch
 def count(
     model: Model,
     *,
-    by: str = "layer",
+    by: Literal["group", "layer", "module", "parameter"] = "layer",
     name: str | None = None,
     dtype: str | None = None,
     folded: bool | None = None,
-    sort: str = "model",
+    sort: Literal["model", "params", "path"] = "model",
     shapes: Mapping[str, InOut] | bool | None = None,
     batch: int = 1,
     seq: int = 128,

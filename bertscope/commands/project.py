@@ -125,6 +125,18 @@ def chosen_language(words: Sequence[str]) -> str:
     return given[-1] if given and given[-1] in LANGUAGES else LANGUAGES[0]
 
 
+def _in_lines(example: str, width: int) -> str:
+    """Return an example, if it is wider than that, in several lines that end before an option."""
+    if len(example) <= width:
+        return example
+    rows = [""]
+    for words in re.split(r" (?=-)", example):
+        if rows[-1].strip() and len(f"{rows[-1]} {words} \\") > width:
+            rows.append("     ")
+        rows[-1] += f" {words}" if rows[-1] else words
+    return " \\\n".join(rows)
+
+
 class WithProjectDefaults(TyperCommand):
     """A command whose options have the defaults of the project; a note names those that are used."""
 
@@ -136,6 +148,15 @@ class WithProjectDefaults(TyperCommand):
             if getattr(error, "ctx", ctx) is None:  # Typer's error for an option without its value
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples; those that are wider than the help take several lines of the shell."""
+        whole = self.epilog
+        try:
+            self.epilog = "\n".join(_in_lines(line, formatter.width - 2) for line in (whole or "").split("\n"))
+            super().format_epilog(ctx, formatter)
+        finally:
+            self.epilog = whole
 
     def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         found = None if ctx.resilient_parsing or {"-h", "--help"} & set(args) else project()

@@ -17,7 +17,7 @@ EXAMPLES = """
   bertscope verify bert-tiny ./my-bert/model.safetensors
   bertscope verify bert-tiny ./my-bert --architecture BertModel --allow unexpected
   bertscope verify ./my-bert/config.json ./my-bert --dtype fp32 --format json
-exit codes: 0 the checkpoint fits the model, 1 it does not, 2 a file cannot be read
+exit codes: 0 the checkpoint fits, 1 it does not, 2 a file cannot be read
 """
 
 

@@ -84,7 +84,11 @@ def _shown_text(report: FitReport, row: FitRow) -> str:
 def answer_text(report: FitReport, row: FitRow) -> str:
     """Return the answer in words, with the missing bytes."""
     answer = say(f"answer_{row.answer}")
-    return say("short_by", answer=answer, size=bytes_text(_short_bytes(report, row))) if row.answer == NO else answer
+    if row.answer != NO:
+        return answer
+    size = bytes_text(_short_bytes(report, row))
+    is_known = report.context_high_bytes == report.context_low_bytes
+    return say("short_by", answer=answer, size=size) if is_known else say("short_by_least", answer=answer, size=size)
 
 
 def _batch(report: FitReport, row: FitRow) -> str:

@@ -30,13 +30,24 @@ class ModelPart:
     layer: GraphReport | None
     options: dict[str, Any] = field(default_factory=dict)  # the fields of the run that are not at their default
 
+    @property
+    def name(self) -> str:
+        """Return the name of the model."""
+        return self.tree.subject.name
+
+    @property
+    def parts(self) -> tuple[TreeRow, ...]:
+        """Return the modules."""
+        return self.tree.rows
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PageReport(Report):
-    """One model, or two models and their differences."""
+class PageReport(TableReport[ModelPart | TreeRow]):
+    """One model, or two models and their differences; its rows are the models, and by path their modules."""
 
     kind: ClassVar[str] = "report"
     renderer = "page.report"
+    rows_in = "models"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
     written: str = ""  # the date, as 2026-11-22
@@ -45,14 +56,9 @@ class PageReport(Report):
         """Return the page in English (en) or Chinese (zh); raises MissingExtraError without plotly."""
         return str(self._renderer().html(self, language))
 
-    def to_markdown(self) -> str:
-        """Return the tables of all parts for a page or a pull request."""
-        return "\n".join(part.to_markdown() for part in self._parts())
-
-    def _shown(self, renderer: Any, target: Any) -> str:
-        return "\n".join(part._shown(part._renderer(), target) for part in self._parts())
-
-    def _parts(self) -> Iterator[Report]:
+    @property
+    def tables(self) -> Iterator[Report]:
+        """Yield the reports that are tables."""
         for model in self.models:
             yield from (part for part in (model.tree, model.flops, model.memory, model.fit) if part)
         if self.diff:

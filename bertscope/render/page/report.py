@@ -2,11 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
+from bertscope.render.console import Target
 from bertscope.render.diagram.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
@@ -24,7 +27,7 @@ from bertscope.render.page.commands import (
 )
 from bertscope.render.page.templating import markup, page
 from bertscope.render.page.verdict import figures, place, verdict
-from bertscope.render.table import Column, number
+from bertscope.render.table import Column, csv_only, csv_text, number
 from bertscope.render.texts import in_language, phrase, say
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
@@ -33,6 +36,28 @@ from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.units import bytes_text, count_text, flops_text, html_text
+
+
+def table(report: PageReport, target: Target) -> str:
+    """Return the tables of all parts for the terminal."""
+    return "\n".join(part._renderer().table(part, target) for part in report.tables)
+
+
+def markdown(report: PageReport) -> str:
+    """Return the tables of all parts for a page or a pull request."""
+    return "\n".join(part.to_markdown() for part in report.tables)
+
+
+def csv(report: PageReport) -> str:
+    """Return a record for each module of each model: the name of the model, and what `tree` has."""
+    columns = sorted(tree_table(report.models[0].tree)[0], key=lambda column: column.csv_order)
+    reads = {name: partial(_of_line, read) for column in columns for name, read in column.csv.items()}
+    records = [(model.name, line) for model in report.models for line in tree_table(model.tree)[1]]
+    return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
+
+
+def _of_line(read: Callable[[Any], Any], record: tuple[str, Any]) -> Any:
+    return read(record[1])
 
 
 def html(report: PageReport, language: str = "en") -> str:

@@ -6,6 +6,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "answer_uncertain": ("not certain", "不确定"),
     "answer_no": ("no", "不行"),
     "short_by": ("{answer}, short by {size}", "{answer}，还差 {size}"),
+    "short_by_least": ("{answer}, short by at least {size}", "{answer}，至少还差 {size}"),
     "seq": ("seq", "序列长度"),
     "precision": ("precision", "精度"),
     "checkpointing": ("checkpointing", "梯度检查点"),

@@ -38,7 +38,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "fits_yes": ("fits", "放得下"),
     "fits_uncertain": ("may fit", "可能放得下"),
     "fits_no": ("does not fit", "放不下"),
-    "every": ("each of {count} ", "{count} 种都"),
+    "every": ("each of {count} ", " {count} 种都"),
     "fits_one": ("{name} {answer}", "{name} {answer}"),
     "fits_on": ("{every}{answer} on {card}: ", "{card}上{every}{answer}："),
     "fits_each": ("fits on {card}: {each}; ", "{card}上是否放得下：{each}；"),

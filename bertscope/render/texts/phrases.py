@@ -228,6 +228,8 @@ PHRASES = {
     "Permission denied": "没有权限",
     "hidden_size {hidden} is not divisible by num_attention_heads {heads}; the nearest are {low} and {high}": "hidden_size {hidden} 不能被 num_attention_heads {heads} 整除；最接近的值是 {low} 和 {high}",
     "torch finds no CUDA device here; use --device cpu, or estimate --device cuda": "torch 在这里没有找到 CUDA 设备；请用 --device cpu，或用 estimate --device cuda",
+    "{what} needs the extra {name}: {command}; {words} needs nothing": "{what} 需要 extra {name}：{command}；{words} 无需安装",
+    "{what} needs the extra {name}: {command}, or install Graphviz so that `dot` is found": "{what} 需要 extra {name}：{command}，或安装 Graphviz，使 `dot` 可用",
     "{what} needs the extra {name}: {command}": "{what} 需要 extra {name}：{command}",
     "{path} is a folder, and a file is needed; name a .yaml or .json file inside it": "{path} 是文件夹，而这里需要文件；请指定其中的 .yaml 或 .json 文件",
     "{path} is a folder; name a file to write": "{path} 是文件夹；请指定要写入的文件",

@@ -33,12 +33,14 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
     picture = pictured(report)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
+    peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
+    has_paths = any(phase.path for _, phase in peaks)
     return {
         "run": f"{run_text(report.run)}; {report.machine}" if "measured" in obtained else run_text(report.run),
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1),
-        "peaks": [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases],
+        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
+        "peaks": peaks,
         "is_highest": lambda row: row[1] == row[0].memory.peak,
     }
 
@@ -152,7 +154,7 @@ def _words(mark: PhaseMark) -> dict[str, Any]:
     }
 
 
-def _columns(parts: Sequence[str], *, are_mixed: bool) -> list[Column]:
+def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
     """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
     return [
         Column("checkpointing", lambda row: variant_name(row[0])),
@@ -161,7 +163,7 @@ def _columns(parts: Sequence[str], *, are_mixed: bool) -> list[Column]:
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
         *(_part_column(part) for part in parts),
         Column("operator", lambda row: row[1].operator),
-        Column("module", lambda row: row[1].path),
+        *([Column("module", lambda row: row[1].path)] if has_paths else []),
     ]
 
 
