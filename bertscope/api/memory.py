@@ -97,8 +97,8 @@ def estimate(
     loss, or the sum of its first tensor. Without inputs, and for any other model, they are derived from its forward at
     `batch` and `seq`. `run` are fields of RunConfig; with inputs, those that the module does not determine itself.
     Without inputs, `strategy` with `world_size` or `mesh` gives one rank of a job, and `gpu` the answer of each
-    variant whether it fits there. Raises SelectionError for other
-    fields, for a module that cannot be copied, and for one whose operators depend on the values of tensors.
+    variant whether it fits there. Raises SelectionError for other fields, for a module that cannot be copied, and for
+    one whose operators depend on the values of tensors.
 
     >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
     >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes

@@ -253,11 +253,15 @@ def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int,
     fake: Any = type(given)
     with torch._C._DisableTorchDispatch():
         if shares:
-            layout = torch.empty(0, dtype=dtype, device="meta")
-            layout.set_(given.untyped_storage(), offset, shape, stride)
+            layout = _on_meta(given, shape, stride, dtype, offset)
         else:
             layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return fake(given.fake_mode, layout, given.fake_device)
+
+
+def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
+    """Return a meta tensor of that layout in the storage of a fake one."""
+    return torch.empty(0, dtype=dtype, device="meta").set_(given.untyped_storage(), offset, shape, stride)
 
 
 def run_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
@@ -265,8 +269,7 @@ def run_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
 
     def on_meta(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            layout = torch.empty(0, dtype=value.dtype, device="meta")
-            return layout.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+            return _on_meta(value, value.size(), value.stride(), value.dtype, int(value.storage_offset()))
         return torch.device("meta") if isinstance(value, torch.device) else value
 
     with torch._C._DisableTorchDispatch():

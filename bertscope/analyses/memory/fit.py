@@ -242,11 +242,9 @@ def estimate_on(
     report = estimate_report(source, runs, progress, steps.trace, card)
     if card is None:
         return runs, report
-    variants = []
-    for variant, run_config in zip(report.variants, runs, strict=True):
-        room = overhead(run_config, None, card, report.subject.attention)
-        variants.append(replace(variant, answer=Fitter(steps, card.memory_bytes, room).answer(run_config)))
-    return runs, replace(report, variants=tuple(variants))
+    fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})
+    variants = zip(report.variants, runs, strict=True)
+    return runs, replace(report, variants=tuple(replace(found, answer=fitter.answer(run)) for found, run in variants))
 
 
 def fitter_for(

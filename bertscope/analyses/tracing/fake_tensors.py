@@ -174,12 +174,12 @@ class OperatorResults:
         if key is None:
             return operator(*args, **kwargs)
         known = self.known.get(key)
+        is_new = key not in self.known and len(self.known) < _MOST_OPERATIONS
+        if is_new and (known := _described_on_meta(operator, args, kwargs)):
+            self.known[key] = known
         if known is None:
-            if key not in self.known and (described := _described_on_meta(operator, args, kwargs)):
-                self.known[key] = described
-                return self.run(operator, args, kwargs)
             out = operator(*args, **kwargs)
-            if key not in self.known and len(self.known) < _MOST_OPERATIONS:
+            if is_new:
                 # Arguments that were resized or transposed in place have another key now.
                 self.known[key] = _described(out, args, args) if _key(operator, args, kwargs) == key else None
             return out

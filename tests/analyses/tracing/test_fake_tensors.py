@@ -140,3 +140,12 @@ def test_an_operator_that_fails_fails_each_time():
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 known.run(aten.mm.default, (torch.ones(2, 3), torch.ones(2, 3)), {})
+
+
+def test_so_many_results_are_kept_and_no_more(monkeypatch):
+    monkeypatch.setattr(fake_tensors_module, "_MOST_OPERATIONS", 3)
+    known = OperatorResults()
+    with fake_tensors():
+        sizes = [known.run(aten.t.default, (torch.empty(2, size),), {}).shape for size in range(1, 9)]
+    assert sizes == [(size, 2) for size in range(1, 9)]
+    assert len(known.known) == 3
