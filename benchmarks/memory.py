@@ -100,7 +100,7 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
 
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.model import build
-    from bertscope.run_config import RunConfig
+    from bertscope.settings.run_config import RunConfig
     from bertscope.sources.find import load
     from tests.analyses.memory.plain_loop import peak_bytes
 
@@ -149,7 +149,7 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-    from bertscope.run_config import RunConfig
+    from bertscope.settings.run_config import RunConfig
     from bertscope.sources.find import load
 
     batch, _, seq = asked["size"].partition("x")

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import EAGER, Overhead, overhead
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text
 
 BASE, LARGE = "bert-base-uncased", "bert-large-uncased"

@@ -1,4 +1,4 @@
-"""Known GPUs, and the settings of CUDA's allocator.
+"""Known GPUs.
 
 A GPU has the memory that CUDA offers, which is less than the nominal size, a compute capability and peak rates.
 
@@ -20,16 +20,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from bertscope.errors import SelectionError, suggestion
-from bertscope.reports.memory import Gpu
 from bertscope.units import BF16, FP16, FP32
 
 _GIB, _MIB = 2**30, 2**20
 _ISSUE = "capacity reported by torch, in GitHub issue "
 _SMI = "nvidia-smi, GitHub issue "
 Capability = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
+
+    name: str
+    memory_bytes: int
+    source: str
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    context_source: str = ""  # empty: the range over all GPUs
+    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
+    workspace_backward_bytes: int = 0
+    calibration: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,13 +152,12 @@ def sdpa_kernel(card: Gpu, dtype: str) -> str:
     return "math" if dtype == BF16.name else "efficient"
 
 
-def fit_precisions(card: Gpu | None) -> tuple[str, str]:
-    """Return the dtypes to try on a GPU: fp32, and that of autocast; bf16 from capability 8.0 on, below it fp16.
+def half_precision(card: Gpu | None) -> str:
+    """Return the 16-bit type to try on a GPU: bf16 from capability 8.0 on, below it fp16.
 
     Tensor cores compute in bf16 from capability 8.0 on (NVIDIA, CUDA C++ Programming Guide, compute capabilities).
     """
-    has_bf16 = card is None or (capability(card) or (8, 0)) >= (8, 0)
-    return FP32.name, BF16.name if has_bf16 else FP16.name
+    return BF16.name if card is None or (capability(card) or (8, 0)) >= (8, 0) else FP16.name
 
 
 def find_gpu(name: str) -> Gpu:
@@ -198,86 +210,3 @@ def may_have_cuda() -> bool:
         with suppress(OSError):
             return ctypes.CDLL(name) is not None
     return Path("/dev/kfd").exists()  # the driver of ROCm, whose devices torch calls cuda too
-
-
-_INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, below 4 MiB ... from 32 GiB on
-# Host memory; the lock during cudaMalloc; and a limit that only set_per_process_memory_fraction makes effective.
-_WITHOUT_EFFECT = ("pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_num_register_threads",
-                   "release_lock_on_cudamalloc", "garbage_collection_threshold")  # fmt: skip
-_LEAST_SPLIT_MB = 20  # torch refuses a smaller max_split_size_mb: kLargeBuffer
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """Settings of CUDA's caching allocator. Source: torch's c10/core/AllocatorConfig.h and .cpp."""
-
-    expandable_segments: bool = False
-    max_split_bytes: int | None = None  # a block of this size or more is not split
-    divisions: tuple[int, ...] = (0,) * _INTERVALS  # of each power of two that sizes are rounded up to
-
-    @classmethod
-    def parse(cls, text: str) -> AllocatorSettings:
-        """Return the settings of a text in the form of PYTORCH_CUDA_ALLOC_CONF; raises SelectionError."""
-        found: dict[str, Any] = {}
-        for name, value in _settings(text):
-            if name == "expandable_segments" and value in ("True", "False"):
-                found[name] = value == "True"
-            elif name == "max_split_size_mb" and _whole(value) >= _LEAST_SPLIT_MB:
-                found["max_split_bytes"] = _whole(value) * _MIB
-            elif name == "roundup_power2_divisions" and (divisions := _divisions(value)):
-                found["divisions"] = divisions
-            elif name not in _WITHOUT_EFFECT and (name, value) != ("backend", "native"):
-                raise SelectionError(
-                    f"alloc_conf cannot be {name[:40]}:{value[:40]}; replayed are expandable_segments:True, "
-                    f"max_split_size_mb (from {_LEAST_SPLIT_MB} on) and roundup_power2_divisions (powers of two, as 4 "
-                    "or [256:1,512:2,>:8])"
-                )
-        return cls(**found)
-
-    def divisions_for(self, size_bytes: int) -> int:
-        """Return the divisions of the power of two that a size lies in; 0 or 1 if sizes are not rounded up there."""
-        return self.divisions[min(max(size_bytes.bit_length() - _MIB.bit_length(), 0), _INTERVALS - 1)]
-
-
-def _settings(text: str) -> list[tuple[str, str]]:
-    """Return the names and values of `name:value,name:[key:value,...]`; raises SelectionError for other text."""
-    setting = r"(\w{1,40}):(\[[^\[\]]{0,400}\]|[^,:\[\]]{1,40})"
-    plain = re.sub(r"\s", "", text)
-    if plain and not re.fullmatch(rf"{setting}(,{setting})*", plain, re.ASCII):
-        raise SelectionError(
-            f"alloc_conf is name:value with commas between, such as max_split_size_mb:128; got {text[:40]!r}"
-        )
-    return re.findall(setting, plain, re.ASCII)
-
-
-def _whole(text: str) -> int:
-    """Return the number in a text; -1 for other text."""
-    return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
-
-
-def _is_power(number: int) -> bool:
-    return number > 0 and number.bit_count() == 1
-
-
-def _divisions(text: str) -> tuple[int, ...]:
-    """Return the divisions of each interval for `4` or `[256:1,512:2,>:8]`, keys in MiB; none for other text.
-
-    As in parseRoundUpPower2Divisions, the first value is also that of all smaller intervals, and `>` that of all
-    larger ones; an interval that is not named between two others has none.
-    """
-    if not text.startswith("["):
-        return (_whole(text),) * _INTERVALS if _is_power(_whole(text)) else ()
-    found, last = [0] * _INTERVALS, 0
-    for place, part in enumerate(text[1:-1].split(",")):
-        key, _, value = part.partition(":")
-        number = _whole(value)
-        if not (number == 0 or _is_power(number)) or not (key == ">" or _is_power(_whole(key))):
-            return ()
-        if key == ">":
-            found[last + 1 :] = [number] * (_INTERVALS - last - 1)
-            continue
-        index = min(_whole(key).bit_length() - 1, _INTERVALS - 1)
-        if place == 0:
-            found[:index] = [number] * index
-        found[index], last = number, index
-    return tuple(found)

@@ -74,7 +74,7 @@ def screen(name: str) -> str:
 
     from bertscope.analyses.page.explore import explore
     from bertscope.render.explore.app import Explorer
-    from bertscope.run_config import RunConfig
+    from bertscope.settings.run_config import RunConfig
     from bertscope.sources.find import load
 
     *_, report = explore(load(name), RunConfig())

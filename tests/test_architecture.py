@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from bertscope.gpus import GPUS
-from bertscope.run_config import OPTIMIZERS
+from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bertscope import gpus
-from bertscope.gpus import GPUS, capability, find_gpu, sdpa_kernel
-from bertscope.reports.memory import Gpu
+from bertscope.gpus import GPUS, Gpu, capability, find_gpu, sdpa_kernel
 
 
 @pytest.mark.parametrize("name", GPUS)

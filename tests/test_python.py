@@ -22,8 +22,8 @@ import bertscope
 from bertscope.api.memory import Loop, LoopOfRanks, Run
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
-from bertscope.parallelism import Parallelism
-from bertscope.run_config import RunConfig
+from bertscope.settings.parallelism import Parallelism
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from tests.conftest import ROOT
 

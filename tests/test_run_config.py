@@ -9,7 +9,9 @@ from bertscope import run_config as tables
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.run_config import OPTIMIZERS, Checkpointing, Optimizer, RunConfig, Strategy
+from bertscope.settings.checkpointing import Checkpointing, Strategy
+from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import PRECISIONS
 
 

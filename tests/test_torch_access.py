@@ -12,7 +12,7 @@ import pytest
 from bertscope import torch_access
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
-from bertscope.parallelism import Parallelism
+from bertscope.settings.parallelism import Parallelism
 from bertscope.torch_access import DispatchMode, distributed, torch
 from tests.conftest import ROOT
 

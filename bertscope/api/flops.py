@@ -1,39 +1,45 @@
 """`bertscope.flops`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.flops import count as counting
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.api.asked import Asked
 from bertscope.api.given import Model, Size, built, inputs_of
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
-from bertscope.run_config import NONE
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import DEFAULTS, INFERENCE, OF_FLOPS, TRAINING
 from bertscope.sources.find import source_of
 from bertscope.torch_access import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertscope.settings.keywords import RunSettings
 
 
 def flops(
     model: Model,
     inputs: Any = None,
     *,
-    mode: str = "inference",
     name: str | None = None,
-    batch: int = 1,
-    seq: int = 128,
-    checkpointing: str = NONE,
-    freeze: Sequence[str] = (),
     input_size: Size | None = None,
-    input_data: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
 ) -> FlopsReport:
     """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
 
-    A module runs with its `inputs` (`input_data` is another name of them): a tensor, a tuple, or a dictionary of
-    keywords; `input_size` and `dtypes` describe them. Without inputs, and for any other model, they are derived from
-    its forward at `batch` and `seq`; then layers of `checkpointing` are recomputed, and parameters that match `freeze`
-    are not trained. The model runs on meta tensors, which compute and allocate nothing. One multiply-add counts as 2
-    FLOPs in `matmul_flops`, as in torch.utils.flop_counter.
+    A module runs with its `inputs`: a tensor, a tuple, or a dictionary of keywords; `input_size` and `dtypes` describe
+    them. Without inputs, and for any other model, they are derived from its forward at `batch` and `seq`, of which
+    there may be several; then layers of `checkpointing` are recomputed, and parameters that match `freeze` are not
+    trained. The model runs on meta tensors, which compute and allocate nothing. One multiply-add counts as 2 FLOPs in
+    `matmul_flops`, as in torch.utils.flop_counter.
 
     >>> bertscope.flops("bert-base-cased", batch=1, seq=512)[""].forward.matmul_flops
     120044126208
@@ -41,14 +47,21 @@ def flops(
     >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
     True
     """
-    given = inputs_of(inputs, input_size, input_data, dtypes)
+    given = inputs_of(inputs, input_size, dtypes)
+    asked = Asked.of(settings, layers, compared=("batch", "seq"))
+    named = {key for layer in asked.layers for key in layer if not layer.is_default}
+    if unused := sorted(named - set(OF_FLOPS)):
+        raise SelectionError(f"FLOPs do not depend on {unused[0]}; allowed: {', '.join(OF_FLOPS)}")
     if given is not None:
-        if checkpointing != NONE or freeze:
-            raise SelectionError("checkpointing and freeze are for a run without inputs; a given module has its own")
+        if unused := sorted(named - {"mode"}):
+            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
         module, shown = built(model, name)
-        return counting.flops(module, given, mode=mode, name=shown)
-    if mode not in counting.MODES:
-        raise SelectionError(f"mode must be one of {', '.join(counting.MODES)}; got {mode!r}")
-    source = source_of(model, name=name)
-    run = FlopsRun(source=source, mode=mode, checkpointing=checkpointing, freeze=tuple(freeze))
-    return flops_model(run, (batch,), (seq,))
+        ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points
+        return counting.flops(module, given, mode=run_config.mode, name=shown)
+    runs = asked.resolved(**DEFAULTS["flops"]).runs
+    if runs[0].mode not in (INFERENCE, TRAINING):
+        raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
+    batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
+    return flops_model(
+        FlopsRun(source=source_of(model, name=name), run=replace(runs[0], batch=1, seq=1)), batches, seqs
+    )

@@ -35,24 +35,18 @@ def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]
     return source.build(), source.name
 
 
-def inputs_of(
-    inputs: Any = None,
-    input_size: Size | None = None,
-    input_data: Any = None,
-    dtypes: Sequence[torch.dtype] | None = None,
-) -> Any:
-    """Return the inputs of a module that one of three arguments gives; None without any.
+def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequence[torch.dtype] | None = None) -> Any:
+    """Return the inputs of a module that one of two arguments gives; None without any.
 
     `input_size` is the size of a tensor, or several sizes; `dtypes` has the dtype of each, by default float32. Raises
-    SelectionError if several arguments are given, and for a size that is none.
+    SelectionError if both arguments are given, and for a size that is none.
     """
-    given = [value for value in (inputs, input_size, input_data) if value is not None]
-    if len(given) > 1:
-        raise SelectionError("give one of inputs, input_size and input_data")
+    if inputs is not None and input_size is not None:
+        raise SelectionError("give either inputs or input_size")
     if input_size is None:
         if dtypes is not None:
             raise SelectionError("dtypes are those of input_size; give it too, or leave dtypes out")
-        return given[0] if given else None
+        return inputs
     sizes: Any = [input_size] if all(isinstance(size, int) for size in input_size) else list(input_size)
     if not sizes[0] or not all(type(number) is int and number > 0 for size in sizes for number in _numbers(size)):
         raise SelectionError(f"input_size is a size such as (1, 3, 224, 224), or a list of sizes; got {input_size!r}")
@@ -60,6 +54,12 @@ def inputs_of(
     if len(kinds) != len(sizes):
         raise SelectionError(f"dtypes has one dtype for each size; got {len(kinds)} for {len(sizes)} sizes")
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
+
+
+def on_device(inputs: Any, device: str) -> Any:
+    """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
+    is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
+    return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
 
 
 def _numbers(size: Any) -> Sequence[Any]:

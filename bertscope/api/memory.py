@@ -1,81 +1,43 @@
-"""`bertscope.estimate`, `bertscope.profile` and `bertscope.fit`."""
+"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit` and `bertscope.fits`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from bertscope.analyses.calibrate.step_time import with_fit_times, with_times
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.fit import estimate_on, fit_report, fit_variants
+from bertscope.analyses.memory.fit import Steps, estimate_on, fit_report, on_card
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, Launch
+from bertscope.analyses.memory.profile_job import Job
+from bertscope.analyses.memory.profile_job import Launch as RankLaunch
 from bertscope.analyses.memory.ranks.fewest import fewest_report
+from bertscope.analyses.memory.snapshot import snapshot as picture
 from bertscope.analyses.memory.step import Loss, real_inputs
-from bertscope.api.given import Model, Size, built, inputs_of
-from bertscope.errors import SelectionError, suggestion
-from bertscope.gpus import find_gpu
-from bertscope.parallelism import TRIED, WORLD_SIZES, parse_parallelism
-from bertscope.reports.memory import FitReport, Gpu, MemoryReport
-from bertscope.run_config import NONE, STORED, RunConfig, parse_strategies, takes_reentrant
+from bertscope.api.asked import Asked, TrainingArguments, calibration_for, card_for
+from bertscope.api.given import Model, Size, built, inputs_of, on_device
+from bertscope.errors import SelectionError
+from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.progress import expect
+from bertscope.reports.base import Note
+from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, SINGLE, WORLD_SIZES
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import AUTOCAST, CUDA, DEFAULTS, MEASURED, STORED, Launch, Limit, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
-from bertscope.units import parse_bytes
+from bertscope.units import FP32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
 
-class Loop(TypedDict, total=False):
-    """The fields of RunConfig that describe the loop: what is computed and trained, and where."""
-
-    mode: str
-    optimizer: str
-    implementation: str
-    model_implementation: str
-    padding: float
-    dropout: bool
-    freeze: Sequence[str]
-    device: str
-    sdpa_kernel: str
-    accumulate: int
-    keep_gradients: bool
-    momentum: float
-    amsgrad: bool
-    ema: bool
-    clip_grad_norm: bool
-    hold_outputs: bool
-    grad_scaler: bool
-    alloc_conf: str
-
-
-class LoopOfRanks(Loop, total=False):
-    """The same, and the ranks of a job with how they share the work, as the options of the command line."""
-
-    strategy: str
-    world_size: int
-    mesh: str
-    param_dtype: str
-    reduce_dtype: str
-    bucket_cap_mb: int
-    gradient_as_bucket_view: bool
-    rank: int
-
-
-class Run(LoopOfRanks, total=False):
-    """The fields of RunConfig; `checkpointing` may name several strategies to compare, such as `none,full`."""
-
-    batch: int
-    seq: int
-    dtype: str
-    autocast: str | None
-    checkpointing: str
-    reentrant: bool
-
-
-_RANKS = tuple(name for name in LoopOfRanks.__annotations__ if name not in Loop.__annotations__)
+_COMPARED = ("checkpointing",)
+_SEARCHED = ("seq", "precision", "checkpointing", "gpu")  # of fit: each combination is a row
 
 
 def estimate(
@@ -85,20 +47,19 @@ def estimate(
     loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
-    input_data: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
-    gpu: str | Gpu | None = None,
-    **run: Unpack[Run],
+    training_file: TrainingArguments = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
 
-    A module runs with its `inputs` (or `input_data`), a tensor, a tuple, or a dictionary of keywords, real or on meta;
-    `input_size` and `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's
-    loss, or the sum of its first tensor. Without inputs, and for any other model, they are derived from its forward at
-    `batch` and `seq`. `run` are fields of RunConfig; with inputs, those that the module does not determine itself.
-    Without inputs, `strategy` with `world_size` or `mesh` gives one rank of a job, and `gpu` the answer of each
-    variant whether it fits there. Raises SelectionError for other fields, for a module that cannot be copied, and for
-    one whose operators depend on the values of tensors.
+    A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
+    `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's loss, or the sum
+    of its first tensor. Without inputs, and for any other model, they are derived from its forward at `batch` and
+    `seq`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
+    values keywords replace; `layers` are further defaults. Raises SelectionError for a setting that no run has, for a
+    module that cannot be copied, and for one whose operators depend on the values of tensors.
 
     >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
     >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes
@@ -111,22 +72,29 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given = inputs_of(inputs, input_size, input_data, dtypes)
+    given = inputs_of(inputs, input_size, dtypes)
+    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file)
     if given is not None:
-        if ranks := [field for field in run if field in _RANKS]:
-            raise SelectionError(
-                f"{ranks[0]} concerns ranks, whose inputs are derived from batch and seq; give no inputs"
-            )
-        if gpu is not None:
-            raise SelectionError("gpu is for a step whose inputs are derived from batch and seq; give no inputs")
         module, shown = built(model, name)
-        return estimates.estimate(module, given, loss=loss, name=shown, **run)
+        return estimates.estimate(module, given, asked.of_module()[0], loss=loss, name=shown)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     source = source_of(model, name=name)
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    runs = runs_of(source, run if card is None else {**run, "device": "cuda"})
-    return estimate_on(source, runs, card)[1]
+    resolved = asked.resolved(source, **DEFAULTS["estimate"])
+    (limit,) = resolved.limits
+    expect(len(resolved.runs))
+    runs, report = estimate_on(source, resolved.runs, card_for(limit, resolved.runs[0]))
+    if asked.training_file is not None:
+        report = replace(report, training_file=asked.noted(runs))
+    return _timed(report, source, limit, runs) if limit.time else report
+
+
+def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
+    """Return the last of the steps of `estimate` for PyTorch's memory viewer, as torch pickles a snapshot."""
+    source = source_of(model).require("--snapshot")
+    resolved = Asked.of(settings, layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
+    run_config, limit = resolved.points[-1]
+    return picture(estimates.MemoryTraces(source).trace(on_card(run_config, card_for(limit, run_config))))
 
 
 def profile(
@@ -134,145 +102,218 @@ def profile(
     inputs: Any = None,
     *,
     loss: Loss | None = None,
-    steps: int = 3,
     name: str | None = None,
     input_size: Size | None = None,
-    input_data: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
-    threads: int | None = None,
-    seed: int = 0,
-    memory_limit: int | str | None = None,
-    timeout: float = 600.0,
-    nproc: int | None = None,
-    **run: Unpack[Run],
+    training_file: TrainingArguments = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[MeasurementSettings],
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
 
-    A module runs in this process with `inputs`, `loss` and `run` as in `estimate`; module and inputs must be on the
-    device of `run`. The optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a
-    forward pass changes by itself (running statistics, the random state) stays changed. Any other model is built in a
-    new process for each strategy, with this number of `threads`, `seed`, `memory_limit` (bytes, or text such as `4GiB`)
-    and `timeout` in seconds; with `nproc` and a `strategy`, as so many real ranks of this machine. Raises
-    SelectionError for fields that `run` does not have, and for a device that torch does not find.
+    A module runs in this process with `inputs` and `loss` as in `estimate`; module and inputs must be on the device of
+    the run. The optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward
+    pass changes by itself (running statistics, the random state) stays changed. Any other model is built in a new
+    process for each strategy; with `nproc` and a `strategy`, as so many real ranks of this machine. Raises
+    SelectionError for a setting that no run has, and for a device that torch does not find.
 
     >>> report = bertscope.profile(torch.nn.Linear(100, 10), torch.randn(8, 100), steps=1)
     >>> abs(report["none"].error)
     0.0
     """
-    given = inputs_of(inputs, input_size, input_data, dtypes)
+    given = inputs_of(inputs, input_size, dtypes)
+    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, records=MEASURED)
     if isinstance(model, nn.Module):
-        if nproc is not None:
-            raise SelectionError("real ranks build the model themselves; give its name, or leave nproc out")
-        if given is None:
-            sizes, own = _split(run, ("batch", "seq"))
-            given = real_inputs(model, RunConfig(**sizes, dtype=STORED), own.get("device", RunConfig.device))
-            return profiler_run.profile(model, given, loss=loss, steps=steps, name=name, **own)
-        if input_size is not None:
-            device = run.get("device", RunConfig.device)
-            given = tuple(torch.ones_like(tensor, device=device) for tensor in given)
-        return profiler_run.profile(model, given, loss=loss, steps=steps, name=name, **run)
+        return _profile_module(model, given, asked, loss, name)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; leave it out")
-    source = source_of(model, name=name, inputs=given)
-    if nproc is not None and "mesh" not in run:
-        run["world_size"] = nproc
-    runs = runs_of(source, run)
-    if runs[0].parallelism.world_size != (nproc or 1):
-        raise SelectionError(f"nproc is the number of ranks, {runs[0].parallelism.world_size:,}; got {nproc}")
-    launch = None if nproc is None else Launch(nproc=nproc, timeout_seconds=timeout)
+    return profile_source(source_of(model, name=name, inputs=given), asked)[0]
+
+
+def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | None, name: str | None) -> MemoryReport:
+    """Return the measurement of a module in this process."""
+    if given is None:
+        run_config, _, measurement, launch = asked.resolved(precision=STORED).points[0]
+        given = real_inputs(module, run_config, run_config.device)
+    else:
+        run_config, _, measurement, launch = asked.of_module()
+        given = on_device(given, run_config.device)
+    if launch.nproc is not None:
+        raise SelectionError("real ranks build the model themselves; give its name, or leave nproc out")
+    return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
+
+
+def profile_source(
+    source: ModelSource, asked: Asked, *, wants_snapshot: bool = False
+) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
+    """Return the measurement of a model that new processes build, and with `wants_snapshot` that of each step."""
+    resolved = asked.resolved(source, **DEFAULTS["profile"])
+    runs = [run for run, *_ in resolved.points]
+    _, _, measurement, launch = resolved.points[0]
+    if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
+        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
+    if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
+        raise SelectionError(
+            f"real ranks are nproc x nnodes, {(launch.nproc or 1) * launch.nnodes:,}; the strategy has "
+            f"{runs[0].parallelism.world_size:,}; give nproc and a strategy, and leave world_size out"
+        )
     jobs = [
-        Job(source=source, run_config=run_config, steps=steps, threads=threads, seed=seed,
-            memory_limit_bytes=bytes_of(memory_limit), beside=runs[0] if place else None,
-            launch=launch)
-        for place, run_config in enumerate(runs)
+        Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
+            seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
+            wants_snapshot=wants_snapshot and run_config is runs[-1], launch=_launch(launch, measurement.timeout))
+        for number, run_config in enumerate(runs)
     ]  # fmt: skip
-    report, _ = profile_report(jobs, timeout_seconds=timeout)
-    return report
+    expect(len(jobs) + (measurement.steps if len(jobs) > 1 and launch.nproc is None else 0))
+    report, pictures = profile_report(jobs, timeout_seconds=measurement.timeout)
+    return replace(report, training_file=asked.noted(runs)), pictures
+
+
+def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
+    """Return the launch of real ranks; None if there are none."""
+    if launch.nproc is None:
+        return None
+    if launch.nnodes > 1 and not launch.rdzv_endpoint:
+        raise SelectionError("several machines need the place where they meet: rdzv_endpoint HOST:PORT")
+    return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch))
 
 
 def fit(
     model: Model,
     budget: int | str | None = None,
     *,
-    gpu: str | Gpu | None = None,
-    seq: int | Sequence[int] = 512,
     batch: int | None = None,
     batch_total: int | None = None,
-    checkpointing: str | None = None,
-    precision: str | None = None,
-    context: int | str | None = None,
-    inputs: Sequence[str] = (),
     name: str | None = None,
-    **run: Unpack[LoopOfRanks],
+    training_file: TrainingArguments = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[FitSettings],
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
 
-    The settings are the `checkpointing` strategies and the precisions, such as `fp32,autocast-bf16`. With `batch`, find
-    the settings with which it fits; with `batch_total`, the fewest GPUs whose batches add up to it, by one `strategy`
-    or several. With `world_size` the batch is that of one rank. `context` is the memory of the CUDA context; `inputs`
-    are those that cannot be derived, such as `pixel_values=Bx3x224x224:float32`; `run` are other fields of RunConfig,
-    and the device is cuda for a GPU. Raises SelectionError for a length or a setting that the model does not have.
+    The settings are lengths (by default 512), precisions and strategies of checkpointing: lists, or text such as
+    `fp32,autocast-bf16`. With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose
+    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. Raises
+    SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
     >>> row = report["none, fp32, seq 64"]
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    if (budget is None) == (gpu is None):
-        raise SelectionError("give either a budget, such as '16GiB', or a gpu, such as 't4'")
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    reports = fits(model, budget, batch=batch, batch_total=batch_total, name=name, training_file=training_file,
+                   layers=layers, **settings)  # fmt: skip
+    if len(reports) > 1:
+        raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
+    return reports[0]
+
+
+def fits(
+    model: Model,
+    budget: int | str | None = None,
+    *,
+    batch: int | None = None,
+    batch_total: int | None = None,
+    name: str | None = None,
+    training_file: TrainingArguments = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[FitSettings],
+) -> tuple[FitReport, ...]:
+    """Return the report of `fit` for each GPU, such as `gpu="t4,a100-40gb"`; they share their traces.
+
+    >>> [report.card.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
+    ['t4', 'a10']
+    """
+    given = {**settings} if budget is None else {**settings, "budget": budget}
+    asked = Asked.of(given, layers, compared=_SEARCHED, training_file=training_file).without("batch")
     source = source_of(model, name=name)
-    ranks, loop = _split(run, _RANKS)
-    if batch_total is not None and (batch is not None or not {"strategy", "world_size"} >= set(ranks)):
-        raise SelectionError("batch_total searches the number of ranks; give only strategy or world_size with it")
-    searched = {} if batch_total is not None else ranks
-    base = run_config_of({"device": "cuda" if card else RunConfig.device, "inputs": inputs, **loop, **searched})
-    variants = fit_variants(source, base, card, precision=precision, checkpointing=checkpointing)
-    lengths = (seq,) if isinstance(seq, int) else tuple(seq)
-    if batch_total is not None:
-        return fewest_report(
-            source, variants, lengths, card or bytes_of(budget) or 0, batch_total, context_bytes=bytes_of(context),
-            strategies=(ranks["strategy"],) if "strategy" in ranks else TRIED,
-            world_sizes=(ranks["world_size"],) if "world_size" in ranks else WORLD_SIZES,
+    search = _Search(source, asked, batch, batch_total)
+    return tuple(map(search.report, search.limits()))
+
+
+@dataclass
+class _Search:
+    """A search of `fit` for one model, whose limits share traces."""
+
+    source: ModelSource
+    asked: Asked
+    batch: int | None
+    batch_total: int | None
+    steps: dict[str | None, Steps] = field(default_factory=dict)
+
+    def limits(self) -> tuple[Limit, ...]:
+        """Return the GPUs or the budget; raises SelectionError without one."""
+        found = self.asked.resolved(self.source, **DEFAULTS["fit"]).limits
+        if found[0].gpu is None and found[0].budget is None:
+            raise SelectionError("give either a budget, such as 16GiB, or a gpu, such as t4")
+        return found
+
+    def report(self, limit: Limit) -> FitReport:
+        """Return the report for one limit."""
+        runs = self.runs(limit)
+        card = card_for(limit, runs[0])
+        seqs = tuple(dict.fromkeys(run.seq for run in runs))
+        variants = [run for run in runs if run.seq == seqs[0]]
+        memory = card or limit.budget or 0
+        if self.batch_total is not None:
+            report = self._fewest(variants, seqs, memory, limit)
+        else:
+            expect(len(runs))
+            report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
+                                known_steps=self.steps)  # fmt: skip
+        if limit.time:
+            found = calibration_for(limit, runs[0])
+            report = report if found is None else with_fit_times(report, self.source, variants, found.report)
+            has_times = any(row.predicted for row in report.rows)
+            report = replace(report, notes=_no_time(limit, runs[0], has_times=has_times))
+        return replace(report, training_file=self.asked.noted(runs, searched="batch"))
+
+    def runs(self, limit: Limit) -> list[RunConfig]:
+        """Return the runs for one limit, with the precisions that suit its card."""
+        card = find_gpu(limit.gpu) if limit.gpu else None
+        plain = STORED if self.source.has_own_dtypes else FP32.name
+        found = self.asked.resolved(
+            self.source, precision=[plain, f"{AUTOCAST}{half_precision(card)}"], **DEFAULTS["fit"],
+            checkpointing=list(self.source.strategies(self.source.build())),
         )  # fmt: skip
-    return fit_report(source, variants, lengths, card or bytes_of(budget) or 0, batch=batch,
-                      context_bytes=bytes_of(context))  # fmt: skip
+        order = {name: number for number, name in enumerate(dict.fromkeys(run.precision for run in found.runs))}
+        ranks = [run.parallelism for run in found.runs]
+        if self.batch_total is not None and ranks[0].mesh != str(ranks[0].world_size):
+            raise SelectionError("batch_total searches the number of ranks; for a mesh give batch, that of a rank")
+        return sorted((run for run, other in found.points if other == limit), key=lambda run: order[run.precision])
+
+    def _fewest(self, variants: Sequence[RunConfig], seqs: Sequence[int], memory: int | Gpu, limit: Limit) -> FitReport:
+        """Return the fewest ranks for the batch of all of them."""
+        ranks = variants[0].parallelism
+        if self.batch is not None:
+            raise SelectionError("batch is that of one rank and batch_total that of all; give one of them")
+        tried = SEARCHED if ranks.strategy == SINGLE else (ranks.strategy,)
+        sizes = WORLD_SIZES if ranks.world_size == 1 else (ranks.world_size,)
+        expect(len(seqs) * (len(tried) + 1))
+        alone = [replace(run, parallelism=ONE_PROCESS) for run in variants]
+        usual = ONE_PROCESS.flat()
+        chosen = {name: value for name, value in ranks.flat().items() if value != usual[name]}
+        for name in ("strategy", "world_size", "mesh"):
+            chosen.pop(name, None)
+        return fewest_report(self.source, alone, seqs, memory, self.batch_total or 1, strategies=tried,
+                             world_sizes=sizes, settings=chosen, context_bytes=limit.context,
+                             known_steps=self.steps)  # fmt: skip
 
 
-def runs_of(source: ModelSource, run: Mapping[str, Any]) -> list[RunConfig]:
-    """Return the run of a source by each of the strategies; parameters of a module keep their dtypes by default."""
-    given, others = _split(run, ("checkpointing", "reentrant"))
-    first = run_config_of({"dtype": STORED} | others if source.has_own_dtypes else others)
-    if first.mode == "inference" and "checkpointing" in given:
-        raise SelectionError("checkpointing concerns what is saved for backward; use mode forward or training")
-    return [
-        replace(first, checkpointing=strategy, reentrant=given.get("reentrant", False) and takes_reentrant(strategy))
-        for strategy in parse_strategies(given.get("checkpointing", NONE))
-    ]
+def _timed(report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
+    """Return the report with the predicted time of each step, or with a note that says why there is none."""
+    found = calibration_for(limit, runs[0])
+    if found is not None:
+        report = with_times(report, source, runs, found.report)
+    has_times = any(variant.predicted for variant in report.variants)
+    return replace(report, notes=(*report.notes, *_no_time(limit, runs[0], has_times=has_times)))
 
 
-def run_config_of(run: Mapping[str, Any]) -> RunConfig:
-    """Return the run of these fields; raises SelectionError for a field that a run does not have."""
-    known = [*(field.name for field in fields(RunConfig)), *_RANKS]
-    for name in run:
-        if name not in known:
-            raise SelectionError(f"a run has no field {name[:100]!r}; {suggestion(name, known)}")
-    ranks, others = _split(run, _RANKS)
-    lists = {name: tuple(run[name]) for name in ("freeze", "inputs") if name in run}
-    parallelism = {"parallelism": parse_parallelism(**ranks)} if ranks else {}
-    return RunConfig(**{**others, **lists, **parallelism})
-
-
-def _split(run: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of these names, and the others."""
-    return {name: run[name] for name in run if name in names}, {name: run[name] for name in run if name not in names}
-
-
-def bytes_of(size: int | str | None) -> int | None:
-    """Return the bytes of a number or of text such as `16GiB`; raises SelectionError for other text."""
-    if not isinstance(size, str):
-        return size
-    try:
-        return parse_bytes(size)
-    except ValueError:
-        raise SelectionError(f"a size is a number of bytes, or text such as '16GiB'; got {size[:40]!r}") from None
+def _no_time(limit: Limit, run_config: RunConfig, *, has_times: bool) -> tuple[Note, ...]:
+    """Return the note that says why no time is predicted."""
+    if has_times:
+        return ()
+    if run_config.device != CUDA:
+        return (Note(key="no_time_cpu"),)
+    if calibration_for(limit, run_config) is None:
+        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or ""}),)
+    return (Note(key="no_time_precision"),)

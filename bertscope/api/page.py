@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bertscope.analyses.page import diff as differences
-from bertscope.analyses.page.report import page_report
+from bertscope.analyses.page.report import STAGES, page_report
+from bertscope.api.asked import Asked, TrainingArguments
 from bertscope.api.given import Model
-from bertscope.api.memory import Loop, bytes_of, run_config_of
+from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
-from bertscope.reports.memory import Gpu
+from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
-from bertscope.run_config import RunConfig
+from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import DEFAULTS, STORED
 from bertscope.sources.find import source_of
+from bertscope.units import FP32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from bertscope.settings.keywords import RunSettings
 
 
 def report(
     model: Model,
     compare: Model | None = None,
     *,
-    batch: int = 8,
-    seq: int = 128,
-    budget: int | str | None = "16GiB",
-    gpu: str | Gpu | None = None,
-    checkpointing: str | None = None,
-    precision: str | None = None,
-    context: int | str | None = None,
-    inputs: Sequence[str] = (),
+    fit: bool = True,
     name: str | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-    **run: Unpack[Loop],
+    training_file: TrainingArguments = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
 ) -> PageReport:
     """Return every report about a model, or about two; `to_html()` of the result is the page of `bertscope report`.
 
-    `budget` is that of the fit table (bytes, or text), unless a `gpu` is given; None leaves the table out. The others
-    are as in `fit`, with one precision by default. A module runs with the result of its method
-    `example_inputs(batch, seq)`, by default with inputs derived from its forward. `progress` is called with the name
-    of each part.
+    The fit table has the precisions and strategies that are asked for, in a budget of 16 GiB unless a `budget` or a
+    `gpu` is given; `fit=False` leaves it out. The other parts describe the step in the first precision. A module runs
+    with the result of its method `example_inputs(batch, seq)`, by default with inputs derived from its forward.
 
     >>> config = bertscope.BertConfig(num_hidden_layers=1, max_position_embeddings=32)
-    >>> page = bertscope.report(config, batch=1, seq=16, budget=None)
+    >>> page = bertscope.report(config, batch=1, seq=16, fit=False)
     >>> page["encoder"].params
     7087872
     """
     sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    sizes = {"batch": batch, "seq": seq, "inputs": inputs}
-    run_config = run_config_of({"device": "cuda" if card else RunConfig.device, **run, **sizes})
-    return page_report(
-        sources, run_config, card or bytes_of(budget), checkpointing=checkpointing, precision=precision,
-        context_bytes=bytes_of(context), progress=progress,
-    )  # fmt: skip
+    asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file)
+    variants = []
+    for source in sources:
+        takes = source.strategies(source.build())
+        resolved = asked.resolved(
+            source, **DEFAULTS["report"], precision=STORED if source.has_own_dtypes else FP32.name,
+            checkpointing=[name for name in (NONE, FULL) if name in takes],
+        )  # fmt: skip
+        order = list(dict.fromkeys(run.precision for run in resolved.runs))
+        variants.append(sorted(resolved.runs, key=lambda run: order.index(run.precision)))
+    limits = resolved.limits
+    if len(limits) > 1 or len({(run.batch, run.seq) for run in variants[0]}) > 1:
+        raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
+    limit = (find_gpu(limits[0].gpu) if limits[0].gpu else limits[0].budget) if fit else None
+    expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
+    found = page_report(sources, variants, limit, limits[0].context)
+    models = tuple(
+        replace(part, memory=replace(part.memory, training_file=asked.noted(runs)))
+        for part, runs in zip(found.models, variants, strict=True)
+    )
+    return replace(found, models=models)
 
 
 def diff(a: Model, b: Model, *, batch: int = 1, seq: int = 128) -> DiffReport:

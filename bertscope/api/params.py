@@ -23,7 +23,7 @@ def count(
     batch: int = 1,
     seq: int = 128,
     input_size: Size | None = None,
-    input_data: Any = None,
+    inputs: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> CountReport:
     """Count the parameters of any model from the shapes of its tensors, without running it.
@@ -31,7 +31,7 @@ def count(
     `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. The inputs and
     outputs of a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with the inputs of a module, by
-    their `input_size` (and `dtypes`) or as `input_data`.
+    their `input_size` (and `dtypes`) or as `inputs`.
 
     >>> report = bertscope.count("bert-base-cased")
     >>> f"{report.totals.distinct_params:,} unique, {report.totals.layer_params:,} over layers"
@@ -40,7 +40,7 @@ def count(
     16
     """
     module, shown = built(model, name)
-    found = shapes_of_run(model, shapes, inputs_of(None, input_size, input_data, dtypes), batch, seq)
+    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
     return counting.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
 
 
@@ -54,7 +54,7 @@ def tree(
     batch: int = 1,
     seq: int = 128,
     input_size: Size | None = None,
-    input_data: Any = None,
+    inputs: Any = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> TreeReport:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
@@ -69,5 +69,5 @@ def tree(
     (1, 8, 222, 222)
     """
     module, shown = built(model, name)
-    found = shapes_of_run(model, shapes, inputs_of(None, input_size, input_data, dtypes), batch, seq)
+    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
     return trees.tree(module, depth=depth, name=shown, folded=folded, shapes=found)

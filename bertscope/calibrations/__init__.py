@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SourceError
-from bertscope.gpus import find_device
+from bertscope.gpus import Gpu, find_device
 from bertscope.reports.calibration import CalibrationReport
 from bertscope.reports.json import from_json
-from bertscope.reports.memory import Gpu
 from bertscope.text_files import read_text
 
 SHIPPED = Path(__file__).parent

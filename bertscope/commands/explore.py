@@ -11,33 +11,34 @@ from typing import Annotated, Any
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, SizeOptions
+from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import PrecisionOptions, Strategy, by_strategy
+from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
 from bertscope.reports.layer_ranges import expand
-from bertscope.run_config import STORED, RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
   bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
-  bertscope explore --checkpointing every-2 --autocast
+  bertscope explore --checkpointing every-2 --precision autocast-bf16
 
 keys: arrows move, / filters, p f m sort by parameters, FLOPs and memory, b l d change batch size, length and precision,
 e explains the module under the cursor, c copies its path, ? lists all keys, q quits.
 """
 
 
-@command(place=90, examples=EXAMPLES, short_help="Explore the module tree in the terminal.")
+@command(place=90, examples=EXAMPLES, cls=WithBareCheckpointing, short_help="Explore the module tree in the terminal.")
 def explore(
     *,
-    sizes: SizeOptions,
+    run: Annotated[
+        Given,
+        Takes(
+            command="explore", only=("batch", "seq", "checkpointing", "precision", "freeze", "input"), has_file=False
+        ),
+    ],
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    checkpointing: Strategy = RunConfig.checkpointing,
-    precision: PrecisionOptions,
-    freeze: Freeze = None,
-    inputs: Inputs = None,
     model: ModelOptions,
 ) -> None:
     """Explore the module tree in the terminal: parameters, FLOPs, shapes and memory of every module.
@@ -46,18 +47,12 @@ def explore(
     Needs the extra 'explore'.
     """
     _check_terminal()
-    run_config = RunConfig(
-        batch=sizes.batch, seq=sizes.seq, freeze=tuple(freeze or ()), inputs=tuple(inputs or ()),
-        **precision.precision(),
-    )  # fmt: skip
-    (run_config, *others) = by_strategy(run_config, checkpointing)
-    if others:
-        raise BertscopeError("explore shows one strategy at a time; 'bertscope estimate' compares several")
     source = model.found()
-    if source.has_own_dtypes and (precision.dtype is None or precision.autocast):
-        run_config = replace(run_config, dtype=STORED)
     from bertscope.analyses.page.explore import explore as analyse
+    from bertscope.api.asked import Asked
     from bertscope.render.explore.app import run as show
+
+    run_config = Asked.of({}, run.layers).resolved(source).runs[0]
 
     def again(**changes: Any) -> Iterator[Any]:
         """Return the reports of the same run with other sizes or another precision."""
@@ -75,13 +70,12 @@ def explained(source: ModelSource, run_config: RunConfig, path: str, run: Mappin
     """
     from bertscope.analyses.explain.steps import explain
 
-    sizes = {name: run[name] for name in ("batch", "seq")}
     for tried in around(path):
         try:
-            return tried, explain(source, tried, inputs=run_config.inputs, **sizes)
+            return tried, explain(source, tried, inputs=run_config.input, batch=run["batch"], seq=run["seq"])
         except SelectionError:
             continue
-    return "", explain(source, inputs=run_config.inputs, **sizes)
+    return "", explain(source, inputs=run_config.input, batch=run["batch"], seq=run["seq"])
 
 
 def around(path: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES
 from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
@@ -111,10 +111,10 @@ class ModelOptions:
     def _found(self) -> ModelSource:
         """Return the source; the class that pyproject.toml sets is for BERTs only."""
         own = project()
-        if own is None or own.head != self.architecture or not own.head:
+        if own is None or own.architecture != self.architecture or not own.architecture:
             return find(**vars(self))
         source = find(**vars(self) | {"architecture": None})
-        return source.with_options(architecture=own.head) if source.bert_config else source
+        return source.with_options(architecture=own.architecture) if source.bert_config else source
 
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
         """Return the source that MODEL names, and its model on meta."""

@@ -19,6 +19,7 @@ import typer
 
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.progress import listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.render.texts import phrase, say
 from bertscope.reports.base import to_json
@@ -80,17 +81,8 @@ class DetailedOutputOptions(OutputOptions):
     verbose: Verbose = False
 
     def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
-        """Write the report with its notes, if it has a field for them, in this format."""
-        super().show(_noted(report, renderer), renderer, verbose=self.verbose, **table_options)
-
-    def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
-        """Write the only report as `show` does, and several reports of one kind as one comparison."""
-        super().show_all([_noted(report, renderer) for report in reports], renderer, **table_options)
-
-
-def _noted(report: Any, renderer: ModuleType | SimpleNamespace) -> Any:
-    """Return the report with the notes of its renderer, if it has a field for them."""
-    return replace(report, notes=tuple(renderer.notes(report))) if hasattr(report, "notes") else report
+        """Write the report in this format."""
+        super().show(report, renderer, verbose=self.verbose, **table_options)
 
 
 def show(
@@ -248,9 +240,20 @@ class Progress:
         self.bar.update(self.bar.task_ids[0], description=words, completed=len(self.begun) - 1,
                         done_seconds=self.done_seconds)  # fmt: skip
 
+    def expect(self, stages: int) -> None:
+        """Add to the number of stages."""
+        self.total += stages
+
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Show the progress of the work inside the block."""
+    with Progress() as shown, listening(shown):
+        yield

@@ -1,17 +1,17 @@
 """Defaults of options from the table `[tool.bertscope]` in the nearest pyproject.toml, for the command line only.
 
-gpu = "t4"                              # of each command with --gpu, unless --budget is given
-precision = "autocast-bf16"             # as for fit; a single one is also that of estimate and profile
-head = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
+gpu = "t4"                              # a setting of a run: of each command that takes it
+precision = "autocast-bf16"
+architecture = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
 lang = "zh"                             # of all commands
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 """
 
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from typing import Any
 from typer.core import TyperCommand
 
 from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line, suggestion
+from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line, suggestion
 from bertscope.render.texts import LANGUAGES, phrase
-from bertscope.units import PRECISIONS
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import ESTIMATED
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
 HEADED = ("estimate", "profile", "fit", "flops", "report")
-PRECISION_OPTIONS = ("dtype", "autocast", "precision")
 _MARK = b"[tool.bertscope]"
+_COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # a command that takes one value refuses several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,21 @@ class Project:
     """The table of a project; an empty value for a key that it does not have."""
 
     path: Path
-    gpu: str = ""
-    precision: str = ""
-    head: str = ""
+    architecture: str = ""
     lang: str = ""
     check: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def layer(self, settings: Mapping[str, Any], compared: Collection[str], records: Any) -> Layer:
+        """Return the layer of these settings of the table."""
+        where = f"{self.path}: [tool.bertscope]"
+        return Layer(settings, compared=[*compared, *_COMPARED], where=where, is_default=True, records=records)
+
+    def note_used(self, values: Sequence[str]) -> None:
+        """Print which values of the table a command uses."""
+        if values:
+            text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
+            print(f"note: {phrase(text)}", file=sys.stderr)
 
 
 def project() -> Project | None:
@@ -82,8 +93,7 @@ def _read(path: Path) -> Project | None:
 
 def _checked(table: Any, path: Path) -> Project:
     """Return the table with checked values."""
-    from bertscope.gpus import find_gpu  # most projects have no table
-    from bertscope.run_config import AUTOCAST
+    from bertscope.settings.run_config import SETTINGS  # most projects have no table
 
     def wrong(message: str) -> ConfigError:
         """Return the error about the file."""
@@ -91,28 +101,25 @@ def _checked(table: Any, path: Path) -> Project:
 
     if not isinstance(table, dict):
         raise wrong("must be a table")
-    known = ("gpu", "precision", "head", "lang", "check")
+    own = ("architecture", "lang", "check")
     for key, value in table.items():
-        if key not in known:
-            raise wrong(f"unknown key {key[:60]!r}; {suggestion(key, known)}")
+        if key not in own and key not in SETTINGS:
+            near = "; it is called architecture now" if key == "head" else f"; {suggestion(key, [*own, *SETTINGS])}"
+            raise wrong(f"unknown key {key[:60]!r}{near}")
         words = value if key == "check" else [value]
-        if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
             raise wrong(f"{key} must be {'a list of files' if key == 'check' else 'a text'}; got {str(value)[:60]!r}")
-    precisions = [*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast)]
-    for word in table.get("precision", precisions[0]).split(","):
-        if word.strip() not in precisions:
-            raise wrong(f"unknown precision {word[:40]!r}; {suggestion(word, precisions)}")
     if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
         raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
-    if table.get("head") not in (None, *ARCHITECTURES):
-        raise wrong(f"head: {unknown_architecture(table['head']).message}")
-    if "gpu" in table:
-        try:
-            find_gpu(table["gpu"])
-        except SelectionError as error:
-            raise wrong(f"gpu: {error.message}") from None
-    values: dict[str, Any] = {**table, "check": tuple(table.get("check", ()))}
-    return Project(path=path, **values)
+    if table.get("architecture") not in (None, *ARCHITECTURES):
+        raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
+    settings = {key: value for key, value in table.items() if key in SETTINGS}
+    found = Project(
+        path=path, architecture=table.get("architecture", ""), lang=table.get("lang", ""),
+        check=tuple(table.get("check", ())), settings=settings,
+    )  # fmt: skip
+    found.layer(settings, (), ESTIMATED)
+    return found
 
 
 def chosen_language(words: Sequence[str]) -> str:
@@ -169,14 +176,9 @@ class WithProjectDefaults(TyperCommand):
         takes_files = bool(files) and not ctx.params["files"]  # no words are a value, so no default is looked up
         if takes_files:
             ctx.params["files"] = files
-        has_file = ctx.params.get("training_file") is not None  # which sets the precision
-        texts = {"architecture": found.head, "gpu": found.gpu, "lang": found.lang}
-        texts |= {} if has_file else dict.fromkeys(PRECISION_OPTIONS, found.precision)
-        is_used = {name: _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name) for name in texts}
-        used = list(dict.fromkeys(text for name, text in texts.items() if is_used[name]))
-        if used := used + (list(found.check) if takes_files else []):
-            text = f"{one_line(str(found.path), limit=200)} sets {one_line(', '.join(used))}"
-            print(f"note: {phrase(text)}", file=sys.stderr)
+        texts = {"architecture": found.architecture, "lang": found.lang}
+        used = [text for name, text in texts.items() if _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name)]
+        found.note_used(used + (list(found.check) if takes_files else []))
         return rest
 
 
@@ -215,23 +217,14 @@ def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
     Options of the command line are evaluated before those that are not given.
     """
 
-    from bertscope.run_config import AUTOCAST
-
     def unless_given(others: Collection[str], value: Any) -> Callable[[], Any]:
         """Return a function that returns the value unless one of the other options is given."""
         return lambda: None if any(_source(ctx, name) == "COMMANDLINE" for name in others) else value or None
 
-    defaults = {
-        "gpu": unless_given(("budget",), found.gpu),
-        "precision": unless_given((), found.precision),
-        "files": unless_given(("write_to", "architecture"), [str(found.path.parent / file) for file in found.check]),
-    }
+    files = [str(found.path.parent / file) for file in found.check]
+    defaults = {"files": unless_given(("write_to", "architecture"), files)}
     if found.lang:
         defaults["lang"] = unless_given((), found.lang)
     if ctx.info_name in HEADED:
-        defaults["architecture"] = unless_given(("add_pooling_layer",), found.head)
-    if ctx.info_name in ("estimate", "profile") and "," not in found.precision:
-        is_autocast = found.precision.startswith(AUTOCAST)
-        defaults["dtype"] = unless_given(PRECISION_OPTIONS, found.precision.removeprefix(AUTOCAST))
-        defaults["autocast"] = unless_given(PRECISION_OPTIONS, is_autocast)
+        defaults["architecture"] = unless_given(("add_pooling_layer",), found.architecture)
     return defaults

@@ -92,6 +92,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function, eval_str=True)
     own = signature.parameters.values()
     bundles: dict[str, Any] = {item.name: item.annotation for item in own if is_dataclass(item.annotation)}
+    takes = {item.name: found for item in own if (found := _takes(item)) is not None}
 
     @functools.wraps(function)
     def run(
@@ -100,9 +101,14 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         if color is not None:
             choose_color(color)
         try:
-            check_outputs([value for value in given.values() if isinstance(value, Path)])
+            check_outputs(
+                [value for name, value in given.items() if isinstance(value, Path) and name != "training_file"]
+            )
             for name, bundle in bundles.items():
                 given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+            for name, found in takes.items():
+                values = {param.name: given.pop(param.name) for param in found.parameters()}
+                given[name] = found.value(values)
             code = function(**given)
         except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
             code = failure(error)
@@ -118,8 +124,17 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _takes(item: inspect.Parameter) -> Any:
+    """Return what makes the options of a parameter from rows: an object with `parameters` and `value`, or None."""
+    metadata = getattr(item.annotation, "__metadata__", ())
+    return next((found for found in metadata if hasattr(found, "parameters")), None)
+
+
 def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """Yield the parameter, or one for each field of its bundle."""
+    if (takes := _takes(item)) is not None:
+        yield from takes.parameters()
+        return
     if not is_dataclass(item.annotation):
         yield _option(item.name, item.default, item.annotation)
         return

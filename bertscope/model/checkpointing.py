@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope.run_config import Checkpointing
+from bertscope.settings.checkpointing import Checkpointing
 
 # The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
 _SAVED = {

@@ -16,7 +16,7 @@ from bertscope.model.activations import activation
 from bertscope.model.attention import BertAttention, KeyValue, say_once
 from bertscope.model.checkpointing import recomputed
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
-from bertscope.run_config import Checkpointing
+from bertscope.settings.checkpointing import Checkpointing
 from bertscope.torch_access import Embedding, index_row
 
 

@@ -15,7 +15,7 @@ from bertscope.config import BertConfig
 from bertscope.config.lora import ALL_LINEAR, Lora
 from bertscope.errors import ConfigError, suggestion
 from bertscope.model.pretrained import BertPreTrainedModel
-from bertscope.run_config import FULL
+from bertscope.settings.checkpointing import FULL
 
 ADAPTER = "default"  # peft's name for the first adapter
 WRAPPED = "base_model.model."  # in front of the paths of the BERT

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertscope.config import BertConfig
 from bertscope.model.encoder import BertEncoder
 from bertscope.model.state_dict import translated
-from bertscope.run_config import FULL, Checkpointing
+from bertscope.settings.checkpointing import FULL, Checkpointing
 
 
 class BertPreTrainedModel(nn.Module):

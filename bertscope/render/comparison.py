@@ -132,11 +132,11 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
     """Return a row for each model and checkpointing choice: the peak, its moment and its parts."""
     lines = [_Line(report, variant) for report in reports for variant in report.variants]
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
-    precisions = {report.run.get("dtype") for report in reports}
+    precisions = {report.run.precision for report in reports}
     columns = [
         *_names(say("model"), say("class")),
-        Column(say("parameters_in"), lambda line: line.report.run["dtype"],
-               {"dtype": lambda line: line.report.run["dtype"]}, shown=len(precisions) > 1),
+        Column(say("parameters_in"), lambda line: line.report.run.precision,
+               {"precision": lambda line: line.report.run.precision}, shown=len(precisions) > 1),
         Column(say("checkpointing"), lambda line: variant_name(line.row),
                values("checkpointing", "reentrant", of="row")),
         number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
@@ -150,8 +150,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
                values("answer", of="row"), shown=any(line.row.answer for line in lines)),
     ]  # fmt: skip
     notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
-    run = reports[0].run if len(precisions) == 1 else {**reports[0].run, "dtype": None}
-    return _Table(columns, lines, notes, f"{run_text(run)}\n")
+    return _Table(columns, lines, notes, f"{run_text(reports[0].run, precision=len(precisions) == 1)}\n")
 
 
 def _part(name: str, *, shown: bool) -> Column:

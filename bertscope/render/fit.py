@@ -72,7 +72,7 @@ def _time_columns(report: FitReport) -> list[Column]:
 
 
 def _is_on_gpu(report: FitReport) -> bool:
-    return report.run.get("device") == "cuda"
+    return report.run.device == "cuda"
 
 
 def _shown_text(report: FitReport, row: FitRow) -> str:
@@ -113,10 +113,9 @@ def settings_text(report: FitReport, *words: str) -> str:
 
 def settings(report: FitReport, *words: str) -> list[str]:
     """Return the kernel, the words, and the settings of the run."""
-    run: dict[str, Any] = report.run
+    run = report.run
     kernel = kernel_word(report.subject.attention, run)
-    place = (run.get("device"), run.get("alloc_conf"))
-    return [text for text in (kernel, *words, mode_word(run), *loop_words(run), *place) if text]
+    return [text for text in (kernel, *words, mode_word(run), *loop_words(run), run.device) if text]
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:

@@ -15,6 +15,7 @@ from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.render.traffic import ranks_markdown, ranks_text, traffic_markdown, traffic_text
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
+from bertscope.settings.run_config import INFERENCE
 from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
 
 PARTS = tuple(field.name for field in fields(Parts))
@@ -66,7 +67,7 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
         yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number), is_detail=True)
-    if report.run.get("mode") != "inference":
+    if report.run.mode != INFERENCE:
         yield line(say("saved"), "memory.kept_bytes")
     if has("predicted"):
         yield line(say("predicted_step"), "predicted.seconds", lambda seconds: f"{1000 * seconds:,.2f} ms")

@@ -74,7 +74,8 @@ def verdict(report: MemoryReport) -> str:
         else:
             peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
     kernel = kernel_word(report.subject.attention, report.run)
-    settings = (*parallel_words(report.run, len(report.ranks)), title(report), kernel, run_text(report.run))
+    words = run_text(report.run, inputs_given=report.inputs_given)
+    settings = (*parallel_words(report.run, len(report.ranks)), title(report), kernel, words)
     answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
     return say(
         "assumed",
@@ -168,7 +169,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if "measured" in obtained:
         yield say("note_ranks_measured" if has_ranks else "note_measured", machine=report.machine)
     if "estimated" in obtained:
-        device = report.run.get("device")
+        device = report.run.device
         accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")
         yield say("note_estimated", device=device, accuracy=accuracy)
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
@@ -176,8 +177,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms, is_calibrated=bool(report.card and report.card.calibration))
     yield from time_notes(variant.predicted for variant in report.variants)
-    has_gradients = report.run.get("accumulate", 1) > 1 or report.run.get("keep_gradients")
-    yield say("note_units_kept" if has_gradients else "note_units")
+    yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
 def time_notes(times: Iterable[StepTime | None]) -> Iterator[str]:

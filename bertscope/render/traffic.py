@@ -1,10 +1,9 @@
 """Tables of the traffic between ranks, and notes on ranks that differ."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from statistics import median
-from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, markdown_text, table_text
@@ -12,24 +11,24 @@ from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import MemoryReport, RankRow, Variant
 from bertscope.reports.parallel import REDUCE_SCATTER, TrafficRow
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
 _Row = tuple[_Key, list[TrafficRow | None]]
 
 
-def parallel_words(run: Mapping[str, Any], groups: int = 1) -> list[str]:
+def parallel_words(run: RunConfig, groups: int = 1) -> list[str]:
     """Return the strategy of a run and its ranks in words, nothing for one process."""
-    given = run.get("parallelism") or {}
-    mesh = given.get("mesh", [1])
-    if given.get("strategy", "none") == "none":
+    given = run.parallelism
+    if given.world_size == 1:
         return []
-    of_which = {"strategy": given["strategy"], "ranks": "x".join(map(str, mesh))}
+    of_which = {"strategy": given.strategy, "ranks": given.mesh}
     words = {
-        say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given["rank"], **of_which): True,
-        say("param_dtype", dtype=given["param_dtype"]): given["param_dtype"],
-        say("reduce_dtype", dtype=given["reduce_dtype"]): given["reduce_dtype"],
-        say("bucket_view"): given["gradient_as_bucket_view"],
+        say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given.rank, **of_which): True,
+        say("param_dtype", dtype=given.param_dtype): given.param_dtype,
+        say("reduce_dtype", dtype=given.reduce_dtype): given.reduce_dtype,
+        say("bucket_view"): given.gradient_as_bucket_view,
     }
     return [text for text, is_set in words.items() if is_set]
 
@@ -48,17 +47,17 @@ def traffic_markdown(report: MemoryReport) -> Iterator[str]:
 
 def traffic_notes(report: MemoryReport) -> Iterator[str]:
     """Yield how ranks differ, and how the traffic was counted."""
-    given = report.run.get("parallelism") or {}
-    own = next((row for row in report.ranks if row.first <= given.get("rank", 0) <= row.last), None)
+    rank = report.run.parallelism.rank
+    own = next((row for row in report.ranks if row.first <= rank <= row.last), None)
     others = [row for row in report.ranks if own and row.updated_params != own.updated_params]
     if own and others:
         least = min(others, key=lambda row: row.updated_params)
-        yield say("note_ranks", ranks=least.label, count=count_text(least.updated_params), rank=given["rank"],
+        yield say("note_ranks", ranks=least.label, count=count_text(least.updated_params), rank=rank,
                   own=count_text(own.updated_params))  # fmt: skip
     if any(variant.traffic for variant in report.variants):
         yield say("note_ring")
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
-        if report.run.get("device") == "cpu" and REDUCE_SCATTER in kinds:
+        if report.run.device == "cpu" and REDUCE_SCATTER in kinds:
             yield say("note_gloo")
         yield say("note_ranks_unknown")
 

@@ -10,7 +10,7 @@ import dataclasses
 import io
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -43,6 +43,14 @@ class Subject:
     torch_version: str
     bertscope_version: str
     obtained: str = "computed"  # computed, estimated or measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A sentence about a report, by its key in the catalogue of texts, and its values in base units."""
+
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from bertscope.reports.base import Subject, TableReport
+from bertscope.gpus import Gpu
+from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime
 from bertscope.reports.parallel import RankGroup, TrafficRow
 from bertscope.reports.training import TrainingFile
+from bertscope.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,38 +221,24 @@ class Variant:
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
-
-    name: str
-    memory_bytes: int
-    source: str
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    context_source: str = ""  # empty: the range over all GPUs
-    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
-    workspace_backward_bytes: int = 0
-    calibration: str = ""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryReport(TableReport[Variant]):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
 
-    Of several ranks it is that of rank `run["parallelism"]["rank"]`.
+    Of several ranks it is that of rank `run.parallelism.rank`.
     """
 
     kind: ClassVar[str] = "memory"
     rows_in = "variants"
     subject: Subject
-    run: dict[str, Any]  # the fields of the RunConfig
+    run: RunConfig  # that of all variants, without their checkpointing
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
     training_file: TrainingFile | None = None  # of --from
-    notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
+    notes: tuple[Note, ...] = ()  # on the numbers
     card: Gpu | None = None  # whose context and workspaces are estimated
+    inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
@@ -299,7 +287,7 @@ class FitReport(TableReport[FitRow]):
 
     kind: ClassVar[str] = "fit"
     subject: Subject
-    run: dict[str, Any]
+    run: RunConfig  # that of all rows, without sizes, precision and checkpointing
     budget_bytes: int
     overhead_bytes: int  # CUDA's workspaces and the upper context, included in every peak
     card: Gpu | None
@@ -312,7 +300,7 @@ class FitReport(TableReport[FitRow]):
     margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     training_file: TrainingFile | None = None  # of --from
-    notes: tuple[str, ...] = ()  # on the numbers, as a command prints them
+    notes: tuple[Note, ...] = ()  # on the numbers
 
     @property
     def fits(self) -> bool:

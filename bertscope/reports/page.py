@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bertscope.reports.base import Report, Shape, Subject, TableReport, Tie, Totals
@@ -11,6 +11,7 @@ from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
 from bertscope.reports.params import CountReport, TreeReport, TreeRow
+from bertscope.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,6 @@ class ModelPart:
     asked: FitReport | None = None  # the answers for the batch of the page
     forward: GraphReport | None  # of a BERT
     layer: GraphReport | None
-    options: dict[str, Any] = field(default_factory=dict)  # the fields of the run that are not at their default
 
     @property
     def name(self) -> str:
@@ -165,7 +165,7 @@ class ExploreReport:
 
     kind: ClassVar[str] = "explore"
     subject: Subject
-    run: dict[str, Any]  # the fields of the RunConfig of work, shapes and memory
+    run: RunConfig  # that of work, shapes and memory
     totals: Totals
     ties: tuple[Tie, ...]
     rows: tuple[ExploreRow, ...]

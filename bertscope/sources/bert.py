@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
 from bertscope.config.lora import Lora
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.run_config import BERTSCOPE, CHEAPEST_FIRST, INSTALLED, TRANSFORMERS, parse_strategies
+from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
+from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 

@@ -20,7 +20,7 @@ from typing import Any
 from bertscope.config import ATTENTION_KERNELS
 from bertscope.config.lora import LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError
-from bertscope.run_config import STORED, RunConfig
+from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find

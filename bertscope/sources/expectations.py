@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.errors import BertscopeError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.text_files import Entry
 from bertscope.units import parse_bytes
 

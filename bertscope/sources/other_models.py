@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, suggestion
-from bertscope.run_config import FULL, NONE
+from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:

@@ -1,21 +1,23 @@
 """Training files: `TrainingArguments` of transformers as JSON, and the configuration of accelerate.
 
-Each key has one of four effects on the memory of a training step: it sets fields of RunConfig, it has none, it is not
+Each key has one of four effects on the memory of a training step: it sets settings of a run, which their rows name, it has none, it is not
 modelled, or it is unknown.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.reports.training import TrainingFile, TrainingKey
-from bertscope.run_config import FULL, NONE, OPTIMIZERS, RunConfig
+from bertscope.settings.optimizers import OPTIMIZERS, TRAINER_OPTIMIZERS
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import SETTINGS
+from bertscope.settings.training_arguments import NotModelledError
 from bertscope.text_files import Entry, read_mapping, readable
 from bertscope.text_files import Mapping as Entries
-from bertscope.units import BF16, FP16
 
 _WANTED = (
     "give the output of TrainingArguments.to_json_string() as a .json file, or a configuration of accelerate "
@@ -24,88 +26,29 @@ _WANTED = (
 # A torch file is a zip archive, in old versions a pickle, whose first opcode is PROTO (pickletools in the standard
 # library).
 _ARCHIVES = (b"PK\x03\x04", b"\x80")
-Fields = dict[str, Any]  # of RunConfig
-Rule = Callable[[Any, Mapping[str, Any]], Fields]  # of a value and all values of the file
-
-
-def _flag(fields: Fields) -> Rule:
-    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the fields if the value is true."""
-        if not isinstance(value, bool | None):
-            raise ValueError("true or false")
-        return fields if value else {}
-
-    return rule
-
-
-def _number(name: str) -> Rule:
-    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the field with an integer."""
-        if isinstance(value, bool) or not isinstance(value, int | None):
-            raise ValueError("an integer")
-        return {} if value is None else {name: value}
-
-    return rule
-
-
-def _clipping(value: Any, given: Mapping[str, Any]) -> Fields:
-    """Return the field for max_grad_norm: 0 and null mean no clipping."""
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise ValueError("a number")
-    return {"clip_grad_norm": value is not None and value > 0}
-
-
-def _checkpointing(value: Any, given: Mapping[str, Any]) -> Fields:
-    """Return the fields for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    kwargs = given.get("gradient_checkpointing_kwargs")
-    is_reentrant = kwargs.get("use_reentrant", True) if isinstance(kwargs, dict) else True
-    return {"checkpointing": FULL, "reentrant": bool(is_reentrant)} if value else {"checkpointing": NONE}
-
-
-def _checkpointing_kwargs(value: Any, given: Mapping[str, Any]) -> Fields:
-    """Return the field for gradient_checkpointing_kwargs, which only a checkpointed model reads."""
-    if not isinstance(value, dict | None):
-        raise ValueError("an object")
-    found = value or {}
-    is_read = given.get("gradient_checkpointing") is True and "use_reentrant" in found
-    return {"reentrant": bool(found["use_reentrant"])} if is_read else {}
-
-
-_FP16: Fields = {"autocast": FP16.name, "grad_scaler": True}  # accelerate scales the loss for fp16 (accelerator.py)
-_BF16: Fields = {"autocast": BF16.name}
-_PRECISIONS: dict[Any, Fields] = {None: {}, False: {}, "no": {}, FP16.name: _FP16, BF16.name: _BF16}
-_TRAINER_OPTIMIZERS: dict[str, Fields] = {
-    word: {"optimizer": name, "implementation": implementation}
-    for name, row in OPTIMIZERS.items()
-    for word, implementation in row.trainer.items()
+Fields = dict[str, Any]  # settings and their values
+# Key -> the settings that it sets, each with its rule. Those of one format occur in files of the other without harm.
+_USED = {
+    key: {name: own.trainer[key] for name, own in SETTINGS.items() if key in own.trainer}
+    for row in SETTINGS.values()
+    for key in row.trainer
 }
 
 
-class _NotModelledError(Exception):
-    """A value that changes the memory of a step in a way that is not modelled; the message is its effect."""
+def _fields(key: str, value: Any, given: Mapping[str, Any]) -> Fields:
+    """Return the settings that a key sets; raise NotModelledError or ValueError."""
+    if key == "weight_decay":
+        _check_weight_decay(value, given)
+    found = {name: rule(value, given) for name, rule in _USED.get(key, {}).items()}
+    return {name: item for name, item in found.items() if item is not None}
 
 
-def _by_word(words: Mapping[Any, Fields], otherwise: str) -> Rule:
-    def rule(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the fields of a word; raise _NotModelledError for another one."""
-        if not isinstance(value, str | bool | None):
-            raise ValueError("a word")
-        if value not in words:
-            raise _NotModelledError(f"the estimate uses {otherwise}, unless an option is given")
-        return words[value]
-
-    return rule
-
-
-def _weight_decay(value: Any, given: Mapping[str, Any]) -> Fields:
-    """Return no field; raise _NotModelledError for an optimizer that copies the gradients for it."""
+def _check_weight_decay(value: Any, given: Mapping[str, Any]) -> None:
+    """Raise NotModelledError for an optimizer that copies the gradients for weight decay."""
     word = given.get("optim")
-    fields = _TRAINER_OPTIMIZERS.get(word, {}) if isinstance(word, str) else {}
-    if value and fields and OPTIMIZERS[fields["optimizer"]].decays_copy:
-        raise _NotModelledError("the optimizer adds it to a copy of the gradients")
-    return {}
+    name = TRAINER_OPTIMIZERS.get(word) if isinstance(word, str) else None
+    if value and name is not None and OPTIMIZERS[name].decays_copy:
+        raise NotModelledError("the optimizer adds it to a copy of the gradients")
 
 
 def _is_off(value: Any) -> bool:
@@ -139,7 +82,6 @@ class _Format:
 
     name: str
     identifying: tuple[str, ...]
-    used: dict[str, Rule]
     absent: dict[str, _Absent]
     no_effect: frozenset[str] = field(default_factory=frozenset)
 
@@ -148,22 +90,6 @@ class _Format:
 _TRAINING_ARGUMENTS = _Format(
     name="TrainingArguments",
     identifying=("per_device_train_batch_size", "per_gpu_train_batch_size", "output_dir"),
-    used={
-        "per_device_train_batch_size": _number("batch"),
-        "per_gpu_train_batch_size": _number("batch"),  # it precedes the other, if it is set
-        "gradient_accumulation_steps": _number("accumulate"),
-        BF16.name: _flag(_BF16),
-        FP16.name: _flag(_FP16),
-        "optim": _by_word(_TRAINER_OPTIMIZERS, RunConfig.optimizer),
-        # Before `optim` a flag with its name chose an optimizer.
-        **{word: _flag(fields) for word, fields in _TRAINER_OPTIMIZERS.items()},
-        "gradient_checkpointing": _checkpointing,
-        "gradient_checkpointing_kwargs": _checkpointing_kwargs,
-        "max_grad_norm": _clipping,
-        "weight_decay": _weight_decay,
-        "use_cpu": _flag({"device": "cpu"}),
-        "no_cuda": _flag({"device": "cpu"}),
-    },
     absent={
         "deepspeed": _Absent(_SHARDS),
         "fsdp": _Absent(_SHARDS),
@@ -217,12 +143,6 @@ _TRAINING_ARGUMENTS = _Format(
 _ACCELERATE = _Format(
     name="accelerate config",
     identifying=("distributed_type", "compute_environment", "mixed_precision"),
-    used={
-        "mixed_precision": _by_word(_PRECISIONS, RunConfig.dtype),
-        FP16.name: _flag(_FP16),
-        "gradient_accumulation_steps": _number("accumulate"),
-        "use_cpu": _flag({"device": "cpu"}),
-    },
     absent={
         "compute_environment": _Absent("another environment", off=("LOCAL_MACHINE",)),
         "distributed_type": _Absent(_REPLICAS),
@@ -293,8 +213,8 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     for key, entry in entries.items():
         value = _finite(given[key])
         kind, effect = "unknown", ""
-        if key in form.used:
-            kind, effect = _apply(key, value, given, form, fields, entry)
+        if key in _USED or key == "weight_decay":
+            kind, effect = _apply(key, value, given, fields, entry)
         elif key in form.absent:
             is_off = form.absent[key].is_off(value)
             kind, effect = ("no_effect", "not used") if is_off else ("not_modelled", form.absent[key].effect)
@@ -307,28 +227,26 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     )
 
 
-def _apply(
-    key: str, value: Any, given: Mapping[str, Any], form: _Format, fields: Fields, entry: Entry
-) -> tuple[str, str]:
+def _apply(key: str, value: Any, given: Mapping[str, Any], fields: Fields, entry: Entry) -> tuple[str, str]:
     """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
-        found = form.used[key](value, given)
+        found = _fields(key, value, given)
     except ValueError as error:
         raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
-    except _NotModelledError as reason:
+    except NotModelledError as reason:
         return "not_modelled", str(reason)
-    if {"autocast"} & fields.keys() & found.keys() and fields["autocast"] != found["autocast"]:
-        raise entry.error(f"{key} contradicts {fields['autocast']}, which is set too; keep one", key)
+    if "precision" in fields.keys() & found.keys() and fields["precision"] != found["precision"]:
+        raise entry.error(f"{key} contradicts {fields['precision']}, which is set too; keep one", key)
     fields |= found
     try:
-        RunConfig(**fields)
+        Layer(found, is_default=True)
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
     return ("used", effect_text(found)) if found else ("no_effect", "")
 
 
 def effect_text(fields: Fields) -> str:
-    """Return fields of RunConfig in words: `batch 16`, `autocast fp16, grad_scaler`, `no clip_grad_norm`."""
+    """Return settings in words: `batch 16`, `precision autocast-fp16, grad_scaler`, `no clip_grad_norm`."""
     words = {True: "{0}", False: "no {0}"}
     return ", ".join(
         words[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in fields.items()

@@ -14,7 +14,9 @@ from bertscope.commands.output import Progress
 from bertscope.commands.registry import with_bundles
 from bertscope.commands.run_options import WithBareCheckpointing
 from bertscope.render.console import progress_bar
-from bertscope.run_config import COMPARED, DEVICES, IMPLEMENTATIONS, KERNELS, MODES, OPTIMIZERS, STRATEGIES
+from bertscope.settings.checkpointing import COMPARED, STRATEGIES
+from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from bertscope.settings.run_config import DEVICES, KERNELS, MODES
 from bertscope.units import PRECISIONS
 
 ATTENTIONS = ("eager", "sdpa")

@@ -10,7 +10,7 @@ import torch
 import bertscope
 from bertscope.errors import BertscopeWarning, ConfigError
 from bertscope.model import attention as attention_module
-from bertscope.run_config import Checkpointing
+from bertscope.settings.checkpointing import Checkpointing
 
 STRATEGIES = ("full", "every-2", "every-3", "layers:0", "layers:1-2", "layers:0,3", "selective")
 

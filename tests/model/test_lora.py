@@ -20,7 +20,7 @@ from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.page.explore import explore
 from bertscope.config.lora import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import small
 
 

@@ -22,7 +22,8 @@ from bertscope.analyses.modules.freeze import freeze
 from bertscope.config import BertConfig
 from bertscope.config.lora import ALL_LINEAR, Lora
 from bertscope.model import CLASSES, PeftModel, build
-from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from tests.analyses.memory.plain_loop import peak_bytes
 

@@ -13,7 +13,7 @@ import bertscope
 from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.step import meta_inputs
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes
 from tests.analyses.memory.steps import estimated_trace, small
 

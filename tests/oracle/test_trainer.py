@@ -16,7 +16,8 @@ from transformers.optimization import Adafactor, AdamW
 from transformers.training_args import OptimizerNames
 
 import bertscope
-from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.training_files import read_training_file
 from tests.analyses.memory.plain_loop import highest, peak_bytes
 

@@ -12,10 +12,11 @@ import bertscope
 from bertscope.commands import output
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError
+from bertscope.gpus import Gpu
 from bertscope.reports.base import Subject, to_json
 from bertscope.reports.json import report_classes, schema
-from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport, ProcessMemory, Timing, Variant
-from bertscope.run_config import RunConfig
+from bertscope.reports.memory import FitReport, FitRow, MemoryReport, ProcessMemory, Timing, Variant
+from bertscope.settings.run_config import RunConfig
 
 OUTPUTS = {
     "count": ["count bert-tiny", "count --by parameter --shapes", "count bert-tiny --by group --freeze embeddings",

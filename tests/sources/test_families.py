@@ -16,7 +16,7 @@ from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.params.count import count
 from bertscope.errors import BertscopeError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from tests.analyses.memory.plain_loop import peak_bytes
 

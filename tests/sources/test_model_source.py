@@ -13,7 +13,7 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.transformers_models import TransformersSource
 from tests.conftest import ROOT

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bertscope.reports.calibration import CONTEXT, LIMIT, RATES, STEP, WORKSPACES, CalibrationPoint
-from bertscope.run_config import CHEAPEST_FIRST, FULL, KERNELS, NONE, OPTIMIZERS, RunConfig
+from bertscope.settings.checkpointing import CHEAPEST_FIRST, FULL, NONE
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import AUTOCAST, KERNELS, RunConfig
 from bertscope.units import BF16, FP16, FP32
 
 TF32 = "tf32"  # fp32 tensors, whose matrix products run in TF32: torch.set_float32_matmul_precision("high")
@@ -39,7 +41,7 @@ def _steps() -> Iterator[CalibrationPoint]:
     """Yield the grid of steps; those that follow a base point differ from it as written."""
     base = CalibrationPoint(
         kind=STEP, model=_BASE, attention="sdpa", precision=FP32.name, checkpointing=NONE, mode=RunConfig.mode,
-        optimizer=RunConfig.optimizer, implementation=RunConfig.implementation, batch=16, seq=128,
+        optimizer=RunConfig.optimizer, implementation=RunConfig.optimizer_implementation, batch=16, seq=128,
     )  # fmt: skip
     half = replace(base, precision=BF16.name)
     eager = replace(half, attention="eager")
@@ -83,7 +85,7 @@ def _limits() -> Iterator[CalibrationPoint]:
     """Yield the three limits of memory, each with the largest batch of `fit` and with one more."""
     first = CalibrationPoint(
         kind=LIMIT, model=_BASE, attention="sdpa", precision=BF16.name, checkpointing=NONE, mode=RunConfig.mode,
-        optimizer=RunConfig.optimizer, implementation=RunConfig.implementation, seq=128, limit_bytes=6 * _GIB,
+        optimizer=RunConfig.optimizer, implementation=RunConfig.optimizer_implementation, seq=128, limit_bytes=6 * _GIB,
     )  # fmt: skip
     others = (
         replace(first, attention="eager", precision=FP32.name, seq=512, limit_bytes=8 * _GIB),
@@ -101,19 +103,14 @@ def run_config(point: CalibrationPoint, capability: tuple[int, int] = (8, 0)) ->
         batch=point.batch or 1,
         seq=point.seq,
         mode=point.mode,
-        autocast=point.precision if point.precision in (FP16.name, BF16.name) else None,
+        precision=f"{AUTOCAST}{point.precision}" if point.precision in (FP16.name, BF16.name) else FP32.name,
         optimizer=point.optimizer,
-        implementation=point.implementation,
+        optimizer_implementation=point.implementation,
         checkpointing=point.checkpointing,
         device="cuda",
         sdpa_kernel=kernel or usual,
-        alloc_conf=alloc_conf(point),
+        expandable_segments=point.expandable,
     )
-
-
-def alloc_conf(point: CalibrationPoint) -> str:
-    """Return the settings of the allocator in the form of PYTORCH_CUDA_ALLOC_CONF."""
-    return "expandable_segments:True" if point.expandable else ""
 
 
 def why_not(point: CalibrationPoint, capability: tuple[int, int]) -> str:

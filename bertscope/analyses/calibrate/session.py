@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from bertscope.analyses.calibrate.plan import alloc_conf, points, why_not
+from bertscope.analyses.calibrate.plan import points, why_not
 from bertscope.analyses.memory.child import Child, collect_lines
 from bertscope.analyses.memory.profile_job import end_text
 from bertscope.errors import SelectionError, SourceError, one_line
@@ -147,8 +147,7 @@ class Session:
 
 def _allocator(point: CalibrationPoint) -> dict[str, str]:
     """Return the variable with the settings of the allocator, which torch reads before the first allocation."""
-    text = alloc_conf(point)
-    return {"PYTORCH_CUDA_ALLOC_CONF": text} if text else {}
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if point.expandable else {}
 
 
 class _Worker:

@@ -25,10 +25,11 @@ from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
-from bertscope.gpus import peak_flops
+from bertscope.gpus import Gpu, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
-from bertscope.reports.memory import FitReport, FitRow, Gpu, MemoryReport
-from bertscope.run_config import NONE, RunConfig
+from bertscope.reports.memory import FitReport, FitRow, MemoryReport
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written
 from bertscope.units import FP32, PRECISIONS
@@ -51,7 +52,7 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
 
     Without recomputation the FLOPs are those of the same step without checkpointing.
     """
-    precision = run_config.autocast or run_config.dtype
+    precision = run_config.compute_precision
     seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
     if not seconds or run_config.parallelism.world_size > 1:
         return None
@@ -116,7 +117,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     inputs = meta_inputs(model, run_config)
     given, how = named_inputs(inputs, None)
     with ExitStack() as stack:
-        whose = source.implemented_by(run_config.model_implementation)
+        whose = source.implemented_by(run_config.implementation)
         stack.enter_context(whose.running("fake tensors", absent_inputs(model, inputs)))
         stack.enter_context(fake_tensors())
         stack.enter_context(cuda_semantics(run_config))

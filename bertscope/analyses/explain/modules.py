@@ -24,7 +24,7 @@ from bertscope.analyses.tracing.trace import Trace
 from bertscope.errors import BertscopeError, SelectionError, suggestion
 from bertscope.reports.explain import Dims, ExplainReport, Step, Sum
 from bertscope.reports.layer_ranges import expand
-from bertscope.run_config import NONE
+from bertscope.settings.checkpointing import NONE
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 

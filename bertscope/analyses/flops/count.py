@@ -14,7 +14,7 @@ from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPU
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
-from bertscope.run_config import NONE
+from bertscope.settings.checkpointing import NONE
 from bertscope.torch_access import nn, torch
 
 MODES = ("inference", "training")

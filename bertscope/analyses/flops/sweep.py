@@ -17,7 +17,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
 from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
-from bertscope.run_config import NONE, RunConfig
+from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -27,18 +27,14 @@ _WITNESS = (3, 7)
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsRun:
-    """A model with its mode, checkpointing, frozen parameters, implementation and given inputs."""
+    """A model and the run whose FLOPs are counted, at any size; the optimizer step is not counted."""
 
     source: ModelSource
-    mode: str = "inference"
-    checkpointing: str = NONE
-    freeze: tuple[str, ...] = ()
-    model_implementation: str = RunConfig.model_implementation
-    inputs: tuple[str, ...] = ()  # as RunConfig's
+    run: RunConfig = RunConfig(mode=INFERENCE)
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        repeats = period(self.source, checkpointing=self.checkpointing, frozen=self.freeze)
+        repeats = period(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
         if repeats and self.source.layers > RAN * repeats and not self.source.layers % repeats:
             model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers, repeats)
@@ -52,24 +48,24 @@ class FlopsRun:
 
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
         """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
-        training = self.mode == "training"
-        source = source.implemented_by(self.model_implementation)
+        training = self.run.mode == TRAINING
+        source = source.implemented_by(self.run.implementation)
 
         def made(device: str = "meta") -> nn.Module:
             """Return the model on a device."""
             model = source.build(device=device, attention=META_ATTENTION).train(training)
-            freeze(model, self.freeze)
-            source.checkpoint(model, self.checkpointing)
+            freeze(model, self.run.freeze)
+            source.checkpoint(model, self.run.checkpointing)
             return model
 
         model = made()
-        inputs = inputs_for(model, batch, seq, labels=training, given=self.inputs)
+        inputs = inputs_for(model, batch, seq, labels=training, given=self.run.input)
         return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training), made)
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = flops_report(model, recorded, self.source.name, tree, mode=self.mode, checkpointing=self.checkpointing,
+        made = flops_report(model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
                             batch=batch, seq=seq, loss=loss)  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
 from bertscope.analyses.memory.step import OPTIMIZER
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
-from bertscope.gpus import AllocatorSettings
+from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -75,6 +75,21 @@ class SegmentBlock:
             self.after.before = self
 
 
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """Settings of CUDA's caching allocator. Source: torch's c10/core/AllocatorConfig.h and .cpp."""
+
+    expandable_segments: bool = False
+    max_split_bytes: int | None = None  # a block of this size or more is not split
+
+    @classmethod
+    def of(cls, run_config: RunConfig) -> AllocatorSettings:
+        """Return the settings of a run."""
+        split_mb = run_config.max_split_size_mb
+        return cls(expandable_segments=run_config.expandable_segments,
+                   max_split_bytes=None if split_mb is None else split_mb * 2**20)  # fmt: skip
+
+
 class Allocator:
     """The memory pools of one stream; `limit_bytes` limits the reserved bytes."""
 
@@ -105,12 +120,8 @@ class Allocator:
         return block
 
     def rounded(self, size_bytes: int) -> int:
-        """Return the size of the block for a request: a multiple of 512 bytes, or of a part of a power of two."""
-        divisions = self.settings.divisions_for(size_bytes)
-        if divisions <= 1 or size_bytes <= _STEP * divisions:
-            return max(-(-size_bytes // _STEP) * _STEP, _STEP)
-        part = max((1 << (size_bytes.bit_length() - 1)) // divisions, 1)
-        return -(-size_bytes // part) * part
+        """Return the size of the block for a request: a multiple of 512 bytes."""
+        return max(-(-size_bytes // _STEP) * _STEP, _STEP)
 
     def _is_oversize(self, size: int) -> bool:
         return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes

@@ -4,13 +4,13 @@ Forward, backward, recomputation and the optimizer step are dispatched as in a r
 two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.caching_allocator import AllocatorSettings, replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
@@ -28,19 +28,15 @@ from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
 from bertscope.errors import SelectionError, UnknownValueError, one_line
-from bertscope.gpus import CONTEXT_BYTES, AllocatorSettings
-from bertscope.parallelism import ZERO1
-from bertscope.reports.memory import DeviceTerms, Gpu, Memory, MemoryReport, Variant
-from bertscope.run_config import COMMON_FIELDS, RunConfig
+from bertscope.gpus import CONTEXT_BYTES, Gpu
+from bertscope.progress import progress
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
 KEPT_TRACES = 32  # of about 1 MiB: a search needs its last traces, and the next budget those of the same runs
-# Fields of RunConfig that apply to a given module, which itself determines sizes, precision and checkpointing.
-MODULE_FIELDS = (
-    "mode", "autocast", "optimizer", "implementation", "device", "sdpa_kernel", "padding", "accumulate",
-    "keep_gradients", "momentum", "amsgrad", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler", "alloc_conf",
-)  # fmt: skip
 
 
 def estimate_memory(
@@ -55,7 +51,7 @@ def estimate_memory(
 def reserved_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> int:
     """Return the most bytes that the simulated allocator reserves, with these bytes of cuBLAS's workspaces."""
     run = requests(trace, by_thread(run_config, workspaces))
-    return replayed(run, settings=AllocatorSettings.parse(run_config.alloc_conf)).peak_reserved_bytes
+    return replayed(run, settings=AllocatorSettings.of(run_config)).peak_reserved_bytes
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
@@ -115,7 +111,7 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> int:
         """Return the number of layers in a unit; 0 if every layer has to run."""
-        if run_config.parallelism.strategy == ZERO1:  # the ranks have different layers
+        if run_config.parallelism.row.divides_optimizer:  # the ranks have different layers
             return 0
         repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
@@ -142,14 +138,13 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with source.implemented_by(run_config.model_implementation).running("fake tensors", absent_inputs(model, inputs)):
+    with source.implemented_by(run_config.implementation).running("fake tensors", absent_inputs(model, inputs)):
         return module_trace(model, inputs, run_config, None, source.layer_path)
 
 
 def estimate_report(
     source: ModelSource,
     run_configs: Sequence[RunConfig],
-    progress: Callable[[str], None] = lambda text: None,
     trace_of: TraceOf | None = None,
     card: Gpu | None = None,
 ) -> MemoryReport:
@@ -182,30 +177,19 @@ def estimate_report(
 
 
 def estimate(
-    module: nn.Module, inputs: Any, *, loss: Loss | None = None, name: str | None = None, **run: Any
+    module: nn.Module, inputs: Any, run_config: RunConfig, *, loss: Loss | None = None, name: str | None = None
 ) -> MemoryReport:
     """Estimate the memory of a step of any module, without allocating it or changing the module.
 
     `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
-    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. `run` are the fields of
-    RunConfig in MODULE_FIELDS; with padding above 0, questions such as `mask.all()` are answered as for a mask that
-    hides positions. Raises SelectionError for other fields, for a module that cannot be copied, and for one whose
-    operators depend on the values of tensors.
+    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. The module determines
+    sizes and dtypes; with padding above 0, questions such as `mask.all()` are answered as for a mask that hides
+    positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the values
+    of tensors.
     """
-    run_config = module_run(run)
     found = module_memory(module, inputs, run_config, loss)
     variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
-    return memory_report(module, run_config, (variant,), fields=MODULE_FIELDS, name=name)
-
-
-def module_run(run: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig for a given module; raise SelectionError for fields that the module itself determines."""
-    for name in run:
-        if name not in MODULE_FIELDS:
-            raise SelectionError(
-                f"{name} is determined by the module, or no field of a run; allowed: {', '.join(MODULE_FIELDS)}"
-            )
-    return RunConfig(**run)
+    return replace(memory_report(module, run_config, (variant,), name=name), inputs_given=True)
 
 
 def memory_report(
@@ -213,14 +197,13 @@ def memory_report(
     run_config: RunConfig,
     variants: tuple[Variant, ...],
     *,
-    fields: Collection[str] = COMMON_FIELDS,
     name: str | None = None,
     machine: str = "",
 ) -> MemoryReport:
-    """Return the report on these variants of a module, with the fields of the run that apply to all."""
+    """Return the report on these variants of a module, with the run that they share."""
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
-        run={field: value for field, value in run_config.to_dict().items() if field in fields},
+        run=replace(run_config, checkpointing=NONE, reentrant=False),
         machine=machine or "estimated on fake tensors",
         variants=variants,
     )

@@ -9,29 +9,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import Requests, replayed, requests
+from bertscope.analyses.memory.caching_allocator import AllocatorSettings, Requests, replayed, requests
 from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces, estimate_report
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
-from bertscope.errors import SelectionError, nearest
-from bertscope.gpus import AllocatorSettings, fit_precisions, sdpa_kernel
+from bertscope.gpus import Gpu, sdpa_kernel
+from bertscope.progress import progress
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Gpu, MemoryReport
-from bertscope.run_config import AUTOCAST, FIT_PRECISIONS, NONE, STORED, RunConfig, parse_strategies, takes_reentrant
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import FP32
 
-_VARIED = ("batch", "seq", "checkpointing", "reentrant", "dtype", "autocast")
+_VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
 _CLASSIFIER, _LANGUAGE_MODEL = "BertForSequenceClassification", "BertForMaskedLM"
 # The class of each to try a batch with too: its head needs another amount of memory.
 _OTHER_HEADS = {
     **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
     **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
 }
-Progress = Callable[[str], None]
 
 
 class Steps:
@@ -105,7 +105,7 @@ class Fitter:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
         if self.peak_bytes(run_config) > self.budget_bytes:
             return False
-        return run_config.device != "cuda" or self._serves(self._requests(run_config), run_config)
+        return run_config.device != CUDA or self._serves(self._requests(run_config), run_config)
 
     def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace with the most memory that a version of torch needs for it; today's if there is no margin."""
@@ -123,14 +123,14 @@ class Fitter:
     def _serves(self, run: Requests, run_config: RunConfig) -> bool:
         """Return True if the simulated allocator serves all requests with the upper context."""
         limit = self.overhead.limit_bytes(self.budget_bytes)
-        return replayed(run, limit, AllocatorSettings.parse(run_config.alloc_conf)).missing_bytes == 0
+        return replayed(run, limit, AllocatorSettings.of(run_config)).missing_bytes == 0
 
     def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
-        if run_config.device != "cuda":
+        if run_config.device != CUDA:
             return self.peak_bytes(run_config)
         limit = self.overhead.limit_bytes(self.budget_bytes) if is_limited else None
-        settings = AllocatorSettings.parse(run_config.alloc_conf)
+        settings = AllocatorSettings.of(run_config)
         allocator = replayed(self._requests(run_config), limit, settings)
         return allocator.peak_reserved_bytes + self.overhead.context_high_bytes
 
@@ -157,7 +157,7 @@ class Fitter:
             """Return True if the trace of that batch is served."""
             return self._is_served(replace(run_config, batch=batch))
 
-        if run_config.device != "cuda" or not most:
+        if run_config.device != CUDA or not most:
             return most
         growth = growth_of(self._upper_trace, run_config, max(most, SMALLEST))
         if growth is None:
@@ -189,45 +189,11 @@ def other_head(source: ModelSource) -> ModelSource | None:
     return source.with_options(architecture=name) if name else None
 
 
-def _near(name: str) -> str:
-    """Return a suggestion for an unknown precision: a near one, one of torch's names, or its words turned round."""
-    known = {word: word for word in FIT_PRECISIONS} | {row.torch_name: name for name, row in PRECISIONS.items()}
-    known |= {"-".join(reversed(word.split("-"))): word for word in FIT_PRECISIONS}
-    near = nearest(name.replace("_", "-"), known)
-    return f"; did you mean {known[near]!r}?" if near else ""
-
-
-def fit_variants(
-    source: ModelSource, run_config: RunConfig, card: Gpu | None, *, precision: str | None = None,
-    checkpointing: str | None = None, reentrant: bool = False,
-) -> list[RunConfig]:  # fmt: skip
-    """Return the run in each precision and by each strategy, of comma-separated texts.
-
-    By default they are fp32 and autocast in the card's 16-bit type, and the strategies that the model takes.
-    `reentrant` concerns the strategies that have such a form. Raises SelectionError or ConfigError for an unknown word.
-    """
-    plain, half = fit_precisions(card)
-    strategies = checkpointing or ",".join(source.strategies(source.build()))
-    variants = []
-    for name in (word.strip() for word in (precision or f"{plain},{AUTOCAST}{half}").split(",")):
-        if name not in FIT_PRECISIONS:
-            raise SelectionError(f"--precision takes {', '.join(FIT_PRECISIONS)}; got {name[:40]!r}{_near(name)}")
-        autocast = name.removeprefix(AUTOCAST) if name.startswith(AUTOCAST) else None
-        own = source.has_own_dtypes and (precision is None or autocast)
-        dtype = STORED if own else plain if autocast else name
-        for strategy in parse_strategies(strategies if run_config.mode != "inference" else NONE):
-            variants.append(
-                replace(run_config, dtype=dtype, autocast=autocast, checkpointing=strategy,
-                        reentrant=reentrant and takes_reentrant(strategy))
-            )  # fmt: skip
-    return variants
-
-
 def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
     """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
     if card is None or run_config.sdpa_kernel != "auto":
         return run_config
-    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.autocast or run_config.dtype))
+    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))
 
 
 def _about(source: ModelSource, run_config: RunConfig) -> Subject:
@@ -235,11 +201,11 @@ def _about(source: ModelSource, run_config: RunConfig) -> Subject:
 
 
 def estimate_on(
-    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None, progress: Progress = lambda text: None
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None
 ) -> tuple[list[RunConfig], MemoryReport]:
     """Return the runs as on the GPU, if there is one, and their estimates with the answer whether each fits there."""
     runs, steps = [on_card(run_config, card) for run_config in run_configs], Steps(source)
-    report = estimate_report(source, runs, progress, steps.trace, card)
+    report = estimate_report(source, runs, steps.trace, card)
     if card is None:
         return runs, report
     fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})
@@ -269,7 +235,6 @@ def fit_report(
     *,
     batch: int | None = None,
     context_bytes: int | None = None,
-    progress: Progress = lambda text: None,
     known_steps: dict[str | None, Steps] | None = None,
     tries_other_head: bool = True,
 ) -> FitReport:
@@ -297,10 +262,9 @@ def fit_report(
     if batch:  # the variants that fit first, those with the fewest FLOPs before the others
         answers = (YES, UNCERTAIN, NO)
         rows.sort(key=lambda row: (row.seq, answers.index(row.answer), row.extra_flops, row.precision != FP32.name))
-    run = {name: value for name, value in variants[0].to_dict().items() if name not in _VARIED}
     return FitReport(
         subject=replace(about, obtained="estimated"),
-        run=run,
+        run=replace(variants[0], **{name: getattr(RunConfig, name) for name in _VARIED}),
         budget_bytes=budget_bytes,
         overhead_bytes=room.highest_bytes,
         card=known,

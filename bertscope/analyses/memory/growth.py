@@ -11,7 +11,7 @@ from itertools import accumulate
 from bertscope.analyses.memory.caching_allocator import Requests, requests
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees, rounded
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 
 LARGEST_BATCH = 2**20
 SMALLEST = 2  # batch of which the growth is taken: some operators treat a batch of 1 differently

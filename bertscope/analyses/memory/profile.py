@@ -26,7 +26,8 @@ from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, RankRow, Timing, Variant
 from bertscope.reports.parallel import TrafficRow
-from bertscope.run_config import COMMON_FIELDS, NONE, implementation_name
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import implementation_name
 from bertscope.units import bytes_text
 
 _Progress = Callable[[str], None]
@@ -66,7 +67,7 @@ def profile_report(
     about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
     report = MemoryReport(
         subject=replace(about, obtained="measured"),
-        run={name: value for name, value in first.run_config.to_dict().items() if name in COMMON_FIELDS},
+        run=replace(first.run_config, checkpointing=NONE, reentrant=False),
         machine=next((child.sent.machine for child in children if child.sent.machine), ""),
         variants=tuple(child.variant() for child in children),
     )
@@ -102,7 +103,7 @@ def _subject(job: Job) -> Subject:
         architecture=source.architecture or source.name,
         dtype=job.run_config.dtype,
         attention=config.attn_implementation if config else None,
-        implementation=implementation_name(job.run_config.model_implementation) if config else None,
+        implementation=implementation_name(job.run_config.implementation) if config else None,
         lora=source.settings.get("lora") if config else None,
         config=config.to_dict() if config else dict(source.settings) or None,
         ignored_fields=config.ignored if config else (),

@@ -69,7 +69,7 @@ def run(job: Job, say: Say) -> None:
     set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    with job.source.implemented_by(job.run_config.model_implementation).confined():
+    with job.source.implemented_by(job.run_config.implementation).confined():
         _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
 
 

@@ -6,11 +6,11 @@ Sizes, order and addresses are the allocator's; modules, phases and gradients co
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from bertscope.analyses.memory.estimate import MODULE_FIELDS, memory_report, module_memory, module_run, named_inputs
+from bertscope.analyses.memory.estimate import memory_report, module_memory, named_inputs
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
 from bertscope.analyses.memory.step import Loss, ModelStep
 from bertscope.analyses.memory.summary import memory
@@ -18,6 +18,7 @@ from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
@@ -82,17 +83,21 @@ def _marked_modules(model: nn.Module) -> Iterator[None]:
 
 
 def profile(
-    module: nn.Module, inputs: Any, *, loss: Loss | None = None, steps: int = 3, name: str | None = None, **run: Any
+    module: nn.Module,
+    inputs: Any,
+    run_config: RunConfig,
+    *,
+    loss: Loss | None = None,
+    steps: int = 3,
+    name: str | None = None,
 ) -> MemoryReport:
     """Run steps of any module in this process, and measure memory and time next to the estimate.
 
-    `inputs`, `loss` and `run` as in `estimate`; module and inputs must be on the device of `run`. The
+    `inputs` and `loss` as in `estimate`; module and inputs must be on the device of the run. The
     optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
     changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
-    no estimate. Raises SelectionError for fields
-    that `run` does not have, and for a device that torch does not find.
+    no estimate. Raises SelectionError for a device that torch does not find.
     """
-    run_config = module_run(run)
     if run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     given, how = named_inputs(inputs, loss)
@@ -114,7 +119,7 @@ def profile(
         timing=Timing(warmup_seconds=warmup).of_steps(seconds),
     )
     machine = f"this process, {torch.get_num_threads()} threads"
-    return memory_report(module, run_config, (variant,), fields=MODULE_FIELDS, name=name, machine=machine)
+    return replace(memory_report(module, run_config, (variant,), name=name, machine=machine), inputs_given=True)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,10 @@ from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
-from bertscope.parallelism import ZERO1
-from bertscope.run_config import NONE, OPTIMIZERS, STORED, RunConfig
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.settings.run_config import INFERENCE, STORED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.torch_access.distributed import held_tensors, is_wrapper
@@ -169,7 +171,7 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
     Raises SelectionError or ConfigError if the model cannot run so.
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
-    source = source.implemented_by(run_config.model_implementation)
+    source = source.implemented_by(run_config.implementation)
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
@@ -181,7 +183,7 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     """Return example inputs on meta, with labels if a loss is computed, and a mask if there is padding."""
     labels = run_config.mode != "inference"
-    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.inputs)
+    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     if run_config.padding:
         if not isinstance(inputs, dict) or "input_ids" not in inputs:
             raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
@@ -195,12 +197,9 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
 def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     """Return the matmul FLOPs of a step, including recomputation."""
-    mode = "training" if run_config.mode == "training" else "inference"
-    checkpointing = run_config.checkpointing if mode == "training" else NONE
-    run = FlopsRun(
-        source=source, mode=mode, checkpointing=checkpointing, freeze=run_config.freeze,
-        model_implementation=run_config.model_implementation, inputs=run_config.inputs,
-    )  # fmt: skip
+    if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
+        run_config = replace(run_config, mode=INFERENCE, checkpointing=NONE, reentrant=False)
+    run = FlopsRun(source=source, run=run_config)
     return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
 
@@ -214,7 +213,7 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     optimizer: Any = getattr(place, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     arguments = {"lr": 0.0, **run_config.optimizer_arguments}
-    if run_config.parallelism.strategy == ZERO1:
+    if run_config.parallelism.row.divides_optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(trainable, optimizer, **arguments)

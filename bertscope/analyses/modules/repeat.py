@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Node, fold, moved
 from bertscope.errors import SelectionError
-from bertscope.run_config import Checkpointing
+from bertscope.settings.checkpointing import Checkpointing
 from bertscope.sources.model_source import ModelSource
 
 RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated

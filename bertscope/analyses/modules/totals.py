@@ -9,7 +9,7 @@ from bertscope.config import BertConfig
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Subject, Tie, Totals
-from bertscope.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
+from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
 from bertscope.torch_access import torch
 from bertscope.units import BF16, FP32, PRECISIONS
 

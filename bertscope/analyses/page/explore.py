@@ -22,7 +22,8 @@ from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import KeptRow
 from bertscope.reports.page import ExploreReport, ExploreRow, HeldTensor, StepWork
-from bertscope.run_config import NO_OPTIMIZER, RunConfig
+from bertscope.settings.optimizers import NO_OPTIMIZER
+from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -37,17 +38,15 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     """
     model = source.build()
     freeze(model, run_config.freeze)
-    batch, seq, inputs = run_config.batch, run_config.seq, run_config.inputs
+    batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
     inputs_for(model, batch, seq, given=inputs)
     source.checkpoint(source.build(), run_config.checkpointing, reentrant=run_config.reentrant)
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
-    run = FlopsRun(
-        source=source, mode="training", checkpointing=run_config.checkpointing, freeze=run_config.freeze, inputs=inputs
-    )
+    run = FlopsRun(source=source, run=replace(run_config, mode=TRAINING))
     report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq, inputs))
     yield report
-    step = replace(run_config, mode="training", optimizer=NO_OPTIMIZER)
+    step = replace(run_config, mode=TRAINING, optimizer=NO_OPTIMIZER)
     yield with_memory(report, MemoryTraces(source).trace(step))
 
 
@@ -57,7 +56,7 @@ def of_parameters(model: nn.Module, name: str, run_config: RunConfig, *, folded:
     nodes = (fold(root) if folded else root).walk()
     return ExploreReport(
         subject=found.subject,
-        run=run_config.to_dict(),
+        run=run_config,
         totals=found.totals,
         ties=found.ties,
         rows=tuple(

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from bertscope.parallelism import FIRST_BUCKET_BYTES, Parallelism
 from bertscope.reports.parallel import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
+from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, Parallelism
 from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators

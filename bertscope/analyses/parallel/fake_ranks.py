@@ -9,7 +9,7 @@ from typing import Any
 
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
-from bertscope.parallelism import Parallelism
+from bertscope.settings.parallelism import Parallelism
 from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
 from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
 

@@ -6,14 +6,16 @@ from itertools import groupby, pairwise
 from math import prod
 
 from bertscope.analyses.parallel.strategies import divided_shape
-from bertscope.parallelism import TENSOR, ZERO1, Parallelism
 from bertscope.reports.parallel import RankGroup
+from bertscope.settings.parallelism import TENSOR, Parallelism
 from bertscope.torch_access import nn
 
 
 def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = "") -> tuple[RankGroup, ...]:
     """Return the ranks in groups that update the same number of the model's trained parameters."""
-    runs = _zero_runs(model, parallelism) if parallelism.strategy == ZERO1 else _runs(model, parallelism, layer_path)
+    runs = (
+        _zero_runs(model, parallelism) if parallelism.row.divides_optimizer else _runs(model, parallelism, layer_path)
+    )
     groups: list[RankGroup] = []
     first = 0
     for count, run in groupby(runs, key=lambda run: run[1]):
@@ -25,7 +27,7 @@ def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = ""
 
 def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterator[tuple[int, int]]:
     """Yield how many ranks follow each other with a share of so many parameters."""
-    size = dict(zip(parallelism.row.dimensions, parallelism.mesh, strict=True))
+    size = dict(zip(parallelism.row.dimensions, parallelism.sizes, strict=True))
     tensor_ranks = size.get(TENSOR, 1)
     sharding = parallelism.world_size // parallelism.replicas // tensor_ranks
     shapes = [

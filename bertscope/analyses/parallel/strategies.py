@@ -1,4 +1,4 @@
-"""The strategies of bertscope/parallelism.py applied to a model, as a training script does; torch does the work."""
+"""The strategies of settings/parallelism.py applied to a model, as a training script does; torch does the work."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
-from bertscope.parallelism import NO_RESHARD, TENSOR, Parallelism
+from bertscope.settings.parallelism import TENSOR, Parallelism
 from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
@@ -29,7 +29,7 @@ def make_meshes(parallelism: Parallelism, device: str) -> Meshes:
     from torch.distributed.device_mesh import init_device_mesh
 
     names = parallelism.row.dimensions
-    mesh = init_device_mesh(device, parallelism.mesh, mesh_dim_names=names)
+    mesh = init_device_mesh(device, parallelism.sizes, mesh_dim_names=names)
     sharded = tuple(name for name in names if name != TENSOR)
     return Meshes(
         shard=mesh[sharded] if parallelism.row.is_sharded else None, tensor=mesh[TENSOR] if TENSOR in names else None
@@ -62,7 +62,7 @@ def _shard(modules: Iterable[nn.Module], parallelism: Parallelism, mesh: Any) ->
     param_dtype, reduce_dtype = (getattr(torch, PRECISIONS[name].torch_name) if name else None for name in names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     for module in modules:
-        fully_shard(module, mesh=mesh, reshard_after_forward=parallelism.strategy != NO_RESHARD, mp_policy=policy)
+        fully_shard(module, mesh=mesh, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
 
 
 def _divide_projections(layer: nn.Module, mesh: Any) -> None:

@@ -13,23 +13,12 @@ from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.gpus import GPUS, find_gpu
-from bertscope.parallelism import SINGLE
-from bertscope.parallelism import STRATEGIES as PARALLEL
-from bertscope.run_config import (
-    DEVICES,
-    FIT_PRECISIONS,
-    IMPLEMENTATIONS,
-    KERNELS,
-    MAX_SIZE,
-    MODEL_IMPLEMENTATIONS,
-    MODES,
-    NO_OPTIMIZER,
-    NONE,
-    OPTIMIZERS,
-    STRATEGIES,
-    RunConfig,
-    parse_strategies,
-)  # fmt: skip
+from bertscope.settings.checkpointing import NONE, STRATEGIES, parse_strategies
+from bertscope.settings.optimizers import IMPLEMENTATIONS, NO_OPTIMIZER, OPTIMIZERS
+from bertscope.settings.parallelism import SINGLE
+from bertscope.settings.parallelism import STRATEGIES as PARALLEL
+from bertscope.settings.rows import MAX_SIZE
+from bertscope.settings.run_config import DEVICES, FIT_PRECISIONS, KERNELS, MODEL_IMPLEMENTATIONS, MODES, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.text_files import Entry, read_text, read_yaml, readable
 from bertscope.units import PRECISIONS, parse_bytes

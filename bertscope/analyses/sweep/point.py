@@ -19,7 +19,7 @@ from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.torch_access import torch
 

@@ -15,13 +15,13 @@ from typing import Any
 import bertscope
 from bertscope.analyses.sweep.grid import KEYS, PARALLEL_KEYS, Grid
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
-from bertscope.gpus import find_gpu
-from bertscope.parallelism import parse_parallelism
+from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED
 from bertscope.reports.json import typed
-from bertscope.reports.memory import Gpu
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.run_config import AUTOCAST, INSTALLED, NONE, STORED, RunConfig, takes_reentrant
+from bertscope.settings.checkpointing import NONE, takes_reentrant
+from bertscope.settings.parallelism import parse_parallelism
+from bertscope.settings.run_config import AUTOCAST, INSTALLED, STORED, RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32, parse_bytes

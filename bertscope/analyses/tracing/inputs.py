@@ -12,7 +12,7 @@ from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
-from bertscope.run_config import MAX_SIZE
+from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.other_models import required_names
 from bertscope.torch_access import nn, torch, tree_map
 
@@ -118,7 +118,7 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
         missing = absent[0] if absent else next(iter(takes), "NAME")
         raise SelectionError(
             f"{signature}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}={_likely_shape(module)} (in Python input_size= or input_data=), or give the module a method "
+            f"{missing}={_likely_shape(module)} (in Python input_size= or inputs=), or give the module a method "
             "example_inputs(batch, seq)"
         )
 

@@ -77,7 +77,7 @@ class Explorer(App[BaseException]):
         os.environ.update({} if given is None else {"NO_COLOR": given})
         self.report, self.again, self.explained = report, again, explained
         self.first = self.later = iter(later)
-        self.run_fields = {name: report.run[name] for name in ("batch", "seq", "dtype", "autocast")}
+        self.run_fields = {name: getattr(report.run, name) for name in ("batch", "seq", "precision")}
         self.run_at_start = dict(self.run_fields)
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.words, self.asked, self.origin = "", "", 0  # of the filter; of the input line; before it
@@ -147,7 +147,7 @@ class Explorer(App[BaseException]):
         self.jobs.put(partial(self._continue, reports))
 
     def _refuse(self, message: str) -> None:
-        self.run_fields = {name: self.report.run[name] for name in self.run_fields}
+        self.run_fields = {name: getattr(self.report.run, name) for name in self.run_fields}
         self._say(message)
 
     def _explain(self, path: str, screen: TextScreen) -> None:
@@ -227,7 +227,7 @@ class Explorer(App[BaseException]):
 
     def action_precision(self) -> None:
         """Change the precision of the run to the next one."""
-        self._change(**next_precision(self.run_fields, self.run_at_start))
+        self._change(precision=next_precision(self.run_fields["precision"], self.run_at_start["precision"]))
 
     def action_sort(self, by: str) -> None:
         """Sort siblings by that measure, largest first; `order` is the model's own."""

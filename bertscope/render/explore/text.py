@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
 
 from bertscope.render.console import Target, wrapped
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.page import ExploreReport, ExploreRow
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import RUN_PRECISIONS, STORED
 from bertscope.units import (
-    FP32,
-    PRECISIONS,
     bytes_text,
     count_text,
     flops_text,
@@ -144,26 +143,22 @@ def copied_path(row: ExploreRow) -> str:
     return next(expand(row.module.path))
 
 
-def next_precision(run: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a run with the precision after that of `run`; `first` is the run at the start."""
-    kept = first["dtype"] if first["dtype"] not in PRECISIONS else FP32.name  # that of the parameters with autocast
-    every = [(kept, None), *((kept, row.name) for row in PRECISIONS.values() if row.autocast)]
-    every += [(name, None) for name in PRECISIONS if name != kept]
-    dtype, autocast = every[(every.index((run["dtype"], run["autocast"])) + 1) % len(every)]
-    return {"dtype": dtype, "autocast": autocast}
+def next_precision(precision: str, first: str) -> str:
+    """Return the precision after this one; `first` is that at the start, `stored` only if it is."""
+    every = [name for name in RUN_PRECISIONS if name != STORED or first == STORED]
+    return every[(every.index(precision) + 1) % len(every)]
 
 
 def title(report: ExploreReport) -> str:
     """Return the model and its run."""
     run, about = report.run, report.subject
-    dtype = run["dtype"] if run["dtype"] in PRECISIONS else "the model's own dtypes"
-    precision = f"{run['autocast']} autocast" if run["autocast"] else dtype
-    recomputed = "" if run["checkpointing"] == "none" else f", checkpointing {run['checkpointing']}"
+    precision = "the model's own dtypes" if run.precision == STORED else run.precision
+    recomputed = "" if run.checkpointing == NONE else f", checkpointing {run.checkpointing}"
     attention = f", {about.attention}" if about.attention else ""
     adapters = f", LoRA {about.lora}" if about.lora else ""
     return (
         f"{about.name}: {about.architecture}{attention}{adapters}; "
-        f"training step at batch {run['batch']}, length {run['seq']}, {precision}{recomputed}"
+        f"training step at batch {run.batch}, length {run.seq}, {precision}{recomputed}"
     )
 
 

@@ -5,11 +5,11 @@ from typing import Any
 from bertscope.render.colors import PARTS, variable
 from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import subtitle
-from bertscope.render.page.commands import STORED
 from bertscope.render.texts import say
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.reports.page import ModelPart
+from bertscope.settings.run_config import STORED
 from bertscope.units import bytes_text, count_text, flops_text
 
 CONTEXT = "context"  # of CUDA, with the workspaces of cuBLAS
@@ -35,7 +35,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     sentences = [say("needs", size=size, way=way, peak=bytes_text(row.peak_bytes))]
     if row.answer == NO:
         sentences.append(say("short_of", bytes=missing_text(asked, row)))
-    if asked.run["device"] == "cuda":
+    if asked.run.device == "cuda":
         context = bytes_text(asked.overhead_bytes)
         sentences.append(say("of_it_reserved", context=context, bytes=bytes_text(row.reserved_bytes)))
     if row.answer != YES and (others := [_way_of(other) for other in asked.rows if other.answer == YES]):
@@ -63,8 +63,7 @@ def place(fit: FitReport) -> str:
 
 
 def _precision(model: ModelPart) -> str:
-    run = model.memory.run
-    return f"{run['autocast']} autocast" if run["autocast"] else str(run["dtype"])
+    return model.memory.run.precision
 
 
 def _way(precision: str, strategy: str) -> str:

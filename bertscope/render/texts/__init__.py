@@ -38,6 +38,11 @@ def say(key: str, **values: Any) -> str:
     return TEXTS[key][_chosen.get()].format(**values)
 
 
+def has_text(key: str) -> bool:
+    """Return True if the catalogue has a text with this key."""
+    return key in TEXTS
+
+
 def word(kind: str, name: str) -> str:
     """Return the word for a value of a report, such as the mode `training`; the value if there is none."""
     key = f"{kind}_{name}"

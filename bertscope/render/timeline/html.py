@@ -36,7 +36,7 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
     peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
     has_paths = any(phase.path for _, phase in peaks)
     return {
-        "run": f"{run_text(report.run)}; {report.machine}" if "measured" in obtained else run_text(report.run),
+        "run": f"{_run(report)}; {report.machine}" if "measured" in obtained else _run(report),
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
         "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
@@ -169,3 +169,7 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
 
 def _part_column(part: str) -> Column:
     return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
+
+
+def _run(report: MemoryReport) -> str:
+    return run_text(report.run, inputs_given=report.inputs_given)

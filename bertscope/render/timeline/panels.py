@@ -6,8 +6,12 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from bertscope.render.colors import PARTS
-from bertscope.render.texts import say, word
+from bertscope.render.texts import has_text, say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.settings.generate import changed, row_words
+from bertscope.settings.parallelism import Parallelism
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import CUDA, STORED, TRAINING, RunConfig
 from bertscope.units import binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
@@ -124,43 +128,43 @@ def part_name(part: str) -> str:
     return say(f"part_{part}")
 
 
-def run_text(run: dict[str, Any]) -> str:
-    """Return `training, batch 8, sequence 512, fp32, adamw, cpu`."""
-    sizes = [say(key, count=run[field]) for key, field in (("batch", "batch"), ("sequence", "seq")) if field in run]
-    dtype = run.get("dtype")
-    words = [mode_word(run), *sizes, say("own_dtypes") if dtype == "stored" else dtype]
-    if run.get("autocast"):
-        words.append(say("autocast", dtype=run["autocast"]))
-    words += loop_words(run)
-    return say("comma").join(str(word) for word in (*words, run.get("device")) if word)
+def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
+    """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
+    sizes = [] if inputs_given else [say("batch", count=run.batch), say("sequence", count=run.seq)]
+    return say("comma").join([
+        mode_word(run), *sizes, *([precision_word(run.precision)] if precision else ()), *loop_words(run), run.device
+    ])  # fmt: skip
 
 
-def kernel_word(attention: str | None, run: dict[str, Any]) -> str:
+def precision_word(precision: str) -> str:
+    """Return a precision in words: its own name, or that parameters keep their dtypes."""
+    return say("own_dtypes") if precision == STORED else precision
+
+
+def kernel_word(attention: str | None, run: RunConfig) -> str:
     """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
-    if attention != "sdpa" or run.get("device") != "cuda":
+    if attention != "sdpa" or run.device != CUDA:
         return ""
-    chosen = run.get("sdpa_kernel", "auto")
-    return say("chosen_kernel") if chosen == "auto" else say("kernel", name=chosen)
+    return say("chosen_kernel") if run.sdpa_kernel == "auto" else say("kernel", name=run.sdpa_kernel)
 
 
-def mode_word(run: dict[str, Any]) -> str:
-    """Return the mode of a run in words, nothing without one."""
-    return word("mode", run["mode"]) if run.get("mode") else ""
+def mode_word(run: RunConfig) -> str:
+    """Return the mode of a run in words."""
+    return word("mode", run.mode)
 
 
-def loop_words(run: dict[str, Any]) -> list[str]:
+# Settings that other texts name.
+_NAMED = ("batch", "seq", "mode", "precision", "optimizer", "checkpointing", "reentrant", "device", "sdpa_kernel", "input",
+          *rows(Parallelism))  # fmt: skip
+
+
+def loop_words(run: RunConfig) -> list[str]:
     """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
-    if run.get("mode") != "training":
-        return []
-    words = {
-        say("optimizer", name=run.get("optimizer")): True,
-        say("momentum", value=run.get("momentum")): run.get("momentum"),
-        say("amsgrad"): run.get("amsgrad"),
-        say("micro_batches", count=run.get("accumulate")): run.get("accumulate", 1) > 1,
-        say("gradients_kept"): run.get("keep_gradients"),
-        say("gradients_clipped"): run.get("clip_grad_norm"),
-        say("ema"): run.get("ema"),
-        say("outputs_held"): run.get("hold_outputs"),
-        say("grad_scaler"): run.get("grad_scaler"),
-    }
-    return [text for text, is_set in words.items() if is_set]
+    optimizer = [setting_word("optimizer", run.optimizer)] if run.mode == TRAINING else []
+    return optimizer + [setting_word(name, value) for name, value in changed(run).items() if name not in _NAMED]
+
+
+def setting_word(name: str, value: Any) -> str:
+    """Return a setting in words; those of its row if the catalogue has none."""
+    shown = " ".join(value) if isinstance(value, tuple) else value
+    return say(f"setting_{name}", value=shown) if has_text(f"setting_{name}") else row_words(name, value)

@@ -70,7 +70,7 @@ def json_report(report: MemoryReport) -> str:
         "schema": SCHEMA,
         "kind": "timeline",
         "subject": asdict(report.subject),
-        "run": report.run,
+        "run": asdict(report.run),
         "machine": report.machine,
         "variants": [
             {"variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,

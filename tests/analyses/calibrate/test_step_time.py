@@ -10,7 +10,7 @@ from bertscope.analyses.calibrate.step_time import Rates, _work, rates_of, step_
 from bertscope.analyses.memory.step import step_flops
 from bertscope.gpus import find_gpu, peak_flops
 from bertscope.reports.calibration import CardWork
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from tests.analyses.calibrate.fakes import calibration
 from tests.analyses.calibrate.test_use import home, stored

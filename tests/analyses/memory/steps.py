@@ -10,7 +10,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 
 SMALL = {

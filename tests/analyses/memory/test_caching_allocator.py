@@ -18,7 +18,7 @@ from bertscope.analyses.memory.kernels.cuda_attention import kernel_for
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, overhead, workspace_bytes
 from bertscope.errors import SelectionError
 from bertscope.gpus import AllocatorSettings, find_gpu
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, small
 
 MIB, GIB = 2**20, 2**30

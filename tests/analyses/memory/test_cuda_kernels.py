@@ -12,7 +12,7 @@ from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.memory.kernels import cuda_kernels as cuda
 from bertscope.analyses.memory.kernels.cuda_attention import kernel_for
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import small
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -24,7 +24,8 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
-from bertscope.run_config import Checkpointing, RunConfig, parse_strategies
+from bertscope.settings.checkpointing import Checkpointing, parse_strategies
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small, without_scratch
 from tests.models import RUNNING
 

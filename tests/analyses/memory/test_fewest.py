@@ -10,8 +10,8 @@ import bertscope
 from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.ranks.fewest import fewest_report
 from bertscope.errors import SelectionError
-from bertscope.parallelism import TRIED, Parallelism
-from bertscope.run_config import RunConfig
+from bertscope.settings.parallelism import TRIED, Parallelism
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 

@@ -39,7 +39,7 @@ from bertscope.reports.memory import (
     Timing,
     Variant,
 )
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
 from tests.analyses.memory.steps import estimated_trace, small
 from tests.conftest import GOLDEN

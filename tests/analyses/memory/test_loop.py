@@ -11,7 +11,8 @@ import bertscope
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.step import TORCH_DTYPES
 from bertscope.errors import SelectionError
-from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes
 from tests.analyses.memory.steps import estimated_trace, small
 

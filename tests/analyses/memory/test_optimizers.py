@@ -13,7 +13,8 @@ from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.step import make_optimizer, meta_inputs, run_model
 from bertscope.errors import SelectionError
-from bertscope.run_config import OPTIMIZERS, RunConfig
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import small
 
 ROWS, COLUMNS = 96, 64

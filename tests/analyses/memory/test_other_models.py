@@ -14,7 +14,7 @@ from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 from tests.analyses.memory.plain_loop import peak_bytes

@@ -31,7 +31,7 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
 from tests.child_server import loaded
 from tests.conftest import ROOT, TERMINAL, default_signals, run_cli

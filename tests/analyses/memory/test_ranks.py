@@ -22,10 +22,10 @@ from bertscope.analyses.memory.profile_job import Job, Launch
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
-from bertscope.parallelism import Parallelism
 from bertscope.render.traffic import numbers_text
 from bertscope.reports.memory import Parts, PhasePeak, RankRow
-from bertscope.run_config import RunConfig
+from bertscope.settings.parallelism import Parallelism
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 from tests.analyses.memory.test_profile import is_gone

@@ -19,7 +19,7 @@ from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
 from bertscope.model import build
 from bertscope.reports.layer_ranges import expand
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 
 IDS = torch.ones(1, 4, dtype=torch.long)
 

@@ -15,7 +15,7 @@ from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.page.explore import explore
 from bertscope.errors import SelectionError
 from bertscope.render.explore.text import title
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 

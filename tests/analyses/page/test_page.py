@@ -10,7 +10,7 @@ from bertscope.analyses.memory import estimate
 from bertscope.analyses.page.report import page_report
 from bertscope.errors import SelectionError
 from bertscope.render.page.commands import STEP_OPTIONS, estimate_command, fit_command, flops_command, page_command
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")

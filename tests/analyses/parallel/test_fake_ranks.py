@@ -14,8 +14,8 @@ from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import SelectionError
-from bertscope.parallelism import Parallelism
-from bertscope.run_config import RunConfig
+from bertscope.settings.parallelism import Parallelism
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 from tests.child_server import loaded

@@ -13,8 +13,8 @@ from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_siz
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.analyses.parallel.shares import rank_groups
 from bertscope.errors import SelectionError
-from bertscope.parallelism import STRATEGIES, Parallelism, parse_parallelism
-from bertscope.run_config import RunConfig
+from bertscope.settings.parallelism import STRATEGIES, Parallelism, parse_parallelism
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 

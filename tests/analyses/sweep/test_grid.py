@@ -12,7 +12,7 @@ from bertscope.analyses.sweep.point import compute
 from bertscope.analyses.sweep.tasks import Task, tasks_of
 from bertscope.errors import BertscopeError
 from bertscope.reports.sweep import SweepRow
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 
 TINY = "model: bert-tiny\nseq: 16\noptimizer: sgd\n"
 

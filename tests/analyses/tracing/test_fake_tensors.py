@@ -10,7 +10,7 @@ from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.step import meta_inputs, run_model
 from bertscope.analyses.tracing import fake_tensors as fake_tensors_module
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, fake_tensors
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import operator_name, storage_key, torch
 
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ from bertscope.model import build
 from bertscope.render.explore.keys import BINDINGS
 from bertscope.render.explore.text import bar, details, matches, next_precision
 from bertscope.reports.layer_ranges import expand
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import load
 from bertscope.units import short_count_text

@@ -21,7 +21,7 @@ from bertscope.render.timeline.panels import COLORS, pictured
 from bertscope.render.timeline.timeline import check_suffix, timeline
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text
 
 PARTS = tuple(vars(Parts()))

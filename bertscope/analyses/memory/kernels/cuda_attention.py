@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 
 _HALF = (torch.bfloat16, torch.float16)

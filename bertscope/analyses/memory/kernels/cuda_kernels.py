@@ -13,9 +13,8 @@ from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.kernels.cuda_attention import attention
-from bertscope.gpus import CONTEXT_BYTES, capability
-from bertscope.reports.memory import Gpu
-from bertscope.run_config import RunConfig
+from bertscope.gpus import CONTEXT_BYTES, Gpu, capability
+from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, torch
 
 # cuBLAS's workspace for each thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).

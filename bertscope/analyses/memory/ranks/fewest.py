@@ -5,18 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.memory.fit import Fitter, Progress, Steps, fit_report, fitter_for, on_card
+from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, fitter_for, on_card
 from bertscope.analyses.memory.growth import SMALLEST
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.parallel.shares import rank_groups
-from bertscope.parallelism import FSDP, NO_RESHARD, ONE_PROCESS, TRIED, WORLD_SIZES, ZERO1, Parallelism
-from bertscope.reports.memory import YES, FitReport, FitRow, Gpu
-from bertscope.run_config import RunConfig
+from bertscope.gpus import Gpu
+from bertscope.progress import progress
+from bertscope.reports.memory import YES, FitReport, FitRow
+from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, STRATEGIES, WORLD_SIZES, ranks_of
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-
-# The parts of the memory at the peak that shrink with the number of ranks.
-_SHARDS = ("parameters", "optimizer_state", "gradients")
-_DIVIDED = {ZERO1: ("optimizer_state",), NO_RESHARD: _SHARDS, FSDP: _SHARDS}
 
 
 def fewest_report(
@@ -26,11 +24,10 @@ def fewest_report(
     budget: int | Gpu,
     total: int,
     *,
-    strategies: Sequence[str] = TRIED,
+    strategies: Sequence[str] = SEARCHED,
     world_sizes: Sequence[int] = WORLD_SIZES,
     settings: Mapping[str, Any] | None = None,
     context_bytes: int | None = None,
-    progress: Progress = lambda text: None,
     known_steps: dict[str | None, Steps] | None = None,
 ) -> FitReport:
     """Return, for each strategy, the fewest ranks whose batches add up to `total`, and a variant that fits on them.
@@ -62,7 +59,7 @@ def fewest_report(
             report = fit_report(source, tried, [seq], budget, batch=tried[0].batch, context_bytes=context_bytes,
                                 known_steps=steps, tries_other_head=False)  # fmt: skip
             rows.append(report.rows[0])
-    run = report.run | {"parallelism": RunConfig().to_dict()["parallelism"]}
+    run = replace(report.run, parallelism=ONE_PROCESS)
     return replace(
         report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None, tried_ranks=tuple(world_sizes)
     )
@@ -79,7 +76,7 @@ class _Search:
 
     def on(self, run_config: RunConfig, strategy: str, size: int) -> RunConfig:
         """Return the run of one of so many ranks, with its share of the batch."""
-        ranks = ONE_PROCESS if size == 1 else Parallelism(strategy, (size,), **self.settings)
+        ranks = ranks_of(strategy, size, **self.settings)
         return replace(run_config, batch=-(-self.total // size), parallelism=ranks)
 
     def leanest(self, runs: Sequence[RunConfig]) -> RunConfig:
@@ -119,12 +116,12 @@ class _Search:
         model = run_model(source, run_config)
         trace = self.fitter.trace(pair)
         index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
-        divided = sum(trace.parts_after(index)[part] for part in _DIVIDED.get(strategy, ()))
+        divided = sum(trace.parts_after(index)[part] for part in STRATEGIES[strategy].divided_parts)
         limit = self.fitter.overhead.limit_bytes(self.fitter.budget_bytes)
 
         def share(size: int) -> int:
             """Return the parameters that rank 0 of so many updates."""
-            return rank_groups(model, Parallelism(strategy, (size,)), source.layer_path)[0].updated_params
+            return rank_groups(model, ranks_of(strategy, size), source.layer_path)[0].updated_params
 
         def fits(size: int) -> bool:
             """Return True if the tensors should fit with that number of ranks."""

@@ -27,10 +27,10 @@ from bertscope.analyses.memory.profile_job import (
     set_memory_limit,
     set_up_process,
 )
-from bertscope.parallelism import ONE_PROCESS, Parallelism
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 from bertscope.reports.parallel import ALL_REDUCE
+from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
 
 RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -78,7 +78,7 @@ def _run(job: Job, launch: Launch, say: Say) -> None:
     set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    with job.source.implemented_by(job.run_config.model_implementation).confined():
+    with job.source.implemented_by(job.run_config.implementation).confined():
         if job.run_config.parallelism.row.has_buckets:
             _put_in_ddp(step, job.run_config.parallelism)
         row = _measured(step, job, say)

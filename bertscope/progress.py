@@ -1,0 +1,53 @@
+"""The progress of long work: an analysis reports its stages, and a front end that listens shows them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """A front end that shows progress."""
+
+    def __call__(self, text: str) -> None:
+        """Show a stage of the work, with details after a colon."""
+
+    def expect(self, stages: int) -> None:
+        """Add to the number of stages of the whole work."""
+
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_stage: ContextVar[str] = ContextVar("stage", default="")
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Call the listener with each stage of the work inside the block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def expect(stages: int) -> None:
+    """Announce further stages of the work."""
+    if (listener := _listener.get()) is not None:
+        listener.expect(stages)
+
+
+def progress(text: str) -> None:
+    """Report what runs now; inside a stage it is a detail of the stage."""
+    if (listener := _listener.get()) is not None:
+        listener(f"{_stage.get()}: {text}" if _stage.get() else text)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Report a stage, whose details are what the block reports."""
+    progress(name)
+    token = _stage.set(name)
+    try:
+        yield
+    finally:
+        _stage.reset(token)

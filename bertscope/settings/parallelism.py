@@ -1,0 +1,184 @@
+"""The strategies and meshes by which the ranks of a training job share the model and the batch."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+from bertscope.errors import SelectionError
+from bertscope.settings.rows import SettingError, Settings, row
+from bertscope.units import PRECISIONS
+
+MAX_WORLD_SIZE = 2**20
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelStrategy:
+    """A way to train on several ranks, and the names of the dimensions of its mesh.
+
+    Ranks along `replicate` and `shard` have batches of their own; those along `tensor` compute the same batch together.
+    """
+
+    name: str
+    help: str
+    dimensions: tuple[str, ...]
+    reshards: bool = True  # FSDP2 frees the gathered parameters after forward
+    divides_optimizer: bool = False  # ZeroRedundancyOptimizer: the ranks hold the states of different layers
+    is_searched: bool = False  # by `fit --batch-total`; of equally many ranks the first of these is the answer
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return True if FSDP2 shards the parameters."""
+        return SHARD in self.dimensions
+
+    @property
+    def divided_parts(self) -> tuple[str, ...]:
+        """Return the parts of the memory that shrink with the number of ranks."""
+        state = ("optimizer_state",) if self.divides_optimizer or self.is_sharded else ()
+        return (*state, "parameters", "gradients") if self.is_sharded and len(self.dimensions) == 1 else state
+
+    @property
+    def has_buckets(self) -> bool:
+        """Return True if DDP reduces the gradients, in buckets."""
+        return self.dimensions == (REPLICATE,)
+
+
+SINGLE = "none"
+DDP, ZERO1, FSDP, NO_RESHARD, HSDP, TP, TP_FSDP = "ddp", "zero1", "fsdp", "fsdp-no-reshard", "hsdp", "tp", "tp+fsdp"
+STRATEGIES = {
+    row.name: row
+    for row in (
+        ParallelStrategy(name=SINGLE, help="one process", dimensions=("rank",)),
+        ParallelStrategy(name=DDP, dimensions=(REPLICATE,), is_searched=True,
+                         help="DistributedDataParallel: each rank has the whole model; gradients are averaged"),
+        ParallelStrategy(name=ZERO1, dimensions=(REPLICATE,), divides_optimizer=True, is_searched=True,
+                         help="DDP with ZeroRedundancyOptimizer: each rank has the optimizer state of some parameters"),
+        ParallelStrategy(name=NO_RESHARD, dimensions=(SHARD,), reshards=False, is_searched=True,
+                         help="FSDP2 that keeps the gathered parameters from forward to backward"),
+        ParallelStrategy(name=FSDP, dimensions=(SHARD,), is_searched=True,
+                         help="FSDP2: parameters, gradients and optimizer state sharded; parameters gathered layer by "
+                         "layer, in forward and again in backward"),
+        ParallelStrategy(name=HSDP, dimensions=(REPLICATE, SHARD),
+                         help="FSDP2 inside groups of ranks, gradients averaged between the groups"),
+        ParallelStrategy(name=TP, dimensions=(TENSOR,),
+                         help="tensor parallelism: each rank has some heads and some of the intermediate layer"),
+        ParallelStrategy(name=TP_FSDP, dimensions=(SHARD, TENSOR),
+                         help="tensor parallelism inside groups of ranks, FSDP2 between them"),
+    )
+}  # fmt: skip
+# The numbers of ranks that a search tries: one, those of a node, then whole nodes of eight.
+WORLD_SIZES = (*range(1, 9), *range(16, 1025, 8))
+SEARCHED = tuple(name for name, row in STRATEGIES.items() if row.is_searched)
+# torch's defaults: bucket_cap_mb of DistributedDataParallel, and _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed.
+BUCKET_CAP_MB, FIRST_BUCKET_BYTES = 25, 2**20
+
+
+def _mesh(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6})?", text, re.ASCII):
+        raise SelectionError(f"the form is 8 or 2x4; got {text[:40]!r}")
+    return text
+
+
+def mesh_sizes(text: str) -> tuple[int, ...]:
+    """Return the ranks in each dimension of a mesh such as `2x4`."""
+    return tuple(map(int, text.split("x")))
+
+
+def _has(property_name: str, strategy: str) -> bool:
+    return bool(getattr(STRATEGIES[strategy], property_name))
+
+
+_OF_FSDP = {"strategy": partial(_has, "is_sharded")}
+_OF_DDP = {"strategy": partial(_has, "has_buckets")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism(Settings):
+    """The ranks of a job and how they share the work; the batch is that of one rank."""
+
+    strategy: str = row(
+        SINGLE, "How the ranks share the work.", section="ranks", of_modules=False, words=tuple(STRATEGIES), text="{}",
+        concerns={"world_size": lambda size: size > 1},
+    )  # fmt: skip
+    world_size: int = row(
+        1, "The number of ranks of a job, one GPU for each.", section="ranks", of_modules=False, low=1, below=MAX_WORLD_SIZE + 1,
+        text="{} ranks",
+    )  # fmt: skip
+    mesh: str = row(
+        "", "The ranks in two dimensions: groups x ranks of a group for hsdp, FSDP x tensor parallelism for tp+fsdp.",
+        section="ranks", of_modules=False, metavar="AxB", convert=_mesh, implies={"world_size": lambda text: prod(mesh_sizes(text))},
+    )  # fmt: skip
+    rank: int = row(0, "The rank that is estimated; 0 has the most.", section="ranks", of_modules=False)
+    param_dtype: str | None = row(
+        None, "FSDP2's mixed precision: the dtype of gathered parameters and of the computation.", section="ranks", of_modules=False,
+        words=tuple(PRECISIONS), concerns=_OF_FSDP,
+    )  # fmt: skip
+    reduce_dtype: str | None = row(
+        None, "FSDP2's mixed precision: the dtype in which gradients are reduced.", section="ranks", of_modules=False,
+        words=tuple(PRECISIONS), concerns=_OF_FSDP,
+    )  # fmt: skip
+    bucket_cap_mb: int = row(
+        BUCKET_CAP_MB, "The size of DDP's buckets in MiB.", section="ranks", of_modules=False, low=1, below=2**20 + 1, concerns=_OF_DDP,
+    )  # fmt: skip
+    gradient_as_bucket_view: bool = row(
+        False, "Keep DDP's gradients only in its buckets.", section="ranks", of_modules=False, concerns=_OF_DDP
+    )
+
+    def complete(self) -> None:
+        """Set the mesh from the number of ranks, or the reverse; raises SettingError."""
+        form = " x ".join(self.row.dimensions)
+        if not self.mesh and len(self.row.dimensions) > 1:
+            raise SettingError(
+                f"{{strategy}} {self.strategy} needs {{mesh}}, the numbers of ranks of {form}, such as 2x4",
+                ["strategy", "mesh"],
+            )
+        mesh = self.mesh or str(self.world_size)
+        ranks = prod(mesh_sizes(mesh))
+        if len(mesh_sizes(mesh)) != len(self.row.dimensions):
+            raise SettingError(f"{{mesh}} of {{strategy}} {self.strategy} is {form}; got {mesh}", ["mesh", "strategy"])
+        if self.world_size not in (1, ranks):
+            raise SettingError(
+                f"{{mesh}} {mesh} has {ranks:,} ranks and {{world_size}} is {self.world_size:,}; give one of them",
+                ["mesh", "world_size"],
+            )
+        if ranks > MAX_WORLD_SIZE:
+            raise SettingError(f"a {{mesh}} has at most {MAX_WORLD_SIZE:,} ranks; got {ranks:,}", ["mesh"])
+        if self.strategy == SINGLE and ranks > 1:
+            names = ", ".join(name for name in STRATEGIES if name != SINGLE)
+            raise SettingError(
+                f"{{world_size}} {ranks:,} needs {{strategy}}; choose one of {names}", ["world_size", "strategy"]
+            )
+        if self.rank >= ranks:
+            raise SettingError(f"{{rank}} is from 0 to {ranks - 1:,}; got {self.rank:,}", ["rank"])
+        object.__setattr__(self, "mesh", mesh)
+        object.__setattr__(self, "world_size", ranks)
+
+    @property
+    def row(self) -> ParallelStrategy:
+        """Return the strategy's row of STRATEGIES."""
+        return STRATEGIES[self.strategy]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of ranks in each dimension of the mesh."""
+        return mesh_sizes(self.mesh)
+
+    @property
+    def batches(self) -> int:
+        """Return the number of ranks that have a batch of their own."""
+        return prod(size for name, size in zip(self.row.dimensions, self.sizes, strict=True) if name != TENSOR)
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of groups of ranks whose members have the same parameters."""
+        return self.sizes[0] if self.row.dimensions[0] == REPLICATE else 1
+
+
+ONE_PROCESS = Parallelism()
+
+
+def ranks_of(strategy: str, world_size: int, **settings: Any) -> Parallelism:
+    """Return so many ranks that share the work by a strategy; one rank needs none."""
+    return ONE_PROCESS if world_size == 1 else Parallelism(strategy=strategy, world_size=world_size, **settings)

@@ -1,0 +1,125 @@
+"""From what was asked, in layers of any front end, to the runs and the limit that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from bertscope.errors import suggestion
+from bertscope.settings.rows import Row, SettingError, Settings, check, rows
+from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
+
+
+class Layer(dict[str, tuple[Any, ...]]):
+    """The values of settings from one front end, each a tuple, and the place of each.
+
+    A place is the `file:line` of a key. `forms` are the names of settings for messages, such as `--batch`. Settings of
+    a layer `is_default` may have no effect on a run; of other layers that is an error. Only settings in `compared` may
+    have several values. With `is_text` numbers are text, as on a command line.
+    """
+
+    def __init__(
+        self, given: Mapping[str, Any], *, compared: Collection[str] = (), where: Mapping[str, str] | str = "",
+        forms: Mapping[str, str] | None = None, is_default: bool = False, is_text: bool = False,
+        records: tuple[type[Settings], ...] = ESTIMATED,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        table = rows(*records)
+        self.where = dict.fromkeys(given, where) if isinstance(where, str) else where
+        self.forms, self.is_default = forms or {}, is_default
+        for name, value in given.items():
+            try:
+                if name not in table:
+                    raise SettingError(f"there is no setting {name[:60]!r}; {suggestion(name, table)}", [name])
+                self[name] = table[name].values(value, is_text=is_text, is_compared=name in compared)
+            except SettingError as error:
+                message = error.spelled(self.forms)
+                raise SettingError(message, error.names, where=self.where.get(name, "")) from None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The runs with their limits in the order in which they were asked, and the defaults without effect on any run."""
+
+    points: tuple[tuple[Any, ...], ...]  # of each of the records: a run, its limit ...
+    unused: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[RunConfig, ...]:
+        """Return the runs, each once."""
+        return tuple(dict.fromkeys(point[0] for point in self.points))
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """Return the limits, each once."""
+        return tuple(dict.fromkeys(point[1] for point in self.points))
+
+
+def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> Resolved:
+    """Return the records that layers ask for, the strongest layer first. Raises SettingError with its place.
+
+    Several values of a setting give one run for each combination; the last setting varies first. A setting is left out
+    of a run on which it has no effect. That it has an effect on no run is an error, unless it is a default.
+
+    >>> [run.batch for run in resolve(Layer({"batch": [8, 16]}, compared=["batch"])).runs]
+    [8, 16]
+    """
+    table = rows(*records)
+    kept = merged(layers, table)
+    points: dict[tuple[Settings, ...], None] = {}
+    used: set[str] = set()
+    first = {name: own.default for name, own in table.items()}
+    try:
+        for point in product(*kept.values()):
+            values = first | dict(zip(kept, point, strict=True))
+            idle = {name for name in kept if values[name] != first[name] and table[name].unmet(values)}
+            while further := {name for name in kept.keys() - idle if values[name] != first[name] and table[name].unmet(
+                values | {other: first[other] for other in idle})}:  # fmt: skip
+                idle |= further
+            used |= kept.keys() - idle
+            effective = values | {name: first[name] for name in idle}
+            points[tuple(record.of(effective) for record in records)] = None
+        for name in _asked(layers) - used:  # the last point shows why
+            needed = {name, *table[name].concerns}
+            check(first | {other: values[other] for other in needed if other in values}, table)
+    except SettingError as error:
+        raise _placed(error, layers) from None
+    return Resolved(tuple(points), tuple(sorted(kept.keys() - used)))
+
+
+def merged(layers: Sequence[Layer], table: Mapping[str, Row]) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each setting from its strongest layer, and those that they imply."""
+    kept: dict[str, tuple[Any, ...]] = {}
+    for layer in layers:
+        own = {name: values for name, values in layer.items() if not kept.keys() & {name, *table[name].yields_to}}
+        implied: dict[str, tuple[Any, ...]] = {}
+        for name, values in own.items():
+            for other, value_of in table[name].implies.items():
+                implied[other] = tuple(dict.fromkeys(value_of(value) for value in values if value is not None))
+        kept |= {name: values for name, values in (implied | own).items() if name not in kept}
+    return kept
+
+
+def used_settings(layer: Layer, stronger: Sequence[Layer], records: tuple[type[Settings], ...]) -> list[str]:
+    """Return the settings of a layer that the stronger layers leave to it."""
+    table = rows(*records)
+    before = merged(stronger, table)
+    return [name for name in layer if not before.keys() & {name, *table[name].yields_to}]
+
+
+def _asked(layers: Sequence[Layer]) -> set[str]:
+    return {name for layer in layers if not layer.is_default for name in layer}
+
+
+def _placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
+    """Return the error with the place of the first of its settings that has one, in the form of their layers."""
+    forms: dict[str, str] = {}
+    places = []
+    for name in error.names:
+        layer = next((layer for layer in layers if name in layer), None)
+        if layer is not None:
+            forms[name] = layer.forms.get(name, name)
+            places.append(layer.where.get(name, ""))
+    return SettingError(error.spelled(forms), error.names, where=next(filter(None, places), ""))

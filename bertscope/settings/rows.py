@@ -1,0 +1,238 @@
+"""The rows of settings: a setting of a run is declared once, as the metadata of its dataclass field.
+
+Options, Python keywords, keys of files, schemas and tables in the documentation are generated from the rows.
+Read `run_config.py` for the rows themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bertscope.errors import BertscopeError, SelectionError, one_line, suggestion
+from bertscope.units import parse_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MAX_SIZE = 2**31
+_NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
+
+
+class SettingError(SelectionError):
+    """A value or a combination of settings that no run has.
+
+    `text` names settings in braces, as in `{momentum} has no effect with {optimizer} adam`, so that each front end
+    shows them in its own form: `--momentum` or `momentum`.
+    """
+
+    def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "") -> None:
+        self.text, self.names = text, tuple(names)
+        super().__init__(self.spelled({}), where=where)
+
+    def spelled(self, forms: Mapping[str, str]) -> str:
+        """Return the message with each setting in the form of its front end."""
+        return re.sub(r"\{(\w+)\}", lambda found: forms.get(found[1], found[1]), self.text)
+
+
+def quoted(value: Any) -> str:
+    """Return a value for a message: on one line, cut, and without braces."""
+    return one_line(repr(value), limit=60).replace("{", "(").replace("}", ")")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A setting: the values that it takes, their meaning, and the other settings that they concern."""
+
+    name: str = ""  # of its field
+    default: Any = None
+    help: str = ""  # one sentence
+    section: str = "step"  # of --help and of the documentation
+    kind: type = str  # of one value: bool, int, float or str
+    words: tuple[str, ...] = ()  # the allowed words; with `convert`, examples
+    low: float = 0
+    below: float = MAX_SIZE
+    is_size: bool = False  # bytes, also as text such as 16GiB
+    convert: Callable[[Any], Any] | None = None  # of a value to its only form; raises BertscopeError
+    split: Callable[[str], Iterable[str]] | None = None  # of the text of several values; by default at commas
+    metavar: str = ""
+    flag: str = ""  # a second option, such as -b
+    bare: str = ""  # the value of the option without a value
+    of_modules: bool = True  # a module that a Python program gives does not determine it itself
+    text: str = ""  # in reports, such as `batch {}`; name and value if it is empty
+    concerns: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # other settings -> has an effect
+    implies: Mapping[str, Any] = field(default_factory=dict)  # values of other settings, unless they are set too
+    yields_to: tuple[str, ...] = ()  # a weaker layer's value is not used if one of these settings is set
+    trainer: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = field(
+        default_factory=dict
+    )  # TrainingArguments key -> value
+
+    @property
+    def is_list(self) -> bool:
+        """Return True if one run has a list of values."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def takes(self) -> str:
+        """Return the allowed values in words."""
+        if self.words:
+            return f"{'a word such as' if self.convert else 'one of'} {', '.join(self.words)}"
+        if self.is_size:
+            return "a size such as 16GiB"
+        below = f"2**{int(self.below).bit_length() - 1}" if self.below > 1 else "1"
+        numbers = f"from {self.low:g} to below {below}"
+        one = {bool: "true or false", int: f"a whole number {numbers}", float: f"a number {numbers}", str: "a text"}
+        return one[self.kind] + (", or a list" if self.is_list else "")
+
+    def read(self, value: Any) -> Any:
+        """Return the value of one run in its only form; raises SettingError."""
+        if value is None:
+            return self.default
+        if not self.is_list:
+            return self._item(value)
+        return tuple(map(self._item, [value] if isinstance(value, str) else value))
+
+    def values(self, given: Any, *, is_text: bool = False, is_compared: bool = False) -> tuple[Any, ...]:
+        """Return the values of one or, if `is_compared`, several runs; `is_text`: numbers are text, as in options."""
+        if self.is_list:
+            lists = isinstance(given, list | tuple) and any(isinstance(item, list | tuple) for item in given)
+            return tuple(dict.fromkeys(map(self.read, given if lists and is_compared else [given])))
+        if isinstance(given, str) and (is_text or is_compared):
+            parts = (self.split or _at_commas)(given) if is_compared else [given.strip()]
+            given = [self._number(part) if is_text else part for part in parts]
+        elif not (is_compared and isinstance(given, list | tuple)):
+            given = [given]
+        found = tuple(dict.fromkeys(map(self.read, given)))
+        if not found:
+            raise SettingError(f"{{{self.name}}} has no value; it takes {self.takes}", [self.name])
+        return found
+
+    def _number(self, text: str) -> Any:
+        return (
+            self.kind(text) if self.kind in (int, float) and not self.is_size and _is_number(text, self.kind) else text
+        )
+
+    def _item(self, value: Any) -> Any:
+        item = value
+        try:
+            if self.is_size and isinstance(item, str):
+                item = parse_bytes(item)
+            if self.kind is float and type(item) is int:
+                item = float(item)
+            if type(item) is self.kind and self._allows(item):
+                return self.convert(item) if self.convert else item
+        except BertscopeError as error:
+            raise SettingError(f"{{{self.name}}}: {_plain(error.message)}", [self.name]) from None
+        except (ValueError, OverflowError):
+            pass
+        near = suggestion(value, self.words) if self.words and isinstance(value, str) and not self.convert else ""
+        hint = f"; {near}" if near.startswith("did") else ""
+        raise SettingError(f"{{{self.name}}} takes {self.takes}; got {quoted(value)}{hint}", [self.name])
+
+    def _allows(self, item: Any) -> bool:
+        if isinstance(item, str):
+            return item in self.words if self.words and not self.convert else bool(item)
+        return isinstance(item, bool) or self.low <= item < self.below
+
+    def unmet(self, values: Mapping[str, Any]) -> str:
+        """Return another setting whose value leaves this one without effect; an empty text if there is none."""
+        others = ((name, test) for name, test in self.concerns.items() if name in values)
+        return next((name for name, test in others if not test(values[name])), "")
+
+
+def _at_commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _is_number(text: str, kind: type) -> bool:
+    return bool(re.fullmatch(r"[-+]?\d{1,20}", text, re.ASCII) if kind is int else _NUMBER.fullmatch(text))
+
+
+def _plain(message: str) -> str:
+    return message.replace("{", "(").replace("}", ")")
+
+
+def row(default: Any, help: str, **properties: Any) -> Any:
+    """Return the dataclass field of a setting; the kind of its values is that of the default."""
+    kind = str if isinstance(default, tuple) or default is None else type(default)
+    return field(default=default, metadata={"row": Row(default=default, help=help, **{"kind": kind, **properties})})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A record of settings, and of nested records: a dataclass whose fields come from `row`."""
+
+    def __post_init__(self) -> None:
+        table = rows(type(self))
+        for name in self.__dict__.keys() & table.keys():
+            value = self.__dict__[name]
+            if value is not table[name].default:
+                object.__setattr__(self, name, table[name].read(value))
+        self.complete()
+        check(self.flat(), table)
+
+    def complete(self) -> None:
+        """Set the fields that follow from others."""
+
+    def flat(self) -> dict[str, Any]:
+        """Return all values by name, those of nested records too."""
+        found: dict[str, Any] = {}
+        for name, value in self.__dict__.items():
+            found |= value.flat() if isinstance(value, Settings) else {name: value}
+        return found
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record of these values, those of nested records too; other names are not used."""
+        defaults = {item.name: item.default for item in fields(cls)}
+        nested = {name: type(own).of(values) for name, own in defaults.items() if isinstance(own, Settings)}
+        return cls(**{name: values[name] for name in defaults if name in values} | nested)
+
+
+def rows(*records: type[Settings]) -> dict[str, Row]:
+    """Return the rows of the records and of their nested records, by name; raises TypeError for a name used twice."""
+    return _rows(records)
+
+
+@cache
+def _rows(records: tuple[type[Settings], ...]) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for item in (item for record in records for item in fields(record)):
+        own = item.metadata.get("row")
+        new = {item.name: replace(own, name=item.name)} if own else _rows((type(item.default),))
+        if twice := found.keys() & new.keys():
+            raise TypeError(f"settings declared twice: {', '.join(sorted(twice))}")
+        found |= new
+    return found
+
+
+class Rule(NamedTuple):
+    """A combination that no run has: its settings, the test of their values, and the message."""
+
+    names: tuple[str, ...]
+    is_broken: Callable[..., Any]
+    text: str  # with settings in braces, and their values in angle brackets: `{optimizer} <optimizer>`
+
+
+RULES: list[Rule] = []
+
+
+def check(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
+    """Raise SettingError for a value without effect, and for a combination that no run has."""
+    for name, own in table.items():
+        if own.concerns and values[name] != own.default and (other := own.unmet(values)):
+            raise SettingError(no_effect(own, table[other], values[other]), [name, other])
+    for rule in RULES:
+        if values.keys() >= set(rule.names) and rule.is_broken(*(values[name] for name in rule.names)):
+            text = re.sub(r"<(\w+)>", lambda found: _plain(str(values[found[1]])), rule.text)
+            raise SettingError(text, rule.names)
+
+
+def no_effect(own: Row, other: Row, value: Any) -> str:
+    """Return the message about a setting without effect, with the words of the other one that would give it one."""
+    words = [word for word in other.words if own.concerns[other.name](word)]
+    remedy = f"use {{{other.name}}} {' or '.join(words[:4])}" if words else f"change {{{other.name}}}"
+    return f"{{{own.name}}} has no effect with {{{other.name}}} {_plain(str(value))}; leave it out, or {remedy}"

@@ -1,0 +1,287 @@
+"""The settings of a run, one row for each, and the rules about their combinations.
+
+To add a setting, add a row here and its effect in `analyses/`. The row is an option of each command that takes runs, a
+keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and a line of the documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from bertscope.gpus import GPUS, find_gpu
+from bertscope.settings.checkpointing import (
+    COMPARED,
+    EXAMPLE_STRATEGIES,
+    NONE,
+    Checkpointing,
+    split_strategies,
+    takes_reentrant,
+)
+from bertscope.settings.optimizers import (
+    IMPLEMENTATIONS,
+    NO_OPTIMIZER,
+    OPTIMIZERS,
+    TRAINER_IMPLEMENTATIONS,
+    TRAINER_OPTIMIZERS,
+    takers,
+)
+from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
+from bertscope.settings.rows import RULES, Rule, Settings, row, rows
+from bertscope.settings.training_arguments import clips, flag, is_reentrant, number, reentrant_keyword, words
+from bertscope.units import BF16, FP16, FP32, PRECISIONS
+
+# Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
+TRANSFORMERS, INSTALLED, BERTSCOPE = "transformers", "transformers-installed", "bertscope"
+MODES = INFERENCE, FORWARD, TRAINING = "inference", "forward", "training"
+DEVICES = CPU, CUDA = "cpu", "cuda"
+KERNELS = ("auto", "flash", "efficient", "math")
+AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products run in the dtype after it
+STORED = "stored"  # the dtypes of the model's own parameters
+RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
+_AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
+_OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
+_OF_CUDA = {"device": lambda device: device == CUDA}
+
+
+def _strategy(text: str) -> str:
+    Checkpointing.parse(text)
+    return text
+
+
+def _takes(argument: str, optimizer: str) -> bool:
+    return optimizer in takers(argument)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    """The run of a model that is examined.
+
+    inference: eval, nothing saved. forward: train, tensors saved for backward. training: forward, backward
+    and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
+    """
+
+    batch: int = row(
+        1, "The batch size, of one rank and one micro-batch.", low=1, metavar="N", flag="-b",
+        trainer={"per_device_train_batch_size": number, "per_gpu_train_batch_size": number}, of_modules=False,
+    )  # fmt: skip
+    seq: int = row(128, "The sequence length.", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False)
+    mode: str = row(
+        TRAINING, "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
+        "backward and optimizer step.", words=MODES,
+    )  # fmt: skip
+    precision: str = row(
+        FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and torch.autocast "
+        "computes; stored: that of the model's own parameters.", words=RUN_PRECISIONS, text="{}",
+        trainer={
+            BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
+            "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
+                                      FP16.name: _AUTOCAST_FP16}, FP32.name),
+        },
+    )  # fmt: skip
+    optimizer: str = row(
+        "adamw", "The optimizer, with its defaults.", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
+        trainer={"optim": words(TRAINER_OPTIMIZERS, "adamw"),
+                 **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
+    )  # fmt: skip
+    optimizer_implementation: str = row(
+        "default", "The optimizer's implementation.", words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",),
+        trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
+                 **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
+    )  # fmt: skip
+    momentum: float = row(
+        0.0, f"The momentum of {' and '.join(takers('momentum'))}.", below=1, metavar="SHARE",
+        concerns={"optimizer": partial(_takes, "momentum")},
+    )  # fmt: skip
+    amsgrad: bool = row(
+        False, f"AMSGrad, for {' and '.join(takers('amsgrad'))}.", concerns={"optimizer": partial(_takes, "amsgrad")}
+    )
+    accumulate: int = row(
+        1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
+        text="{} micro-batches", trainer={"gradient_accumulation_steps": number},
+    )  # fmt: skip
+    keep_gradients: bool = row(
+        False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING
+    )
+    clip_grad_norm: bool = row(
+        False,
+        "Clip the norm of the gradients before the step.",
+        concerns=_OF_TRAINING,
+        trainer={"max_grad_norm": clips},
+    )
+    grad_scaler: bool = row(
+        False, "Scale the loss with torch.amp.GradScaler, for fp16.", concerns=_OF_TRAINING, yields_to=("precision",),
+        trainer={FP16.name: flag(True), "mixed_precision": words({
+            None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
+    )  # fmt: skip  # accelerate scales the loss for fp16 (accelerator.py)
+    ema: bool = row(False, "Keep a moving average of the weights.", concerns=_OF_TRAINING)
+    hold_outputs: bool = row(False, "Keep the model's output in a variable during backward.")
+    checkpointing: str = row(
+        NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
+        split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
+        text="checkpointing {}", trainer={"gradient_checkpointing": lambda value, given: "full" if value else NONE}, of_modules=False,
+    )  # fmt: skip
+    reentrant: bool = row(
+        False, "Use torch's reentrant checkpointing.", concerns={"checkpointing": takes_reentrant},
+        trainer={"gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword}, of_modules=False,
+    )  # fmt: skip
+    padding: float = row(
+        0.0, "The share of each sequence that is padding, masked by an attention mask.", below=1, metavar="SHARE"
+    )
+    dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False)
+    freeze: tuple[str, ...] = row(
+        (), "Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0').",
+        metavar="PATTERN", of_modules=False,
+    )  # fmt: skip
+    input: tuple[str, ...] = row(
+        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is the batch and S "
+        "the sequence length.", metavar="NAME=SHAPE:DTYPE", of_modules=False,
+    )  # fmt: skip
+    implementation: str = row(
+        TRANSFORMERS, "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
+        "the class of the installed version; bertscope: the built-in model, which adds no mask.",
+        words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
+    )  # fmt: skip
+    device: str = row(
+        CPU, "The device of the step, real or estimated.", section="device", words=DEVICES, text="{}",
+        trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
+    )  # fmt: skip
+    sdpa_kernel: str = row(
+        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="device",
+        words=KERNELS, concerns=_OF_CUDA,
+    )  # fmt: skip
+    expandable_segments: bool = row(
+        False, "Simulate CUDA's allocator with expandable_segments:True.", section="device", concerns=_OF_CUDA
+    )
+    max_split_size_mb: int | None = row(
+        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="device", low=20, metavar="N",
+        concerns=_OF_CUDA,
+    )  # fmt: skip  # torch refuses less: kLargeBuffer in c10/core/AllocatorConfig.h
+    parallelism: Parallelism = ONE_PROCESS
+
+    @property
+    def dtype(self) -> str:
+        """Return the precision of the parameters; `stored` with autocast, which leaves them as they are."""
+        return STORED if self.autocast else self.precision
+
+    @property
+    def autocast(self) -> str | None:
+        """Return the precision in which torch.autocast computes; None without it."""
+        return self.precision.removeprefix(AUTOCAST) if self.precision.startswith(AUTOCAST) else None
+
+    @property
+    def compute_precision(self) -> str:
+        """Return the precision of matrix products."""
+        return self.autocast or self.precision
+
+    @property
+    def has_gradients_before(self) -> bool:
+        """Return True if the gradients of an earlier micro-batch or step exist while a micro-batch runs."""
+        return self.accumulate > 1 or self.keep_gradients
+
+    @property
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
+        own = OPTIMIZERS.get(self.optimizer)
+        is_foreach = self.optimizer_implementation == "default" and self.device == CUDA and own and own.foreach_on_cuda
+        chosen = {name: getattr(self, name) for name in (own.takes if own else ()) if getattr(self, name)}
+        return IMPLEMENTATIONS["foreach" if is_foreach else self.optimizer_implementation] | chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit(Settings):
+    """The memory that a run may take: that of a GPU, or a budget."""
+
+    gpu: str | None = row(
+        None, "The GPU.", section="device", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
+        concerns=_OF_CUDA, implies={"device": lambda gpu: CUDA}, yields_to=("budget",),
+    )  # fmt: skip
+    budget: int | None = row(
+        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="device", kind=int,
+        is_size=True, low=1, below=2**60, metavar="SIZE",
+    )  # fmt: skip
+    context: int | None = row(
+        None, "The memory of the CUDA context; default: as published.", section="device", kind=int, is_size=True,
+        below=2**50, metavar="SIZE", concerns=_OF_CUDA,
+    )  # fmt: skip
+    time: bool = row(
+        False, "Predict the time of a step on a calibrated card, tokens per second and MFU.", section="device"
+    )
+    calibration: bool = row(
+        True, "Use what calibrate measured on a card; without it, what is published.", section="device"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Settings):
+    """How a real step is run and measured."""
+
+    steps: int = row(3, "The number of timed steps.", section="measurement", low=1, below=1001, metavar="N")
+    threads: int | None = row(
+        None, "The threads of torch; default: its own choice.", kind=int, section="measurement", low=1, below=1025,
+        metavar="N",
+    )  # fmt: skip
+    seed: int = row(0, "The seed of weights and inputs.", section="measurement", metavar="N")
+    memory_limit: int | None = row(
+        None, "The memory limit of the process, such as 4GiB.", section="measurement", kind=int, is_size=True, low=1,
+        below=2**60, metavar="SIZE",
+    )  # fmt: skip
+    timeout: float = row(600.0, "The time limit of each run.", section="measurement", low=1, metavar="SECONDS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(Settings):
+    """The real ranks that run a step."""
+
+    nproc: int | None = row(
+        None, "Run N real ranks on this machine, and measure each.", section="measurement", kind=int, low=1, below=1025,
+        metavar="N", implies={"world_size": lambda ranks: ranks},
+    )  # fmt: skip
+    nnodes: int = row(
+        1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025, metavar="N",
+        concerns={"nproc": lambda ranks: ranks is not None},
+    )  # fmt: skip
+    rdzv_endpoint: str = row(
+        "", "The host and port where the machines meet, the same for all, as for torchrun.", section="measurement",
+        metavar="HOST:PORT", concerns={"nnodes": lambda machines: machines > 1},
+    )  # fmt: skip
+    rdzv_backend: str = row(
+        "c10d", "The rendezvous backend, as for torchrun: c10d or etcd-v2.", section="measurement", metavar="NAME",
+        concerns={"nnodes": lambda machines: machines > 1},
+    )  # fmt: skip
+    rdzv_id: str = row(
+        "", "The name of the job, the same for all machines.", section="measurement", metavar="ID",
+        concerns={"nnodes": lambda machines: machines > 1},
+    )  # fmt: skip
+
+
+# The settings that FLOPs depend on.
+OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation")
+# What a question assumes in place of the defaults of the rows, in every front end.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("estimate", "profile", "sweep"), {"batch": 8}),  # checkpointing lowers a peak from batch 4 on
+    "report": {"batch": 8, "budget": "16GiB"},
+    "fit": {"seq": 512},
+    "flops": {"mode": INFERENCE},
+}
+ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
+MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
+SETTINGS = rows(*ESTIMATED)
+RULES += [
+    Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,
+         f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} {_AUTOCAST_FP16}"),
+    Rule(("optimizer_implementation", "optimizer"),
+         lambda implementation, name: name in OPTIMIZERS and not OPTIMIZERS[name].has(implementation),
+         "there is no {optimizer_implementation} <optimizer_implementation> of {optimizer} <optimizer>; use default"),
+    Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
+         "give either {gpu} or {budget}"),
+]  # fmt: skip
+
+
+def implementation_name(implementation: str) -> str:
+    """Return the name in reports of an implementation of BERT, such as `as in transformers 4.43.4`."""
+    if implementation == INSTALLED:
+        return f"transformers {version('transformers')}"
+    return "as in transformers 4.43.4" if implementation == TRANSFORMERS else "bertscope's own"
