@@ -26,6 +26,7 @@ class SweepRow:
 
     key: str
     point: dict[str, Any]
+    unused: tuple[str, ...] = ()  # settings of the grid that have no effect at this point
     outcome: str = COMPUTED
     error: str = ""
     fits: str | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.errors import suggestion
-from bertscope.settings.rows import Row, SettingError, Settings, check, rows
+from bertscope.settings.rows import Row, SettingError, Settings, no_effect, rows
 from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
 
 
@@ -32,11 +32,25 @@ class Layer(dict[str, tuple[Any, ...]]):
         for name, value in given.items():
             try:
                 if name not in table:
-                    raise SettingError(f"there is no setting {name[:60]!r}; {suggestion(name, table)}", [name])
+                    raise SettingError(unknown_setting(name, table), [name])
                 self[name] = table[name].values(value, is_text=is_text, is_compared=name in compared)
             except SettingError as error:
                 message = error.spelled(self.forms)
                 raise SettingError(message, error.names, where=self.where.get(name, "")) from None
+
+
+# Former names of settings.
+RENAMED = {
+    "dtype": "precision", "autocast": "precision", "alloc_conf": "expandable_segments", "inputs": "input",
+    "model_implementation": "implementation", "no_dropout": "dropout", "head": "architecture",
+}  # fmt: skip
+
+
+def unknown_setting(name: str, known: Collection[str]) -> str:
+    """Return the message about a setting that does not exist."""
+    new = RENAMED.get(name)
+    hint = f"it is called {new} now" if new in known else suggestion(name[:100], known)
+    return f"there is no setting {name[:60]!r}; {hint}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,32 @@ class Resolved:
         return tuple(dict.fromkeys(point[1] for point in self.points))
 
 
+class Point(NamedTuple):
+    """One combination of values: the settings, those left out, and the records that they give, or the error."""
+
+    values: dict[str, Any]
+    idle: frozenset[str]
+    records: tuple[Any, ...] = ()
+    error: SettingError | None = None
+
+
+def points(kept: Mapping[str, Sequence[Any]], records: tuple[type[Settings], ...] = ESTIMATED) -> Iterator[Point]:
+    """Yield each combination of the values; the last setting varies first."""
+    table = rows(*records)
+    first = {name: own.default for name, own in table.items()}
+    for combination in product(*kept.values()):
+        values = first | dict(zip(kept, combination, strict=True))
+        idle: set[str] = set()
+        effective = dict(values)
+        while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
+            idle.update(further)
+            effective |= {name: first[name] for name in further}
+        try:
+            yield Point(effective, frozenset(idle), tuple(record.of(effective) for record in records))
+        except SettingError as error:
+            yield Point(effective, frozenset(idle), error=error)
+
+
 def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> Resolved:
     """Return the records that layers ask for, the strongest layer first. Raises SettingError with its place.
 
@@ -66,27 +106,32 @@ def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> 
     >>> [run.batch for run in resolve(Layer({"batch": [8, 16]}, compared=["batch"])).runs]
     [8, 16]
     """
-    table = rows(*records)
-    kept = merged(layers, table)
-    points: dict[tuple[Settings, ...], None] = {}
+    kept = merged(layers, rows(*records))
+    found: dict[tuple[Any, ...], None] = {}
     used: set[str] = set()
-    first = {name: own.default for name, own in table.items()}
-    try:
-        for point in product(*kept.values()):
-            values = first | dict(zip(kept, point, strict=True))
-            idle = {name for name in kept if values[name] != first[name] and table[name].unmet(values)}
-            while further := {name for name in kept.keys() - idle if values[name] != first[name] and table[name].unmet(
-                values | {other: first[other] for other in idle})}:  # fmt: skip
-                idle |= further
-            used |= kept.keys() - idle
-            effective = values | {name: first[name] for name in idle}
-            points[tuple(record.of(effective) for record in records)] = None
-        for name in _asked(layers) - used:  # the last point shows why
-            needed = {name, *table[name].concerns}
-            check(first | {other: values[other] for other in needed if other in values}, table)
-    except SettingError as error:
-        raise _placed(error, layers) from None
-    return Resolved(tuple(points), tuple(sorted(kept.keys() - used)))
+    for point in points(kept, records):
+        if point.error is not None:
+            raise placed(point.error, layers)
+        used |= kept.keys() - point.idle
+        found[point.records] = None
+    check_use(layers, kept, used, records)
+    return Resolved(tuple(found), tuple(sorted(kept.keys() - used)))
+
+
+def check_use(
+    layers: Sequence[Layer],
+    kept: Mapping[str, Sequence[Any]],
+    used: Collection[str],
+    records: tuple[type[Settings], ...],
+) -> None:
+    """Raise SettingError for a setting that was asked for and has an effect on no run."""
+    table = rows(*records)
+    for name in kept:
+        if name in used or all(layer.is_default for layer in layers if name in layer):
+            continue
+        others = {other: kept[other][-1] if other in kept else table[other].default for other in table[name].concerns}
+        other = table[name].unmet(others)
+        raise placed(SettingError(no_effect(table[name], table[other], others[other]), [name, other]), layers)
 
 
 def merged(layers: Sequence[Layer], table: Mapping[str, Row]) -> dict[str, tuple[Any, ...]]:
@@ -109,13 +154,9 @@ def used_settings(layer: Layer, stronger: Sequence[Layer], records: tuple[type[S
     return [name for name in layer if not before.keys() & {name, *table[name].yields_to}]
 
 
-def _asked(layers: Sequence[Layer]) -> set[str]:
-    return {name for layer in layers if not layer.is_default for name in layer}
-
-
-def _placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
+def placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
     """Return the error with the place of the first of its settings that has one, in the form of their layers."""
-    forms: dict[str, str] = {}
+    forms = dict(layers[0].forms) if layers else {}
     places = []
     for name in error.names:
         layer = next((layer for layer in layers if name in layer), None)

@@ -215,6 +215,18 @@ class Limit(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GridModel(Settings):
+    """The settings of a grid that choose a model, and the threads for which it is estimated."""
+
+    model: str = row("", "The model: a name or a file.")
+    architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
+    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa"))
+    pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
+    lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
+    threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement(Settings):
     """How a real step is run and measured."""
 
@@ -268,6 +280,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
+SWEPT: tuple[type[Settings], ...] = (GridModel, RunConfig, Limit)
 SETTINGS = rows(*ESTIMATED)
 RULES += [
     Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
@@ -73,11 +74,8 @@ def _model(
                           known_steps={source.architecture: steps}, tries_other_head=False)  # fmt: skip
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
-    if limit is not None:
-        with stage(f"{source.name}, fit"):
-            fit = fits()
-    else:
-        fit = None
+    with stage(f"{source.name}, fit") if limit is not None else nullcontext():
+        fit, asked = fits(), fits(batch)
     with stage(f"{source.name}, memory"):
         memory = estimate_report(source, [on_card(variant, card) for variant in of_first], steps.trace)
     return ModelPart(
@@ -89,7 +87,7 @@ def _model(
         training=training_flops,
         memory=memory,
         fit=fit,
-        asked=fits(batch),
+        asked=asked,
         forward=_dataflow(model, "", source.name, given),
         layer=_dataflow(model, first, source.name, given) if source.layers else None,
     )

@@ -61,7 +61,7 @@ class _Model:
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of the step: those of one sequence, times the batch."""
-        names = ("seq", "mode", "checkpointing", "freeze", "model_implementation", "inputs", "accumulate")
+        names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate")
         one = RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
         return run_config.batch * self.sequence_flops(one)
 
