@@ -224,7 +224,7 @@ def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
     defaults = {
         "gpu": unless_given(("budget",), found.gpu),
         "precision": unless_given((), found.precision),
-        "files": unless_given(("write_to", "architecture"), [str(found.path.parent / file) for file in found.check]),
+        "files": unless_given(("write_to", "presets"), [str(found.path.parent / file) for file in found.check]),
     }
     if found.lang:
         defaults["lang"] = unless_given((), found.lang)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.errors import BertscopeError
+from bertscope.parallelism import Parallelism, parse_parallelism
 from bertscope.run_config import RunConfig
 from bertscope.text_files import Entry
 from bertscope.units import parse_bytes
@@ -30,10 +31,12 @@ TABLE_KEYS = ("groups", "layers")
 TIES_KEY = "ties"
 MAX_NUMBER = 2**63
 MAX_RUNS = 12  # a run takes 0.1 to 1 s
-_RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
+# The settings of a run with their defaults, each after those that it depends on; those of a job's ranks are flat.
+_RUN = {item.name: item.default for item in dataclasses.fields(RunConfig) if item.name != "parallelism"}
+_RANKS = {item.name: item.default for item in dataclasses.fields(Parallelism)} | {"world_size": 1, "mesh": ""}
 # The measured quantity of a run, and the settings that affect it.
 MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
-_SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze", "inputs"), "memory": tuple(_RUN_FIELDS)}
+_SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze", "inputs"), "memory": (*_RUN, *_RANKS)}
 _NEEDED = ("batch", "seq", "mode")
 KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
@@ -110,19 +113,20 @@ def _run(kind: str, name: str, entry: Entry, dtype: str) -> Expectation:
 
 def _run_config(key: str, settings: dict[str, Entry], dtype: str) -> RunConfig:
     """Return the run; add one setting at a time, so that an error has its line."""
+    values = {name: _setting(key, name, entry) for name, entry in settings.items()}
+    ranks = {name: values[name] for name in _RANKS if name in values}
     given: dict[str, Any] = {"dtype": dtype}
-    run_config = RunConfig(**given)
-    for name, entry in settings.items():
-        given[name] = _setting(key, name, entry)
+    for name in [name for name in _RUN if name in values] + list(ranks)[:1]:
         try:
-            run_config = RunConfig(**given)
+            given |= {"parallelism": parse_parallelism(**ranks)} if name in ranks else {name: values[name]}
+            RunConfig(**given)
         except BertscopeError as error:
-            raise entry.error(f"expected {key}: {error.message}") from None
-    return run_config
+            raise settings[name].error(f"expected {key}: {error.message}") from None
+    return RunConfig(**given)
 
 
 def _setting(key: str, name: str, entry: Entry) -> Any:
-    value, default = entry.value, _RUN_FIELDS[name].default
+    value, default = entry.value, (_RUN | _RANKS)[name]
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         bool: ((bool,), "true or false"), int: ((int,), "an integer"), float: ((int, float), "a number"),
         tuple: ((list,), "a list of texts"), str: ((str,), "a word"), type(None): ((str,), "a word"),
