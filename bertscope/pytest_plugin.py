@@ -49,7 +49,8 @@ class ExpectationFile(pytest.File):
             if not self.model.expected:
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
-            yield Unreadable.from_parent(self, name="readable", error=error)
+            named = error if str(path) in str(error) else error.at(f"{path}:1")
+            yield Unreadable.from_parent(self, name="readable", error=named)
             return
         for expectation in self.model.expected:
             yield ExpectationItem.from_parent(self, name=expectation.key, file=self, expectation=expectation)

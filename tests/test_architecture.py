@@ -40,7 +40,7 @@ MAY = {
     "calibrations": f"{BASE} gpus text_files",
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",
-    "sources": f"{BASE} config run_config gpus text_files checkpoints <yaml>",
+    "sources": f"{BASE} config run_config parallelism gpus text_files checkpoints <yaml>",
     "torch_import": "",
     "torch_access": "errors torch_import <torch>",
     "model": "errors config run_config torch_access <torch>",

@@ -185,7 +185,7 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
 def _require_model(folder: str) -> None:
     """Raise SourceError for a folder that cannot be listed, or that has no configuration of a model."""
     with readable(folder):
-        if "config.json" not in os.listdir(folder):
+        if "config.json" not in [entry.name for entry in os.scandir(folder)]:
             raise SourceError(
                 f"no *.bertscope.yaml in {os.path.abspath(folder)} and below; write 'model: NAME' into "
                 "models.bertscope.yaml, and 'bertscope check --write models.bertscope.yaml' adds its counts; "
