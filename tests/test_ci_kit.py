@@ -339,7 +339,7 @@ def test_the_action_fails_in_a_repository_without_expectation_files(installed, t
     (tmp_path / "models.yaml").write_text(HOLDS)
     for files in ("", ".", " \n"):
         done = step("Check", tmp_path, {"files": files}, **installed)
-        assert (done.returncode, "no *.bertscope.yaml in" in done.stderr) == (2, True), done.stdout
+        assert (done.returncode, "no *.bertscope.yaml at or below" in done.stderr) == (2, True), done.stdout
 
 
 def test_the_action_imports_code_only_with_its_input(installed, tmp_path):

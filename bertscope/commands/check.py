@@ -1,7 +1,6 @@
 """`bertscope check`."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +8,7 @@ import typer
 
 from bertscope.commands.model_options import Architecture, complete_model
 from bertscope.commands.output import note, output_option, show, write_file
+from bertscope.commands.process import complain
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.errors import SourceError
@@ -22,14 +22,14 @@ from bertscope.text_files import read_yaml
 _SHOWN = 12  # files that a note names
 EXAMPLES = """
   bertscope check
-  bertscope check models.bertscope.yaml presets/bert-large-zh.yaml my-bert.yaml
+  bertscope check models.bertscope.yaml presets/bert-tiny.yaml my-bert.yaml
   bertscope check --presets
   bertscope check --format github .
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
   bertscope check --update models.bertscope.yaml
   bertscope check --allow-code models.bertscope.yaml
-exit codes: 0 all expectations pass, 1 one fails, 2 a file cannot be checked, or there is none
+exit codes: 0 all pass, 1 one fails, 2 no file, or one that cannot be checked
 """
 
 
@@ -108,7 +108,7 @@ def check(
         write_file(path, with_expected(path, values))
         note(f"updated {path}: {', '.join(values)}")
     for finding in report.having("error"):
-        print(f"error: {renderer.message(finding)}", file=sys.stderr)
+        complain(renderer.message(finding), 2)
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0

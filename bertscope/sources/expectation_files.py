@@ -187,7 +187,7 @@ def _require_model(folder: str) -> None:
     with readable(folder):
         if "config.json" not in [entry.name for entry in os.scandir(folder)]:
             raise SourceError(
-                f"no *.bertscope.yaml in {os.path.abspath(folder)} and below; write 'model: NAME' into "
-                "models.bertscope.yaml, and 'bertscope check --write models.bertscope.yaml' adds its counts; "
-                "--presets checks the packaged presets"
+                f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
+                "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which adds its "
+                "counts; --presets checks the packaged presets"
             )

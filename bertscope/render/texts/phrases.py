@@ -268,7 +268,7 @@ PHRASES = {
     "no schema of {name}; {words}": "没有 {name} 的 schema；{words}",
     "explore needs a terminal; 'bertscope tree --shapes' writes the same modules to a pipe": "explore 需要终端；输出到管道请用 bertscope tree --shapes",
     "--presets checks the packaged presets only; leave FILES and --update out": "--presets 只检查自带的预设；请去掉 FILES 和 --update",
-    "no *.bertscope.yaml in {path} and below; write 'model: NAME' into models.bertscope.yaml, and 'bertscope check --write models.bertscope.yaml' adds its counts; --presets checks the packaged presets": "{path} 及其下没有 *.bertscope.yaml；请在 models.bertscope.yaml 中写入 'model: NAME'，再用 'bertscope check --write models.bertscope.yaml' 写入统计值；--presets 检查自带的预设",
+    "no *.bertscope.yaml at or below {path}; write 'model: NAME' into models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which adds its counts; --presets checks the packaged presets": "{path} 及其下没有 *.bertscope.yaml；请在 models.bertscope.yaml 中写入 'model: NAME'，再用 'bertscope check --write models.bertscope.yaml' 写入统计值；--presets 检查自带的预设",
     "--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart": "--write 之后只写一个 FILE，还可加 --allow-code；检查请另行运行 bertscope check",
     "not valid JSON: {reason}; {form}": "不是有效的 JSON：{reason}；{form}",
     "not valid YAML: {reason}; {form}": "不是有效的 YAML：{reason}；{form}",
