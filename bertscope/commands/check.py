@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.model_options import Architecture, complete_model
+from bertscope.commands.model_options import AllowCode, Architecture, complete_model
 from bertscope.commands.output import note, output_option, show, write_file
 from bertscope.commands.process import complain
 from bertscope.commands.project import WithProjectDefaults
@@ -65,10 +65,7 @@ def check(
         bool,
         typer.Option("--update", help="Show what differs, then write the current values into the files; exit code 0."),
     ] = False,
-    allow_code: Annotated[
-        bool,
-        typer.Option("--allow-code", help="Import the code (module:attribute) that an expectation file names."),
-    ] = False,
+    allow_code: AllowCode = False,
     architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],

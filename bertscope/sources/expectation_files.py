@@ -24,7 +24,7 @@ from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource
+from bertscope.sources.other_models import FactorySource, refuse_code
 from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
@@ -93,10 +93,7 @@ def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
         source = find(_named(entries["model"], path.parent), **settings)
     except BertscopeError as error:
         raise error.at(entries.get(getattr(error, "field", ""), entries["model"]).where) from None
-    if isinstance(source, FactorySource) and not allow_code:
-        raise entries["model"].error(
-            f"model {source.name[:100]!r} is code, which a file cannot make check import; add --allow-code to import it"
-        )
+    refuse_code(source, entries["model"], allow_code=allow_code)
     return source
 
 

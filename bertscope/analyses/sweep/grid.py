@@ -31,6 +31,7 @@ from bertscope.run_config import (
     parse_strategies,
 )  # fmt: skip
 from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.other_models import refuse_code
 from bertscope.text_files import Entry, read_text, read_yaml, readable
 from bertscope.units import PRECISIONS, parse_bytes
 
@@ -57,11 +58,11 @@ class Grid:
             yield defaults | dict(zip(self.values, values, strict=True))
 
 
-def read_grid(path: str | os.PathLike[str]) -> Grid:
+def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid:
     """Return the grid in a file.
 
     Raises ConfigError with file and line for an unknown key, a value that the key does not take, an unknown model,
-    and more than MAX_POINTS points.
+    a model that is code without `allow_code`, and more than MAX_POINTS points.
     """
     file = Path(path)
     if file.suffix not in (".yaml", ".yml"):
@@ -74,9 +75,10 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     values = {name: _values(name, entry) for name, entry in entries.items()}
     for name in values.get("model", ()):
         try:
-            find(name)
+            found = find(name)
         except BertscopeError as error:
             raise error.at(entries["model"].where) from None
+        refuse_code(found, entries["model"], allow_code=allow_code)
     number = prod(map(len, values.values()))
     if number > MAX_POINTS:
         sizes = " x ".join(f"{len(found)} {name}" for name, found in values.items() if len(found) > 1)
