@@ -15,7 +15,7 @@ from bertscope.gpus import GPUS, find_gpu
 from bertscope.parallelism import ONE_PROCESS, SINGLE, TRIED, WORLD_SIZES
 from bertscope.render import fit as renderer
 from bertscope.reports.memory import FitReport, Gpu
-from bertscope.run_config import CHEAPEST_FIRST, DEVICES, FIT_PRECISIONS, RunConfig
+from bertscope.run_config import CHEAPEST_FIRST, COMPARED, DEVICES, EXAMPLE_STRATEGIES, FIT_PRECISIONS, RunConfig
 from bertscope.units import BF16, FP16, FP32
 
 EXAMPLES = """
@@ -29,7 +29,12 @@ EXAMPLES = """
 """
 
 DeviceOfBudget = Annotated[
-    str | None, typer.Option(metavar="|".join(DEVICES), help="The device; default cuda with --gpu, else cpu.")
+    str | None,
+    typer.Option(
+        metavar="|".join(DEVICES),
+        help="The device; default cuda with --gpu, else cpu.",
+        autocompletion=lambda: list(DEVICES),
+    ),
 ]
 Context = Annotated[
     str | None, typer.Option(metavar="SIZE", help="The memory of the CUDA context; default: as published.")
@@ -61,11 +66,13 @@ def fit(
     checkpointing: Annotated[
         str | None,
         typer.Option(metavar="STRATEGY[,...]", help="The strategies to try.",
+                     autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED],
                      show_default=f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="PRECISION[,...]", help=f"The precisions to try: {', '.join(FIT_PRECISIONS)}.",
+                     autocompletion=lambda: list(FIT_PRECISIONS),
                      show_default=f"{FP32.name} and autocast in {BF16.name}, on GPUs before Ampere in {FP16.name}"),
     ] = None,
     step: StepOptions,

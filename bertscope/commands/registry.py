@@ -104,7 +104,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
             for name, bundle in bundles.items():
                 given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
             code = function(**given)
-        except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
+        except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
             code = failure(error)
         if code:
             raise typer.Exit(code)

@@ -17,7 +17,7 @@ from bertscope.gpus import GPUS, find_gpu
 from bertscope.render.texts import language
 from bertscope.reports.memory import Gpu
 from bertscope.reports.page import ModelPart, PageReport
-from bertscope.run_config import COMPARED, RunConfig
+from bertscope.run_config import COMPARED, EXAMPLE_STRATEGIES, FIT_PRECISIONS, RunConfig
 from bertscope.units import FP32
 
 EXAMPLES = """
@@ -53,11 +53,12 @@ def report(
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
     checkpointing: Annotated[
         str | None,
-        typer.Option(metavar="STRATEGY[,...]", help="The strategies to compare.", show_default=COMPARED),
+        typer.Option(metavar="STRATEGY[,...]", help="The strategies to compare.", show_default=COMPARED,
+                     autocompletion=lambda: [*EXAMPLE_STRATEGIES, COMPARED]),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="PRECISION[,...]", show_default=FP32.name,
+        typer.Option(metavar="PRECISION[,...]", show_default=FP32.name, autocompletion=lambda: list(FIT_PRECISIONS),
                      help="The precision, as for fit; of several the fit table has all, the page the first."),
     ] = None,
     step: StepOptions,
