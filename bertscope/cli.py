@@ -7,17 +7,18 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
-from bertscope.errors import BertscopeError, BertscopeWarning, nearest, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, nearest, one_line
 from bertscope.render.console import choose_color
-from bertscope.render.texts import in_language, phrase, say
+from bertscope.render.texts import LANGUAGES, in_language, phrase, say
 from bertscope.units import PRECISIONS
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -27,14 +28,24 @@ app = typer.Typer(
     help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and checks in CI.",
     epilog=f"Run 'bertscope COMMAND --help' for examples of each command. Exit codes: {_CODES}.",
     no_args_is_help=True,
+    add_completion=False,  # Typer's --install-completion rewrites start files, and sets more in them than completion
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
+_COMPLETE = "_BERTSCOPE_COMPLETE"  # the environment variable that a shell sets for Tab
+completion_init()
 
-def _show_version(value: bool) -> None:
-    if value:
+
+def _show_completion(ctx: typer.Context, value: str | None) -> None:
+    if value and not ctx.resilient_parsing:  # True while a shell completes a later word
+        print(get_completion_script(prog_name="bertscope", complete_var=_COMPLETE, shell=value))
+        raise typer.Exit
+
+
+def _show_version(ctx: typer.Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
         print(f"bertscope {__version__}")
         raise typer.Exit
 
@@ -44,6 +55,14 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    show_completion: Annotated[
+        Literal["bash", "zsh", "fish", "powershell"] | None,
+        typer.Option(
+            callback=_show_completion,
+            is_eager=True,
+            help="Print a shell's completion script, to append to its start file, such as ~/.bashrc.",
+        ),
+    ] = None,
     color: Color = None,
     debug: Debug = False,
     lang: Lang = "en",
@@ -74,13 +93,22 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr, in the chosen language."""
-    with in_language(chosen_language(sys.argv[1:])):
+    # A table in pyproject.toml could print a note, which a shell shows in the line that is being completed.
+    with in_language(LANGUAGES[0] if os.environ.get(_COMPLETE) else chosen_language(sys.argv[1:])):
         return _run_in_language()
 
 
 def _run_in_language() -> int:
     try:
-        code = app(prog_name="bertscope", standalone_mode=False) or 0
+        try:
+            code = app(prog_name="bertscope", standalone_mode=False) or 0
+        except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
+            code = int(end.code or 0)
+        except (KeyError, ValueError) as error:
+            if not os.environ.get(_COMPLETE):
+                raise
+            text = f"{_COMPLETE} is set without the words that the script of --show-completion sets; unset it"
+            raise SelectionError(text) from error
         sys.stdout.flush()
     except BaseException as error:
         # Typer's usage errors: the class is private, these two attributes are public.

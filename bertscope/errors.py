@@ -5,6 +5,7 @@ BertscopeError            a mistake in the input (exit code 2)
 ├── SourceError           a model, preset or file that cannot be found or read
 ├── SelectionError        a path, pattern, name or size that the model does not have
 ├── RowError              a name that no row of a report has
+├── WorkerError           processes that ended before they did their work (exit code 3)
 └── MissingExtraError     a function that needs an optional package
 
 Every message is one line: what was given, what is allowed, what to do next. `process.EXIT_CODES` lists every exit code.
@@ -75,6 +76,12 @@ class RowError(BertscopeError, KeyError):
 
 class UnknownValueError(SelectionError):
     """A value that a step reads and that an estimate does not have; a measurement has it."""
+
+
+class WorkerError(BertscopeError):
+    """Processes that ended before they did their work."""
+
+    exit_code = 3
 
 
 class MissingExtraError(BertscopeError):

@@ -25,7 +25,8 @@ _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Return the collector of an expectation file, and nothing for other files."""
-    return ExpectationFile.from_parent(parent, path=file_path) if file_path.name.endswith(_SUFFIXES) else None
+    is_ours = file_path.name.lower().endswith(_SUFFIXES)
+    return ExpectationFile.from_parent(parent, path=file_path) if is_ours else None
 
 
 class ExpectationFile(pytest.File):
@@ -37,16 +38,19 @@ class ExpectationFile(pytest.File):
         """Yield one test for each expectation."""
         from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
+        from bertscope.sources.other_models import as_source_error
 
         is_below = self.path.is_relative_to(Path.cwd())
         try:
             path = self.path.relative_to(Path.cwd()) if is_below else self.path
             # pytest imports the project's code anyway; the first test imports what the file names.
-            self.model = read_expectation_file(path, allow_code=True)
+            with as_source_error("unexpected error", "; report it"):
+                self.model = read_expectation_file(path, allow_code=True)
             if not self.model.expected:
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
-            yield Unreadable.from_parent(self, name="readable", error=error)
+            named = error if str(path) in str(error) else error.at(f"{path}:1")
+            yield Unreadable.from_parent(self, name="readable", error=named)
             return
         for expectation in self.model.expected:
             yield ExpectationItem.from_parent(self, name=expectation.key, file=self, expectation=expectation)

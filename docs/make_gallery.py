@@ -41,7 +41,7 @@ COMMANDS = (
     "diff bert-base-cased bert-base-uncased",
     "print bert-tiny",
     "presets",
-    "check",
+    "check --presets",
     "verify my-bert",
     "convert bert-tiny",
     "schema diff",

@@ -280,8 +280,8 @@ def _faults_of_text(code: int, out: str, err: str, reports_errors: bool) -> Iter
     errors = [line for line in err.splitlines() if not line.startswith("note: ")]
     if code not in (0, 1, 2):
         yield f"exit code {code}"
-    if "Traceback" in out + err:
-        yield "a traceback"
+    if "Traceback" in out + err or "unexpected error" in out + err:
+        yield "a traceback, or an error that check reports for one file"
     if code == 2 and not (errors and all(line.startswith("error: ") for line in errors)):
         yield "an error without its line"
     if code == 2 and len(errors) > 1 and not reports_errors:

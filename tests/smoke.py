@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import shortened
 from tests.test_cli import COMMANDS, examples
+from tests.test_completion import START_FILES, tab
 
 RUN = ("bert-tiny", "--batch", "2", "--seq", "64", "--format", "json")
 
@@ -23,6 +24,16 @@ def shortest_examples() -> list[str]:
 def test_an_example_of_every_command_runs(printed, example):
     result = printed(shortened(example))
     assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("shell", START_FILES)
+def test_tab_completes_and_prints_nothing_else(cli, monkeypatch, shell):
+    assert "complete_" in cli("--show-completion", shell).out
+    for name, value in tab(shell, "bertscope cou").items():
+        monkeypatch.setenv(name, value)
+    result = cli()
+    assert (result.code, result.err) == (0, "")
+    assert "count" in result.out
 
 
 def test_explore_makes_its_screen(cli, monkeypatch):

@@ -40,7 +40,7 @@ MAY = {
     "calibrations": f"{BASE} gpus text_files",
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",
-    "sources": f"{BASE} config run_config gpus text_files checkpoints <yaml>",
+    "sources": f"{BASE} config run_config parallelism gpus text_files checkpoints <yaml>",
     "torch_import": "",
     "torch_access": "errors torch_import <torch>",
     "model": "errors config run_config torch_access <torch>",
@@ -402,8 +402,8 @@ def runs_code(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)):
             found |= FORBIDDEN_CALLS & {ast.unparse(node)}
-        elif isinstance(node, ast.keyword) and node.arg == "shell":
-            found.add("shell=")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) != "get_completion_script":  # whose text is printed
+            found |= {"shell=" for word in node.keywords if word.arg == "shell"}
     return found
 
 

@@ -90,6 +90,18 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
     assert properties == {"expected": "28199092224", "got": "28199092224"}
 
 
+def test_an_unexpected_error_in_one_file_is_a_failing_test_and_the_others_run(plugin, tmp_path):
+    project(tmp_path, a=HOLDS, b=HOLDS)
+    (tmp_path / "conftest.py").write_text(
+        "from bertscope.sources import expectation_files as module\nreal = module.read_expectation_file\n\n"
+        "def read(path, **options):\n    return real(path, **options) if path.name[0] == 'b' else {}['slip']\n\n"
+        "module.read_expectation_file = read\n"
+    )
+    done = run(*loaded("pytest"), *plugin, "-q", cwd=tmp_path)
+    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True), done.stdout
+    assert "a.bertscope.yaml:1: unexpected error: KeyError (conftest.py:5)" in done.stdout
+
+
 def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp_path):
     both = DIFFERS + "  layer_params: 4385920\n"
     project(tmp_path, wrong=both, other=both)
@@ -218,11 +230,22 @@ def test_pre_commit_checks_a_file_whose_name_looks_like_an_option_and_overwrites
     assert (repository / "victim.bertscope.yaml").read_text() == HOLDS
 
 
+def test_pre_commit_checks_a_link_and_an_ending_in_capitals(hooked):
+    repository, precommit = hooked
+    (repository / "text").write_text(DIFFERS)
+    (repository / "wrong.bertscope.yaml").symlink_to("text")
+    done = precommit()
+    assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True), done.stdout
+    (repository / "wrong.bertscope.yaml").rename(repository / "wrong.bertscope.YAML")
+    done = precommit()
+    assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True), done.stdout
+
+
 def test_pre_commit_can_check_everything_on_any_change(hooked):
     repository, precommit = hooked
     path = repository / ".pre-commit-config.yaml"
     settings = re.findall(r"`(files: [^`]*|pass_filenames: [^`]*|args: [^`]*)`", (ROOT / "docs" / "ci.md").read_text())
-    assert len(settings) == 3
+    assert len(settings) == 2
     path.write_text(path.read_text() + "".join(f"        {setting}\n" for setting in settings))
     (repository / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 2}')
     project(repository, mine="model: config.json\nexpected: {layers: {layer: 7087872}, groups: {encoder: 14175744}}\n")
@@ -310,6 +333,13 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert done.stdout.endswith("2 files: 1 expectation passed, 1 failed\n")
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
+
+
+def test_the_action_fails_in_a_repository_without_expectation_files(installed, tmp_path):
+    (tmp_path / "models.yaml").write_text(HOLDS)
+    for files in ("", ".", " \n"):
+        done = step("Check", tmp_path, {"files": files}, **installed)
+        assert (done.returncode, "no *.bertscope.yaml at or below" in done.stderr) == (2, True), done.stdout
 
 
 def test_the_action_imports_code_only_with_its_input(installed, tmp_path):

@@ -20,7 +20,6 @@ from bertscope.checkpoints.files import LIMITS, Budget
 from bertscope.errors import SourceError, one_line
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, table_text
-from bertscope.sources.expectation_files import files_to_check
 from bertscope.text_files import readable
 from bertscope.units import html_text, json_text, visible
 from tests import hostile
@@ -123,9 +122,10 @@ def locked(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_folder_that_may_not_be_searched_is_passed_over_with_a_note(locked):
-    with pytest.warns(UserWarning, match="not searched: .*locked: Permission denied"):
-        assert files_to_check([str(locked)]) == [str(locked / "holds.bertscope.yaml")]
+def test_a_folder_that_may_not_be_searched_could_not_be_checked(cli, locked):
+    result = cli("check", locked)
+    assert (result.code, "1 expectation passed, 0 failed, 1 could not be checked" in result.out) == (2, True)
+    assert f"error: {locked / 'locked'} cannot be read: Permission denied" in result.err
 
 
 def test_a_named_folder_that_may_not_be_searched_is_one_line(cli, locked):

@@ -24,7 +24,7 @@ def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):  # no
 def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):  # noqa: F811
     code = (
         "import bertscope, sys; assert bertscope.__file__.startswith(sys.argv[1]), bertscope.__file__;"
-        "from bertscope import cli; sys.argv = ['bertscope', 'check']; sys.exit(cli._run())"
+        "from bertscope import cli; sys.argv = ['bertscope', 'check', '--presets']; sys.exit(cli._run())"
     )
     site = installed["PYTHONPATH"]
     done = subprocess.run([sys.executable, "-c", code, site], cwd=tmp_path, env=os.environ | {"PYTHONPATH": site},

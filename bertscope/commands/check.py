@@ -1,34 +1,35 @@
 """`bertscope check`."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.model_options import Architecture, complete_model
-from bertscope.commands.output import output_option, show, write_file
+from bertscope.commands.model_options import AllowCode, Architecture, complete_model
+from bertscope.commands.output import note, output_option, show, write_file
+from bertscope.commands.process import complain
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
-from bertscope.errors import SourceError, one_line
+from bertscope.errors import SourceError
 from bertscope.render import check as renderer
-from bertscope.render.texts import phrase
+from bertscope.reports.check import CheckReport
 from bertscope.sources.convert import with_expected
 from bertscope.sources.expectation_files import ExpectedModel, is_expectation_file, read_expectation_file
-from bertscope.sources.presets import read_preset
+from bertscope.sources.presets import preset_paths, read_preset
 from bertscope.text_files import read_yaml
 
+_SHOWN = 12  # files that a note names
 EXAMPLES = """
   bertscope check
-  bertscope check presets/bert-large-zh.yaml my-bert.yaml
-  bertscope check models.bertscope.yaml
+  bertscope check models.bertscope.yaml presets/bert-tiny.yaml my-bert.yaml
+  bertscope check --presets
   bertscope check --format github .
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
   bertscope check --update models.bertscope.yaml
   bertscope check --allow-code models.bertscope.yaml
-exit codes: 0 all expectations pass, 1 one fails, 2 a file cannot be checked
+exit codes: 0 all pass, 1 one fails, 2 no file, or one that cannot be checked
 """
 
 
@@ -41,7 +42,7 @@ class WithFilesLikeOptions(WithProjectDefaults):
 
 
 def _is_file_like_option(word: str) -> bool:
-    return word.startswith("-") and word.endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
+    return word.startswith("-") and word.lower().endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
 @command(place=140, examples=EXAMPLES, cls=WithFilesLikeOptions, short_help="Verify the expectations in files.")
@@ -51,10 +52,11 @@ def check(
         typer.Argument(
             metavar="[FILES]...",
             help="Expectation files (*.bertscope.yaml), folders with such files, preset files or names; "
-            "default: all presets.",
+            "default: every *.bertscope.yaml in the working directory and below.",
             autocompletion=complete_model,
         ),
     ] = None,
+    presets: Annotated[bool, typer.Option("--presets", help="Check the packaged presets.")] = False,
     write_to: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Add the current counts to a file without expectations."),
@@ -63,10 +65,7 @@ def check(
         bool,
         typer.Option("--update", help="Show what differs, then write the current values into the files; exit code 0."),
     ] = False,
-    allow_code: Annotated[
-        bool,
-        typer.Option("--allow-code", help="Import the code (module:attribute) that an expectation file names."),
-    ] = False,
+    allow_code: AllowCode = False,
     architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
@@ -81,30 +80,43 @@ def check(
     A failure names expected, got, the difference, and the file and line of the expectation.
     """
     if write_to is not None:
-        if files or output or update or fmt != "text" or str(write_to).startswith("-"):
+        if files or presets or output or update or fmt != "text" or str(write_to).startswith("-"):
             raise SourceError(
                 "--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart"
             )
         _record(write_to, allow_code)
         return 0
+    if presets and (files or update):
+        raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
     if update and (architecture or not files):
         raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
     from bertscope.analyses.check.check import check as analyse
     from bertscope.analyses.check.check import update as analyse_update
 
+    names = list(map(str, preset_paths().values())) if presets else files or ["."]
     if update:
-        report, changes = analyse_update(files or (), allow_code=allow_code)
+        report, changes = analyse_update(names, allow_code=allow_code)
     else:
-        report, changes = analyse(files or (), architecture=architecture, allow_code=allow_code), {}
+        report, changes = analyse(names, architecture=architecture, allow_code=allow_code), {}
+    if any(map(os.path.isdir, names)):
+        _note_searched(report)
     show(report, renderer, fmt, output)
     for path, values in changes.items():
         write_file(path, with_expected(path, values))
-        print(one_line(phrase(f"updated {path}: {', '.join(values)}")), file=sys.stderr)
+        note(f"updated {path}: {', '.join(values)}")
     for finding in report.having("error"):
-        print(f"error: {renderer.message(finding)}", file=sys.stderr)
+        complain(renderer.message(finding), 2)
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0
+
+
+def _note_searched(report: CheckReport) -> None:
+    """Name the files that were checked, since a search chose them."""
+    paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
+    if paths:
+        more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+        note(f"checked {', '.join(paths[:_SHOWN])}{more}")
 
 
 def _record(path: Path, allow_code: bool) -> None:
@@ -133,4 +145,4 @@ def _record(path: Path, allow_code: bool) -> None:
             "its own; rewrite it so, and the counts can be appended"
         ) from None
     write_file(path, content)
-    print(phrase(f"added the current counts to {path}"), file=sys.stderr)
+    note(f"added the current counts to {path}")

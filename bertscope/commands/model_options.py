@@ -90,6 +90,9 @@ Shapes = Annotated[bool, typer.Option("--shapes", help="Show input and output sh
 Download = Annotated[bool, typer.Option("--download", help="Download a missing model from the Hugging Face hub.")]
 
 
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Import the code (module:attribute) that a file names.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """MODEL and the options that change it, under the names that `find` and `load` take."""

@@ -222,7 +222,7 @@ def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
         return lambda: None if any(_source(ctx, name) == "COMMANDLINE" for name in others) else value or None
 
     files = [str(found.path.parent / file) for file in found.check]
-    defaults = {"files": unless_given(("write_to", "architecture"), files)}
+    defaults = {"files": unless_given(("write_to", "presets"), files)}
     if found.lang:
         defaults["lang"] = unless_given((), found.lang)
     if ctx.info_name in HEADED:

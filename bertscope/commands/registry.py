@@ -110,7 +110,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
                 values = {param.name: given.pop(param.name) for param in found.parameters()}
                 given[name] = found.value(values)
             code = function(**given)
-        except (EOFError, OSError) as error:  # Typer ends with exit code 1 for them, which means "no"
+        except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
             code = failure(error)
         if code:
             raise typer.Exit(code)

@@ -44,7 +44,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """The settings that a command takes: those of the records, or only some, of which `compared` take several values."""
+    """The settings that a command takes: those of the records, or only some; `compared` take several values."""
 
     command: str
     records: tuple[type[Settings], ...] = ESTIMATED

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bertscope.commands.model_options import AllowCode
 from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.results_file import results_file
@@ -41,7 +42,7 @@ def sweep(
     ],
     engine: Annotated[
         Literal["local", "ray", "dask"],
-        typer.Option(help="Where the points are computed: processes of this machine, or a cluster of ray or dask."),
+        typer.Option(help="Where the points are computed: processes of this machine, or your cluster of ray or dask."),
     ] = "local",
     workers: Annotated[
         int | None,
@@ -51,9 +52,10 @@ def sweep(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The cluster; default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS, else a local cluster of --workers.",
+            help="The cluster of ray or dask, which runs already; default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS.",
         ),
     ] = None,
+    allow_code: AllowCode = False,
     fmt: Format = "table",
     rows: Annotated[int, typer.Option(metavar="N", min=0, help="Show N rows of the table; 0: all.")] = 20,
     sort: Annotated[
@@ -74,17 +76,17 @@ def sweep(
     from bertscope.analyses.sweep.grid import read_grid
     from bertscope.analyses.sweep.tasks import tasks_of, usable_cores
 
-    _check(engine, workers, address, plot, parquet)
-    found = read_grid(grid)
+    address = _check(engine, workers, address, plot, parquet)
+    found = read_grid(grid, allow_code=allow_code)
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))
     renderer.ordered(report, sort)  # an error before the work begins
-    with results_file(output) as file:
+    with results_file(output, {point.key: point.point for point in points}) as file:
         done = file.done()
         left = [point for point in points if point.key not in done]
         if len(left) < len(points):
-            rest = f"{len(left):,} are left" if left else "none is left"
+            rest = f"{len(left):,} {'is' if len(left) == 1 else 'are'} left" if left else "none is left"
             note(f"{output} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
         with Progress(len(left)) as progress:
             progress("point 1: starting the workers")
@@ -99,12 +101,15 @@ def sweep(
     return 0 if report.number(COMPUTED) == len(blank) else 1
 
 
-def _check(engine: str, workers: int | None, address: str | None, plot: Path | None, parquet: Path | None) -> None:
-    """Raise an error before the work begins for options that exclude each other, and for a missing package."""
+def _check(engine: str, workers: int | None, address: str | None, plot: Path | None, parquet: Path | None) -> str:
+    """Return the address of the cluster, if one computes the points.
+
+    Raises an error before the work begins for options that exclude each other, and for a missing package.
+    """
     if address is not None and engine == "local":
         raise SelectionError("--address names a cluster; give --engine ray or --engine dask too")
-    if address is not None and workers is not None:
-        raise SelectionError("the cluster at --address has its own workers; leave --workers out")
+    if engine != "local" and workers is not None:
+        raise SelectionError("the cluster has its own workers; leave --workers out")
     if plot is not None and plot.suffix.lower() != ".html":
         raise SelectionError(f"--plot writes a page; name a file such as {plot.stem}.html")
     for option, given, package, extra in (
@@ -115,9 +120,14 @@ def _check(engine: str, workers: int | None, address: str | None, plot: Path | N
     ):
         if given is not None and find_spec(package) is None:
             raise MissingExtraError(option, extra)
+    if engine == "local":
+        return ""
+    from bertscope.analyses.sweep.engines import cluster_address
+
+    return cluster_address(engine, address)
 
 
-def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str | None) -> Iterator[SweepRow]:
+def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str) -> Iterator[SweepRow]:
     """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
     from bertscope.analyses.sweep.engines import dask_rows, local_rows, ray_rows
 
@@ -128,7 +138,7 @@ def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address:
     if engine == "local":
         yield from local_rows(tasks, workers)
     else:
-        yield from (ray_rows if engine == "ray" else dask_rows)(tasks, workers, address)
+        yield from (ray_rows if engine == "ray" else dask_rows)(tasks, address)
 
 
 def _write(report: SweepReport, plot: Path | None, parquet: Path | None) -> None:

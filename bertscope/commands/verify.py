@@ -43,7 +43,11 @@ def verify(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="missing|unexpected|dtype", help="Report this difference without failing. Repeatable."),
+        typer.Option(
+            metavar="missing|unexpected|dtype",
+            help="Report this difference without failing. Repeatable.",
+            autocompletion=lambda: ["missing", "unexpected", "dtype"],
+        ),
     ] = None,
     architecture: Architecture = None,
     pooler: Pooler = None,

@@ -43,7 +43,7 @@ presets = _listing(
         Column("description", lambda row: row.description, values("description")),
         csv_only(values("path")),
     ),
-    "unique params: every tensor once; 'bertscope check' verifies those of a preset against the built model",
+    "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model",
     details=("sum over layers: a tied tensor at every layer that uses it",),
 )
 schemas = _listing(

@@ -17,7 +17,8 @@ from bertscope.settings.run_config import ESTIMATED, MEASURED
 KEYWORDS = Path(__file__).with_name("keywords.py")
 # Each class has the settings of its records that those before it do not have; `fit` has its own batch and budget.
 _CLASSES: dict[str, tuple[tuple[type[Settings], ...], tuple[str, ...]]] = {
-    "FitSettings": (ESTIMATED, ("batch", "budget")), "RunSettings": (ESTIMATED, ()), "MeasurementSettings": (MEASURED, ()),
+    "FitSettings": (ESTIMATED, ("batch", "budget")), "RunSettings": (ESTIMATED, ()),
+    "MeasurementSettings": (MEASURED, ()),
 }  # fmt: skip
 
 

@@ -103,7 +103,8 @@ class Parallelism(Settings):
         concerns={"world_size": lambda size: size > 1},
     )  # fmt: skip
     world_size: int = row(
-        1, "The number of ranks of a job, one GPU for each.", section="ranks", of_modules=False, low=1, below=MAX_WORLD_SIZE + 1,
+        1, "The number of ranks of a job, one GPU for each.", section="ranks", of_modules=False, low=1,
+        below=MAX_WORLD_SIZE + 1,
         text="{} ranks",
     )  # fmt: skip
     mesh: str = row(

@@ -121,10 +121,12 @@ class RunConfig(Settings):
     checkpointing: str = row(
         NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
-        text="checkpointing {}", trainer={"gradient_checkpointing": lambda value, given: "full" if value else NONE}, of_modules=False,
+        text="checkpointing {}", trainer={"gradient_checkpointing": lambda value, given: "full" if value else NONE},
+        of_modules=False,
     )  # fmt: skip
     reentrant: bool = row(
-        False, "Use torch's reentrant checkpointing.", concerns={"checkpointing": takes_reentrant},
+        False, "Use torch's reentrant checkpointing.",
+        concerns={"checkpointing": takes_reentrant},
         trainer={"gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword}, of_modules=False,
     )  # fmt: skip
     padding: float = row(
@@ -273,7 +275,7 @@ class Launch(Settings):
 OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation")
 # What a question assumes in place of the defaults of the rows, in every front end.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("estimate", "profile", "sweep"), {"batch": 8}),  # checkpointing lowers a peak from batch 4 on
+    **{name: {"batch": 8} for name in ("estimate", "profile", "sweep")},  # checkpointing pays from batch 4 on
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},

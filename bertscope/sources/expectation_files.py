@@ -11,7 +11,6 @@ With `config` instead of `model` it has the form of a preset. `module:attribute`
 """
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,19 +18,18 @@ from typing import Any
 
 from bertscope.config import ATTENTION_KERNELS
 from bertscope.config.lora import LORA_EXAMPLE, Lora
-from bertscope.errors import BertscopeError, BertscopeWarning, ConfigError, SourceError
+from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource
+from bertscope.sources.other_models import FactorySource, refuse_code
 from bertscope.sources.presets import preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
 _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
-_NOT_OURS = ("node_modules", "__pycache__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class ExpectedModel:
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
     """Return True if the name is that of an expectation file."""
-    return os.fspath(name).endswith(SUFFIXES)
+    return os.fspath(name).lower().endswith(SUFFIXES)
 
 
 def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedModel:
@@ -66,7 +64,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
     Raises ConfigError or SourceError with file and line, also for `module:attribute` without `allow_code`.
     """
     entries = read_mapping(path)
-    name = next((path.name.removesuffix(suffix) for suffix in SUFFIXES if path.name.endswith(suffix)), path.stem)
+    name = path.name.rpartition(".")[0].rpartition(".")[0] if is_expectation_file(path) else path.stem
     if "config" in entries and "model" not in entries:
         preset = preset_of(entries, path)
         return ExpectedModel(name=name, source=preset, path=path, expected=preset.expected)
@@ -79,8 +77,8 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
         raise ConfigError("the key 'model' is missing; name one, or describe one by architecture and config",
                           where=f"{path}:1")  # fmt: skip
     source = _model(entries, path, allow_code)
-    dtype = STORED if source.has_own_dtypes else RunConfig.dtype
-    expected = tuple(read_expectations(entries.get("expected"), dtype))
+    precision = STORED if source.has_own_dtypes else RunConfig.precision
+    expected = tuple(read_expectations(entries.get("expected"), precision))
     return ExpectedModel(name=name, source=source, path=path, line=entries["model"].line, expected=expected)
 
 
@@ -95,10 +93,7 @@ def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
         source = find(_named(entries["model"], path.parent), **settings)
     except BertscopeError as error:
         raise error.at(entries.get(getattr(error, "field", ""), entries["model"]).where) from None
-    if isinstance(source, FactorySource) and not allow_code:
-        raise entries["model"].error(
-            f"model {source.name[:100]!r} is code, which a file cannot make check import; add --allow-code to import it"
-        )
+    refuse_code(source, entries["model"], allow_code=allow_code)
     return source
 
 
@@ -127,36 +122,39 @@ def _named(entry: Entry, folder: Path) -> str:
 
 
 def expectation_files(folder: Path) -> Iterator[str]:
-    """Yield the expectation files in a folder and below it, but not in hidden folders and virtual environments.
+    """Yield the expectation files in a folder and below it, and each folder that cannot be listed.
 
-    Raises SourceError if the folder itself cannot be listed; a folder below it gives a warning.
+    Hidden folders, virtual environments and node_modules are left out, and linked folders are not followed.
     """
+    waiting = [folder]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            yield str(folder)  # it is an error of the check, as a file that cannot be read
+            continue
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        names = [entry.name for entry in entries if entry.name not in folders and is_expectation_file(entry.name)]
+        yield from (str(folder / name) for name in names)
+        waiting += [folder / name for name in reversed(folders) if not _is_foreign(folder / name)]
 
-    def unreadable(error: OSError) -> None:
-        if error.filename == os.fspath(folder):
-            raise error
-        warnings.warn(f"not searched: {error.filename}: {error.strerror}", BertscopeWarning, stacklevel=2)
 
-    with readable(folder):
-        for parent, folders, files in os.walk(folder, onerror=unreadable):
-            folders[:] = sorted(name for name in folders if not _is_foreign(parent, name))
-            yield from (os.path.join(parent, name) for name in sorted(files) if is_expectation_file(name))
-
-
-def _is_foreign(parent: str, name: str) -> bool:
-    return name.startswith(".") or name in _NOT_OURS or os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
+def _is_foreign(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name == "node_modules" or os.path.exists(folder / "pyvenv.cfg")
 
 
 def files_to_check(names: list[str]) -> list[str]:
-    """Return the names, each folder replaced by the expectation files in it; all presets if there are no names.
+    """Return the names once each, a folder replaced by the expectation files in it; by default the working directory.
 
     A folder without such files stays: it may be a model's.
     """
     found: list[str] = []
-    for name in names:
+    for name in names or ["."]:
         inside = list(expectation_files(Path(name))) if os.path.isdir(name) else []
         found += inside or [name]
-    return found if names else list(preset_paths())
+    return list(dict.fromkeys(found))
 
 
 def load_expected(name: str, *, architecture: str | None = None, allow_code: bool = False) -> ExpectedModel:
@@ -167,6 +165,8 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
     if is_expectation_file(name):
         found = read_expectation_file(Path(name), allow_code=allow_code)
     else:
+        if os.path.isdir(name) and name not in preset_paths():
+            _require_model(name)
         source = find(name)
         found = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
@@ -177,3 +177,14 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
             remedy = found.how_to_record
         raise SourceError(f"{found.path} expects nothing: {remedy}")
     return found if architecture is None else found.with_architecture(architecture)
+
+
+def _require_model(folder: str) -> None:
+    """Raise SourceError for a folder that cannot be listed, or that has no configuration of a model."""
+    with readable(folder):
+        if "config.json" not in [entry.name for entry in os.scandir(folder)]:
+            raise SourceError(
+                f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
+                "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which adds its "
+                "counts; --presets checks the packaged presets"
+            )

@@ -18,10 +18,11 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from bertscope.errors import BertscopeError
-from bertscope.settings.run_config import RunConfig
+from bertscope.errors import BertscopeError, ConfigError
+from bertscope.settings.resolve import Layer, resolve, unknown_setting
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import OF_FLOPS, RunConfig
 from bertscope.text_files import Entry
 from bertscope.units import parse_bytes
 
@@ -30,10 +31,9 @@ TABLE_KEYS = ("groups", "layers")
 TIES_KEY = "ties"
 MAX_NUMBER = 2**63
 MAX_RUNS = 12  # a run takes 0.1 to 1 s
-_RUN_FIELDS = {item.name: item for item in dataclasses.fields(RunConfig)}
 # The measured quantity of a run, and the settings that affect it.
 MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
-_SETTINGS = {"flops": ("batch", "seq", "mode", "checkpointing", "freeze", "inputs"), "memory": tuple(_RUN_FIELDS)}
+_SETTINGS = {"flops": OF_FLOPS, "memory": tuple(rows(RunConfig))}
 _NEEDED = ("batch", "seq", "mode")
 KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
@@ -59,8 +59,8 @@ class Expectation:
         return got == self.value
 
 
-def read_expectations(entry: Entry | None, dtype: str = RunConfig.dtype) -> Iterator[Expectation]:
-    """Yield the expectations under `expected`; `dtype` is that of a run that gives none.
+def read_expectations(entry: Entry | None, precision: str = RunConfig.precision) -> Iterator[Expectation]:
+    """Yield the expectations under `expected`; `precision` is that of a run that gives none.
 
     Raises ConfigError with file and line.
     """
@@ -83,7 +83,7 @@ def read_expectations(entry: Entry | None, dtype: str = RunConfig.dtype) -> Iter
                 runs += 1
                 if runs > MAX_RUNS:
                     raise inner.error(f"more than {MAX_RUNS} runs in one file; put the others in another file")
-                yield _run(key, name, inner, dtype)
+                yield _run(key, name, inner, precision)
 
 
 def _tie(address: str, entry: Entry) -> Expectation:
@@ -95,45 +95,28 @@ def _tie(address: str, entry: Entry) -> Expectation:
     return Expectation(key=f"{TIES_KEY}.{address}", value=entry.value, line=entry.line)
 
 
-def _run(kind: str, name: str, entry: Entry, dtype: str) -> Expectation:
+def _run(kind: str, name: str, entry: Entry, precision: str) -> Expectation:
     key, measure = f"{kind}.{name}", MEASURES[kind]
-    found = entry.mapping(f"expected.{key}", (*_SETTINGS[kind], measure, "tolerance"))
+    found = entry.mapping(f"expected.{key}")
+    known = (*_SETTINGS[kind], measure, "tolerance")
+    for setting, inner in found.items():
+        if setting not in known:
+            raise inner.error(f"expected.{key}: {unknown_setting(setting, known)}")
     for needed in (*_NEEDED, measure):
         if needed not in found:
             raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
     value = _number(key, found[measure], measure, in_bytes=kind == "memory")
-    run_config = _run_config(key, {field: item for field, item in found.items() if field in _SETTINGS[kind]}, dtype)
+    given = {name: value for name, value in found.plain().items() if name in _SETTINGS[kind]}
+    try:
+        layer = Layer(given, where={name: item.where for name, item in found.items()}, records=(RunConfig,))
+        ((run_config,),) = resolve(
+            layer, Layer({"precision": precision}, is_default=True), records=(RunConfig,)
+        ).points  # fmt: skip
+    except BertscopeError as error:
+        raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
         raise found["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
     return dataclasses.replace(value, tolerance=_tolerance(key, found.get("tolerance")), run=run_config)
-
-
-def _run_config(key: str, settings: dict[str, Entry], dtype: str) -> RunConfig:
-    """Return the run; add one setting at a time, so that an error has its line."""
-    given: dict[str, Any] = {"dtype": dtype}
-    run_config = RunConfig(**given)
-    for name, entry in settings.items():
-        given[name] = _setting(key, name, entry)
-        try:
-            run_config = RunConfig(**given)
-        except BertscopeError as error:
-            raise entry.error(f"expected {key}: {error.message}") from None
-    return run_config
-
-
-def _setting(key: str, name: str, entry: Entry) -> Any:
-    value, default = entry.value, _RUN_FIELDS[name].default
-    kinds: dict[type, tuple[tuple[type, ...], str]] = {
-        bool: ((bool,), "true or false"), int: ((int,), "an integer"), float: ((int, float), "a number"),
-        tuple: ((list,), "a list of texts"), str: ((str,), "a word"), type(None): ((str,), "a word"),
-    }  # fmt: skip
-    accepted, words = kinds[type(default)]
-    is_right = isinstance(value, accepted) and (isinstance(value, bool) == isinstance(default, bool))
-    if isinstance(value, list):
-        is_right, value = is_right and all(isinstance(item, str) for item in value), tuple(value)
-    if not is_right:
-        raise entry.error(f"expected {key}: {name} must be {words}")
-    return value
 
 
 def _number(key: str, entry: Entry, what: str, *, in_bytes: bool = False) -> Expectation:

@@ -21,6 +21,7 @@ from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
     from bertscope.config.lora import Lora
+    from bertscope.text_files import Entry
     from bertscope.torch_access import nn
 
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -323,3 +324,11 @@ def _place(error: BaseException) -> str:
     file = trace.tb_frame.f_code.co_filename if trace else __file__
     is_theirs = Path(file).parent != Path(__file__).parent and not file.startswith("<")
     return f" ({Path(file).name}:{trace.tb_lineno})" if trace and is_theirs else ""
+
+
+def refuse_code(source: object, entry: Entry, *, allow_code: bool) -> None:
+    """Raise ConfigError for a model that is code: only the command line and --allow-code run code, no file does."""
+    if isinstance(source, FactorySource) and not allow_code:
+        raise entry.error(
+            f"model {source.name[:100]!r} is code, which no file can have imported; add --allow-code to import it"
+        )

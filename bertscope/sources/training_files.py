@@ -1,7 +1,7 @@
 """Training files: `TrainingArguments` of transformers as JSON, and the configuration of accelerate.
 
-Each key has one of four effects on the memory of a training step: it sets settings of a run, which their rows name, it has none, it is not
-modelled, or it is unknown.
+Each key has one of four effects on the memory of a training step: it sets settings of a run (rows name their keys), it
+has none, it is not modelled, or it is unknown.
 """
 
 import math

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from bertscope.commands.results_file import results_file
-from bertscope.errors import SourceError
+from bertscope.errors import SelectionError, SourceError
 from tests.conftest import GRID
 
 
@@ -90,5 +90,111 @@ def test_a_mistake_is_an_error_before_the_work_and_changes_no_file(cli, folder, 
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
     path = tmp_path / "results.jsonl"
-    with results_file(path), pytest.raises(SourceError, match="another sweep writes to"), results_file(path):
+    with results_file(path, {}), pytest.raises(SourceError, match="another sweep writes to"), results_file(path, {}):
         pass
+
+
+SMALL = "model: bert-tiny\noptimizer: none\nbatch: 1\nseq: [8, 16]\n"
+
+
+@pytest.mark.parametrize("name", ["./evil.py:build", "evil:build", "evil.py:build"])
+def test_a_grid_runs_code_only_with_allow_code(cli, folder, name):
+    (folder / "evil.py").write_text(
+        "import pathlib, torch\npathlib.Path('ran').touch()\nbuild = lambda: torch.nn.Linear(2, 2)\n"
+    )
+    (folder / "grid.yaml").write_text(f"batch: 1\nmodel: [bert-tiny, '{name}']\n")
+    result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
+    assert result.code == 2
+    assert result.err.startswith(
+        f"error: grid.yaml:2: model '{name}' is code, which no file can have imported; add --al"
+    )
+    assert not (folder / "ran").exists()
+    assert not (folder / "results.jsonl").exists()
+    assert cli("sweep", "grid.yaml", "-o", "results.jsonl", "--allow-code").code in (0, 1)
+    assert (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+@pytest.mark.parametrize("words", [[], ["--address", "local"]])
+def test_no_engine_starts_a_cluster(monkeypatch, engine, words):
+    from bertscope.analyses.sweep.engines import cluster_address
+
+    for variable in ("RAY_ADDRESS", "DASK_SCHEDULER_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(
+        SelectionError, match=f"--engine {engine} computes on a cluster that runs already; give its addr"
+    ):
+        cluster_address(engine, words[-1] if words else None)
+    assert cluster_address(engine, "tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
+
+
+@pytest.fixture
+def done(cli, folder) -> bytes:
+    """A complete file of the grid."""
+    (folder / "grid.yaml").write_text(SMALL)
+    assert cli("sweep", "grid.yaml", "-o", "done.jsonl").code == 0
+    return (folder / "done.jsonl").read_bytes()
+
+
+FOREIGN = {
+    "notes that begin like a row": b'{"key":"my secret notes","other":[1,2,3]}',
+    "one character of a row": b"{",
+    "the beginning of another key": b'{"key":"0123',
+    "3 MB without a line break": b'{"key":"' + b"a" * 3_000_000,
+    "text": b"hello",
+    "a line break": b"\n",
+    "a NUL": b"\0",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("is_behind", [False, True], ids=["alone", "behind rows"])
+def test_a_file_with_anything_else_in_it_keeps_every_byte(cli, folder, done, content, is_behind):
+    if is_behind and content == b"{":
+        content = b"{ "  # one brace behind rows of this grid is the beginning of a row
+    whole = done * is_behind + content
+    (folder / "results.jsonl").write_bytes(whole)
+    result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
+    assert result.code == 2
+    assert result.err == f"error: results.jsonl:{3 if is_behind else 1}: no row of a sweep; name another file\n"
+    assert (folder / "results.jsonl").read_bytes() == whole
+
+
+def test_a_sweep_that_ended_at_any_byte_goes_on_to_the_same_file(cli, folder, done):
+    first = done.index(b"\n") + 1
+    for size in (42, first - 1, first, first + 1, first + 8, len(done) - 1):
+        (folder / "results.jsonl").write_bytes(done[:size])
+        assert cli("sweep", "grid.yaml", "-o", "results.jsonl").code == 0
+        assert (folder / "results.jsonl").read_bytes() == done
+
+
+IMPOSSIBLE = {
+    "negative bytes": (rb'"peak_bytes":\d+', b'"peak_bytes":-5'),
+    "a number of 4,001 digits": (rb'"parameters":\d+', b'"parameters":' + b"9" * 4001),
+    "a number that is none": (rb'"flops":\d+', b'"flops":NaN'),
+    "an empty point": (rb'"point":\{.*?\}', b'"point":{}'),
+    "another point under the key": (rb'"seq":8', b'"seq":9'),
+    "another key": (rb'"key":"\w', b'"key":"X'),
+    "an unknown outcome": (rb'"outcome":"\w+"', b'"outcome":"fine"'),
+    "an error of a computed point": (rb'"error":""', b'"error":"no"'),
+}
+
+
+@pytest.mark.parametrize(("pattern", "text"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, pattern, text):
+    first, second = done.splitlines(keepends=True)
+    changed = re.sub(pattern, text, first, count=1)
+    assert changed != first
+    (folder / "results.jsonl").write_bytes(second + changed)
+    result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
+    assert (result.code, result.err) == (2, "error: results.jsonl:2: no row of a sweep; name another file\n")
+    assert (folder / "results.jsonl").read_bytes() == second + changed
+
+
+def test_a_file_that_another_program_changed_is_not_replaced(folder, capsys):
+    path = folder / "results.jsonl"
+    with results_file(path, {}) as file:
+        path.write_bytes(b"a line of an editor\n")
+        file.finish([])
+    assert path.read_bytes() == b"a line of an editor\n"
+    assert "was changed by another program" in capsys.readouterr().err

@@ -73,6 +73,15 @@ def test_flops_are_those_of_the_command(cli, checked):
         {"batch": 4, "seq": 64, "mode": "training", "checkpointing": "full", "autocast": "bf16", "padding": 0.25},
         {"batch": 4, "seq": 64, "mode": "forward", "dtype": "bf16", "dropout": False, "freeze": ["embeddings"]},
         {"batch": 4, "seq": 64, "mode": "inference", "device": "cuda", "sdpa_kernel": "math"},
+        {
+            "momentum": 0.9,
+            "optimizer": "sgd",
+            "reentrant": True,
+            "checkpointing": "full",
+            "batch": 1,
+            "seq": 16,
+            "mode": "training",
+        },
     ],
 )
 def test_memory_is_the_estimate_of_that_run(checked, settings):
@@ -89,6 +98,15 @@ def test_memory_is_the_estimate_of_that_run(checked, settings):
     assert (result.code, found["memory.run"]["got"]) == (0, peak)
     result, found = checked(TINY_MLM + f"  memory:\n    run:\n{lines}      peak_bytes: {peak - 1}\n")
     assert (result.code, found["memory.run"]["line"]) == (1, 6 + len(settings))
+
+
+def test_memory_is_that_of_a_rank_of_a_job(cli, checked):
+    words = ("--batch", 2, "--seq", 16, "--strategy", "fsdp", "--world-size", 8, "--rank", 1, "--param-dtype", "bf16")
+    rows = cli("estimate", "bert-tiny", "-a", "BertForMaskedLM", *words, "--format", "json").json["variants"]
+    peak = max(phase["peak_bytes"] for phase in rows[0]["estimated"]["phases"])
+    run = "batch: 2, seq: 16, mode: training, strategy: fsdp, world_size: 8, rank: 1, param_dtype: bf16"
+    result, found = checked(TINY_MLM + f"  memory: {{run: {{{run}, peak_bytes: {peak}}}}}\n")
+    assert (result.code, found["memory.run"]["got"]) == (0, peak)
 
 
 def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
@@ -187,6 +205,12 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
         (MEMORY + "optimizer: adamx}\n", 6, "optimizer must be one of none"),
         (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
         (MEMORY + "freeze: all}\n", 6, "freeze must be a list of texts"),
+        (MEMORY + "parallelism: fsdp}\n", 6, "unknown key 'parallelism'"),
+        (MEMORY + "strategy: fsdp}\n", 6, "fsdp needs --world-size"),
+        (MEMORY + "strategy: fsdpp, world_size: 8}\n", 6, "did you mean 'fsdp'"),
+        (MEMORY + "world_size: many}\n", 6, "world_size must be an integer"),
+        (MEMORY + "momentum: 0.9}\n", 6, "adamw has no momentum"),
+        (FLOPS + f"{{{RUN}, strategy: ddp, matmul_flops: 1}}\n", 5, "unknown key 'strategy'"),
         (MEMORY + "padding: []}\n", 6, "padding must be a number"),
         (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),
@@ -232,14 +256,95 @@ def test_a_folder_stands_for_the_files_in_it(cli, tmp_path, monkeypatch):
         "deep/er/b.bertscope.yml",
         ".hidden/c.bertscope.yaml",
         "env/lib/d.bertscope.yaml",
+        "node_modules/e.bertscope.yaml",
     ):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text)
     (tmp_path / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "linked").symlink_to("env")
+    (tmp_path / "deep" / "above").symlink_to("..")
     assert cli("check", ".").out == "2 files: 2 expectations passed, 0 failed\n"
+    assert cli("check").err == "note: checked a.bertscope.yaml, deep/er/b.bertscope.yml\n"
+    assert cli("check", ".", "a.bertscope.yaml").out == "2 files: 2 expectations passed, 0 failed\n"
     assert cli("check", ".hidden").out == "1 file: 1 expectation passed, 0 failed\n"
     assert cli("check", "env/lib/d.bertscope.yaml", "--architecture", "BertForMaskedLM").code == 1
     assert "unknown architecture" in cli("check", "env/lib/d.bertscope.yaml", "-a", "Bert").err
+
+
+def test_without_files_a_violated_file_in_any_folder_fails(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "m.bertscope.YAML").write_text("model: bert-tiny\nexpected: {distinct_params: 5}\n")
+    result = cli("check")
+    assert (result.code, result.err) == (1, "note: checked inner/m.bertscope.YAML\n")
+    assert result.out.startswith("inner/m.bertscope.YAML:2: m: distinct_params: expected 5, got 4,385,920")
+
+
+@pytest.mark.parametrize("words", [(), (".",), ("inner",)])
+def test_a_folder_without_expectation_files_is_an_error_that_says_how_to_write_one(cli, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "models.yaml").touch()
+    result = cli("check", *words)
+    assert (result.code, result.out) == (2, "")
+    folder = tmp_path / (words or (".",))[0]
+    assert result.err.startswith(f"error: no *.bertscope.yaml at or below {folder}; write 'model: NAME' into models.b")
+    assert "--presets" in result.err
+    assert cli("check", *words, "--format", "github").out.startswith("::error title=bertscope check,file=")
+
+
+BESIDE = {
+    "runs.bertscope.yaml": TINY_MLM
+    + "  memory: {x: {batch: 2, seq: 64, mode: training, parallelism: fsdp, peak_bytes: 1}}\n",
+    "code.bertscope.yaml": "model: os:getcwd\nexpected: {distinct_params: 1}\n",
+    "text.bertscope.yaml": "model: [bert-tiny\n",
+    "empty.bertscope.yaml": "",
+    "comment.bertscope.yaml": "# nothing\n",
+    "nothing.bertscope.yaml": "model: bert-tiny\nexpected: {}\n",
+    "tables.bertscope.yaml": "model: bert-tiny\nexpected: {groups: {}, flops: {}}\n",
+    "family.bertscope.yaml": "model: config.json\nexpected: {distinct_params: 1}\n",
+}
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "absent.bertscope.yaml"])
+def test_a_file_that_cannot_be_checked_is_named_and_the_others_are_reported(cli, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bertscope.sources.transformers_models.find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "z.bertscope.yaml").write_text("model: bert-tiny\nexpected: {distinct_params: 4385920}\n")
+    if name in BESIDE:
+        (tmp_path / name).write_text(BESIDE[name])
+    files = () if name in BESIDE else (name, "z.bertscope.yaml")
+    result = cli("check", *files)
+    assert (result.code, result.out) == (2, "2 files: 1 expectation passed, 0 failed, 1 could not be checked\n")
+    (error,) = [line for line in result.err.splitlines() if not line.startswith("note: ")]
+    assert error.startswith(f"error: {name}")
+    found = cli("check", *files, "--format", "json").json["findings"]
+    assert [finding["status"] for finding in found] == ["error", "passed"]
+    assert f"::error title=bertscope check,file={name},line=" in cli("check", *files, "--format", "github").out
+    assert 'tests="2" failures="0" errors="1"' in cli("check", *files, "--format", "junit").out
+    assert f",{name}," in cli("check", *files, "--format", "csv").out
+
+
+@pytest.mark.parametrize("place", ["load_expected", "Witness.got"])
+def test_an_unexpected_error_is_one_of_its_file(cli, tmp_path, monkeypatch, place):
+    from bertscope.analyses.check import check
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.bertscope.yaml").write_text("model: bert-tiny\nexpected: {distinct_params: 4385920}\n")
+    real = check.Witness.got if "got" in place else check.load_expected
+
+    def fail(given, *more, **options):
+        if "a.bertscope" in str(getattr(given, "model", given)):
+            raise KeyError("a slip")
+        return real(given, *more, **options)
+
+    monkeypatch.setattr(f"bertscope.analyses.check.check.{place}", fail)
+    result = cli("check")
+    assert (result.code, result.out) == (2, "2 files: 1 expectation passed, 0 failed, 1 could not be checked\n")
+    assert "error: a.bertscope.yaml:" in result.err
+    assert "unexpected error: KeyError (test_expectations.py:" in result.err
 
 
 @pytest.mark.parametrize("head", [TINY_MLM.partition("expected")[0], "architecture: BertForMaskedLM\nconfig: {}\n"])

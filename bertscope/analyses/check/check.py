@@ -16,9 +16,12 @@ from bertscope.reports.check import CheckReport, Finding
 from bertscope.reports.params import CountReport
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
+from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import layers_in
 from bertscope.torch_access import nn, torch
 
+# An error that is no BertscopeError: one file must not end the check of the others.
+_UNEXPECTED = ("unexpected error", "; report it, unless the model's own code raised it")
 MAX_RUN_LAYERS = 768  # over the runs of one file that cannot repeat one layer for all: 8 s of CPU time
 
 
@@ -28,11 +31,11 @@ def check(
     architecture: str | None = None,
     allow_code: bool = False,
 ) -> CheckReport:
-    """Compare every expectation of the files (default: all presets) with the model that each file describes.
+    """Compare every expectation of the files (default: the working directory) with the model that each file describes.
 
-    A folder means the `*.bertscope.yaml` in it. `architecture` overrides the class in the files. `allow_code` imports
-    the `module:attribute` that a file names. A file that cannot be read, that expects nothing, or whose run fails gives
-    a finding with status "error".
+    A folder means the `*.bertscope.yaml` at and below it. `architecture` overrides the class in the files. `allow_code`
+    imports the `module:attribute` that a file names. A file that cannot be read, that expects nothing, or whose run
+    fails gives a finding with status "error", and so does a folder without such files.
 
     >>> report = bertscope.check("bert-tiny")
     >>> len(report.having("passed")) > 0, report.having("failed")
@@ -79,11 +82,12 @@ def _report(findings: list[Finding], names: list[str]) -> CheckReport:
 def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple["Witness | None", list[Finding]]:
     """Return the model of a file, or None if there is an error, and the findings."""
     try:
-        witness = Witness(load_expected(name, architecture=architecture, allow_code=allow_code))
-        _limit_runs(witness.model)
-        witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
+        with as_source_error(*_UNEXPECTED):
+            witness = Witness(load_expected(name, architecture=architecture, allow_code=allow_code))
+            _limit_runs(witness.model)
+            witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
-        return None, [_error(error, model=name, path=name)]
+        return None, [_error(error if name in str(error) else error.at(f"{name}:1"), model=name, path=name)]
     return witness, [witness.finding(expectation) for expectation in witness.model.expected]
 
 
@@ -171,17 +175,15 @@ class Witness:
             return estimate_memory(self.model.source, run).peak.peak_bytes
         from bertscope.analyses.flops.sweep import FlopsRun
 
-        variant = FlopsRun(
-            source=self.model.source, mode=run.mode, checkpointing=run.checkpointing, freeze=run.freeze,
-            inputs=run.inputs,
-        )  # fmt: skip
+        variant = FlopsRun(source=self.model.source, run=run)
         return variant.at(run.batch, run.seq).rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
         """Return the result of one expectation."""
         path = _shown(self.model.path)
         try:
-            got = self.got(expectation)
+            with as_source_error(*_UNEXPECTED):
+                got = self.got(expectation)
         except BertscopeError as error:
             where = f"{path}:{expectation.line}"
             placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)

@@ -160,6 +160,7 @@ class ForkedChild:
             self._server.process.kill()
         elif self.pid:
             with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _is_said(self, timeout: float | None) -> bool:

@@ -184,8 +184,8 @@ def estimate(
     `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
     `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. The module determines
     sizes and dtypes; with padding above 0, questions such as `mask.all()` are answered as for a mask that hides
-    positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the values
-    of tensors.
+    positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the
+    values of tensors.
     """
     found = module_memory(module, inputs, run_config, loss)
     variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)

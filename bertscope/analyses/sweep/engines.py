@@ -1,4 +1,7 @@
-"""The engines of a sweep: processes of this machine, a cluster of ray, or one of dask; all run the same function."""
+"""The engines of a sweep: processes of this machine, the user's cluster of ray, or that of dask; all run one function.
+
+No engine starts a cluster: those of ray and dask have no authentication, and listen to every user of the machine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import pkgutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork
@@ -24,7 +27,7 @@ def local_rows(tasks: Sequence[Task], workers: int, functions: Functions = POINT
     """Yield the rows of tasks as processes of this machine complete them.
 
     A worker that ends is replaced; its task is tried again, and has the outcome `failed` if that worker ends too.
-    Raises RuntimeError if workers end before they are ready.
+    Raises WorkerError if workers end before they are ready.
     """
     with _starting(functions) as start:
         yield from Pool(tasks, start, functions).rows(workers)
@@ -36,25 +39,41 @@ def _starting(functions: Functions) -> Iterator[Callable[[], Child | ForkedChild
     if not can_fork():
         yield lambda: Child(ENTRY)
         return
-    with closing(ForkServer(functions.load, ENTRY)) as server:
-        yield server.start
+    servers = [ForkServer(functions.load, ENTRY)]
+
+    def start() -> ForkedChild:
+        """Return a worker of the server, or of a new one if that has ended."""
+        if servers[-1].process.poll() is not None:
+            servers.append(ForkServer(functions.load, ENTRY))
+        return servers[-1].start()
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.close()
 
 
-def ray_rows(
-    tasks: Sequence[Task], workers: int, address: str | None, functions: Functions = POINT
-) -> Iterator[SweepRow]:
-    """Yield the rows of tasks as a cluster of ray completes them.
+def cluster_address(engine: str, address: str | None) -> str:
+    """Return the address of the user's cluster; raises SelectionError without one."""
+    variable = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}[engine]
+    found = address or os.environ.get(variable) or ""
+    if not found or found == "local":  # ray would start a cluster
+        raise SelectionError(
+            f"--engine {engine} computes on a cluster that runs already; give its address by --address or {variable}, "
+            "or use --engine local"
+        )
+    return found
 
-    The cluster is that at `address` or in RAY_ADDRESS, else a local one with this number of workers.
-    """
+
+def ray_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) -> Iterator[SweepRow]:
+    """Yield the rows of tasks as a cluster of ray completes them."""
     try:
         import ray
     except ImportError:
         raise MissingExtraError("--engine ray", "ray", otherwise="; --engine local needs nothing") from None
-    is_own = not address and not os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if is_own else {}
     with _explained("ray", address):
-        ray.init(address="local" if is_own else address, log_to_driver=False, logging_level="ERROR", **options)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(pkgutil.resolve_name(functions.compute))
         left, waiting = deque(_by_group(tasks)), dict[Any, Task]()
@@ -73,25 +92,14 @@ def ray_rows(
         ray.shutdown()
 
 
-def dask_rows(
-    tasks: Sequence[Task], workers: int, address: str | None, functions: Functions = POINT
-) -> Iterator[SweepRow]:
-    """Yield the rows of tasks as a cluster of dask completes them.
-
-    The cluster is that at `address` or in DASK_SCHEDULER_ADDRESS, else a local one with this number of workers.
-    """
+def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) -> Iterator[SweepRow]:
+    """Yield the rows of tasks as a cluster of dask completes them."""
     try:
-        import dask
-        from distributed import Client, LocalCluster, as_completed
+        from distributed import Client, as_completed
     except ImportError:
         raise MissingExtraError("--engine dask", "dask", otherwise="; --engine local needs nothing") from None
-    address = address or dask.config.get("scheduler-address", None)
-    dask.config.set({"distributed.scheduler.allowed-failures": ATTEMPTS - 1})  # of a local cluster
     with _explained("dask", address):
-        cluster = None if address else LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0"
-        )  # fmt: skip
-        client = Client(address or cluster)
+        client = Client(address)
     try:
         futures = {
             client.submit(compute_apart, task.to_json(), functions, key=task.key, pure=False): task
@@ -102,8 +110,6 @@ def dask_rows(
             yield SweepRow.from_line(future.result()) if error is None else _lost(task, error)
     finally:
         client.close()
-        if cluster is not None:
-            cluster.close()
 
 
 def _by_group(tasks: Sequence[Task]) -> list[Task]:
@@ -112,15 +118,14 @@ def _by_group(tasks: Sequence[Task]) -> list[Task]:
 
 
 @contextmanager
-def _explained(engine: str, address: str | None) -> Iterator[None]:
+def _explained(engine: str, address: str) -> Iterator[None]:
     """Raise SelectionError for a cluster that does not answer."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
-        place = f"the cluster at {address}" if address else "a local cluster"
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise SelectionError(
-            f"{engine} cannot reach {place}: {reason}; check --address, or use --engine local"
+            f"{engine} cannot reach the cluster at {address}: {reason}; check --address, or use --engine local"
         ) from None
 
 

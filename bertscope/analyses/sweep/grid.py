@@ -14,6 +14,7 @@ from bertscope.settings.resolve import Layer, Point, check_use, merged, points, 
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import DEFAULTS, SWEPT
 from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.other_models import refuse_code
 from bertscope.text_files import read_text, read_yaml, readable
 
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
@@ -51,11 +52,11 @@ class Grid:
         check_use((self.layer,), self.values, used, SWEPT)
 
 
-def read_grid(path: str | os.PathLike[str]) -> Grid:
+def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid:
     """Return the grid in a file.
 
     Raises ConfigError with file and line for an unknown key, a value that the key does not take, an unknown model,
-    and more than MAX_POINTS points.
+    a model that is code without `allow_code`, and more than MAX_POINTS points.
     """
     file = Path(path)
     if file.suffix not in (".yaml", ".yml"):
@@ -67,13 +68,15 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     for name, entry in entries.items():
         if name not in KEYS:
             raise entry.error(f"a grid: {unknown_setting(name, KEYS)}", name)
-    given = {name: value for name, value in entries.plain().items()}
-    layer = Layer(given, compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT)
+    layer = Layer(
+        entries.plain(), compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT
+    )
     for name in layer.get("model", ()):
         try:
-            find(name)
+            found = find(name)
         except BertscopeError as error:
             raise error.at(entries["model"].where) from None
+        refuse_code(found, entries["model"], allow_code=allow_code)
     number = prod(map(len, layer.values()))
     if number > MAX_POINTS:
         sizes = " x ".join(f"{len(found)} {name}" for name, found in layer.items() if len(found) > 1)

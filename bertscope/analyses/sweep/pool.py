@@ -18,7 +18,7 @@ from typing import Any
 
 from bertscope.analyses.memory.child import Child, ForkedChild, child_command, die_with_parent, output_for_parent
 from bertscope.analyses.sweep.tasks import Task
-from bertscope.errors import one_line
+from bertscope.errors import WorkerError, one_line
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import SweepRow
 
@@ -214,7 +214,9 @@ class Pool:
         elif not worker.is_ready:
             self.in_vain += 1
             if self.in_vain == _STARTS:
-                raise RuntimeError(f"{_STARTS} workers ended before their first point, {words}")
+                raise WorkerError(
+                    f"{_STARTS} workers ended before their first point, {words}; free memory, or use fewer --workers"
+                )
         if len(self.queue):
             self._start()
 

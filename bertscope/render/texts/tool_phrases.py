@@ -60,7 +60,7 @@ PHRASES = {
     "explore, in the terminal": "终端中的 explore",
     "to_pandas of a report in Python": "Python 中报告的 to_pandas",
     # presets and schema
-    "unique params: every tensor once; 'bertscope check' verifies those of a preset against the built model": "参数量（去重）：每个张量只计一次；bertscope check 用构建出的模型核对预设中的数字",
+    "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model": "参数量（去重）：每个张量只计一次；bertscope check --presets 用构建出的模型核对预设中的数字",
     "sum over layers: a tied tensor at every layer that uses it": "参数量（按层累加）：共享张量在每个使用它的层都计一次",
     "'bertscope schema KIND' prints the JSON Schema of one": "bertscope schema KIND 打印其中一个的 JSON Schema",
 }

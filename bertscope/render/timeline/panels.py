@@ -154,7 +154,8 @@ def mode_word(run: RunConfig) -> str:
 
 
 # Settings that other texts name.
-_NAMED = ("batch", "seq", "mode", "precision", "optimizer", "checkpointing", "reentrant", "device", "sdpa_kernel", "input",
+_NAMED = ("batch", "seq", "mode", "precision", "optimizer", "checkpointing", "reentrant", "device", "sdpa_kernel",
+"input",
           *rows(Parallelism))  # fmt: skip
 
 

@@ -27,10 +27,19 @@ def change(path, old, new) -> int:
 
 
 def test_all_presets_hold(cli):
-    result = cli("check")
+    result = cli("check", "--presets")
     assert (result.code, result.err) == (0, "")
     expected = sum(len(read_preset(path).expected) for path in preset_paths().values())
     assert result.out == f"{len(preset_paths())} files: {expected} expectations passed, 0 failed\n"
+
+
+@pytest.mark.parametrize("words", [("mine.yaml",), ("--update",), ("--write", "mine.yaml")])
+def test_the_presets_are_checked_by_themselves(cli, preset, words):
+    before = preset.read_text()
+    result = cli("check", "--presets", *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(("error: --presets checks the packaged presets only", "error: --write takes one FILE"))
+    assert preset.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,7 @@ def test_a_file_that_expects_nothing_is_no_pass(cli, preset):
 def test_write_records_counts_that_hold_and_keeps_the_rest_of_the_file(cli, preset):
     whole = preset.read_text()
     preset.write_text(whole.partition("expected:")[0].rstrip())
-    assert cli("check", "--write", "mine.yaml").code == 0
+    assert cli("check", "--write", "mine.yaml").err == "note: added the current counts to mine.yaml\n"
     assert preset.read_text() == whole
     assert cli("check", "mine.yaml").code == 0
 

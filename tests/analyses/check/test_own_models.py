@@ -236,7 +236,7 @@ def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, p
     assert result.code == 0
     assert "own.bertscope.yaml:12: own: layers.blocks.0-1.down: expected 36, got 32, difference -4\n" in result.out
     changed = ("distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1", "layers.blocks.0-1.down")
-    assert result.err == f"updated own.bertscope.yaml: {', '.join(changed)}\n"
+    assert result.err == f"note: updated own.bertscope.yaml: {', '.join(changed)}\n"
     # two blocks lose a bias of 4 each
     for old, new in (("202 ", "194 "), ("242", "234"), ("152", "144"), ("0-1: 76", "0-1: 72"), ("36 ", "32 ")):
         before = before.replace(old, new)

@@ -6,16 +6,20 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bertscope.analyses.sweep.engines import _starting as starting_of_the_product
 from bertscope.analyses.sweep.engines import dask_rows, local_rows, ray_rows
 from bertscope.analyses.sweep.grid import read_grid
 from bertscope.analyses.sweep.point import compute
 from bertscope.analyses.sweep.tasks import Task, tasks_of
+from bertscope.errors import WorkerError
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
 
@@ -113,7 +117,7 @@ def test_a_worker_that_dies_loses_no_finished_point(tmp_path, monkeypatch, only_
 
 def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RuntimeError, match=r"3 workers ended before their first point, exit code 1: .*no_such_module"):
+    with pytest.raises(WorkerError, match=r"3 workers ended before their first point, exit code 1: .*no_such_module"):
         list(
             local_rows(tasks(tmp_path, "batch: [1, 2]\n"), 2, type(FUNCTIONS)("no_such_module:compute", FUNCTIONS.load))
         )
@@ -142,11 +146,44 @@ def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("engine", "package"), [(ray_rows, "ray"), (dask_rows, "distributed")])
-def test_a_cluster_gives_the_rows_of_the_function(tmp_path, monkeypatch, engine, package):
-    pytest.importorskip(package, reason=f"the extra for {package} is not installed")
+def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    with starting_of_the_product(FUNCTIONS) as start:
+        first = start()
+        first._server.process.kill()
+        first._server.process.wait()
+        again = start()
+        assert again.pid
+        again.kill_group()
+        again.wait()
+        assert again._server is not first._server
+
+
+@pytest.fixture
+def dask_cluster():
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as found:
+        yield partial(dask_rows, address=found.scheduler_address)
+
+
+@pytest.fixture
+def ray_cluster():
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    program, address = [sys.executable, "-m", "ray.scripts.scripts"], "127.0.0.1:6399"
+    words = ("--head", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2", "--include-dashboard=false")
+    subprocess.run([*program, "start", *words], check=True, stdout=subprocess.DEVNULL)
+    try:
+        yield partial(ray_rows, address=address)
+    finally:
+        subprocess.run([*program, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("cluster", ["dask_cluster", "ray_cluster"])
+def test_a_cluster_gives_the_rows_of_the_function(tmp_path, request, cluster):
+    engine = request.getfixturevalue(cluster)
     given = tasks(tmp_path, "batch: [1, 2, 3]\nmodel: bert-tiny\noptimizer: sgd\nseq: 8\n")
-    rows = sorted(engine(given, 2, None), key=lambda row: row.point["batch"])
+    rows = sorted(engine(given), key=lambda row: row.point["batch"])
     assert [row.error for row in rows] == [""] * 3
     expected = [json.loads(compute(task.to_json())) for task in given]
     assert [json.loads(row.to_line()) for row in rows] == expected
