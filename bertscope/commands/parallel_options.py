@@ -1,5 +1,6 @@
 """Options for a training job of several ranks: of `estimate` and `fit`, and of the real ranks of `profile`."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -83,7 +84,7 @@ class ParallelOptions(StrategyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(StrategyOptions):
-    """Options for real ranks, which torch's elastic launcher starts, as torchrun does."""
+    """Options for real ranks, by the names of torchrun."""
 
     nproc: Annotated[
         int | None,
@@ -91,17 +92,17 @@ class LaunchOptions(StrategyOptions):
     ] = None
     nnodes: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=1024, help="The number of machines; run the same command on each."),
+        typer.Option(
+            metavar="N", min=1, max=1024, help="The number of machines; run the command on each, with its --node-rank."
+        ),
     ] = 1
     rdzv_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The place where the machines meet, the same for all, as for torchrun."),
+        typer.Option(metavar="HOST:PORT", help="The port of machine 0 where the ranks meet, as for torchrun."),
     ] = None
-    rdzv_backend: Annotated[
-        str, typer.Option(metavar="NAME", help="The rendezvous backend, as for torchrun: c10d or etcd-v2.")
-    ] = "c10d"
-    rdzv_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The name of the job, the same for all machines.")
+    node_rank: Annotated[
+        int | None,
+        typer.Option(metavar="R", min=0, max=1023, help="The number of this machine, from 0, as for torchrun."),
     ] = None
 
     def parallelism(self) -> Parallelism:
@@ -115,6 +116,12 @@ class LaunchOptions(StrategyOptions):
             raise SelectionError("--nproc 1 is a job of one rank; give at least 2, or leave --nproc out")
         if self.nnodes > 1 and not self.rdzv_endpoint:
             raise SelectionError("several machines need the place where they meet: --rdzv-endpoint HOST:PORT")
+        if (self.nnodes > 1) != (self.node_rank is not None) or (self.node_rank or 0) >= self.nnodes:
+            raise SelectionError(
+                f"--node-rank is the number of this machine, from 0 to --nnodes - 1 ({self.nnodes - 1})"
+            )
+        if self.rdzv_endpoint and not re.fullmatch(r"[\w.:\[\]-]{1,255}:\d{1,5}", self.rdzv_endpoint, re.ASCII):
+            raise SelectionError(f"--rdzv-endpoint has the form HOST:PORT; got {self.rdzv_endpoint[:60]!r}")
         if self.mesh is None or self.strategy == SINGLE:
             return self.of_ranks(world_size)
         found = self.of_ranks(None)

@@ -107,7 +107,7 @@ def _prepare() -> None:
     sys.stderr = _stream(sys.stderr, _Stderr, 2)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = int(getattr(signal, name, 0))
-        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup ignores SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
     sys.unraisablehook = _ignored
 

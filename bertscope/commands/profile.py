@@ -66,10 +66,14 @@ def profile(
         launch = Launch(
             nproc=ranks.nproc,
             nnodes=ranks.nnodes,
-            rdzv_backend=ranks.rdzv_backend,
+            node_rank=ranks.node_rank or 0,
             rdzv_endpoint=ranks.rdzv_endpoint or "",
-            rdzv_id=ranks.rdzv_id or "",
             timeout_seconds=timeout,
+        )
+    if launch is not None and launch.nnodes > 1:
+        note(
+            "several machines: the ports of torch's store and of gloo or NCCL have no authentication; use a trusted "
+            "network, or a firewall (SECURITY.md)"
         )
     limit = size("--memory-limit", memory_limit)
     jobs = [
