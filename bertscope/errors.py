@@ -121,6 +121,13 @@ def _packages(extra: str) -> list[str]:
     return [name[0] for name in found if name]
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the errors by which Python, torch and the system say that there is no more memory."""
+    words = ("can't allocate memory", "out of memory", "annot allocate memory", "Resource temporarily unavailable",
+             "std::bad_alloc", "cannot map zero-fill pages", "failed to map segment")  # fmt: skip
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
 class BertscopeWarning(UserWarning):
     """A setting that has no effect, or a fallback to other code than the user asked for."""
 

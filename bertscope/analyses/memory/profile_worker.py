@@ -55,6 +55,7 @@ def launch(job: Job, say: Say) -> None:
 def run(job: Job, say: Say) -> None:
     """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
     say("stage", "loading torch")
+    from bertscope.analyses.tracing.inputs import running
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
@@ -69,7 +70,8 @@ def run(job: Job, say: Say) -> None:
     set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    with job.source.implemented_by(job.run_config.model_implementation).confined():
+    source = job.source.implemented_by(job.run_config.model_implementation)
+    with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.inputs):
         _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
 
 
