@@ -55,7 +55,6 @@ def launch(job: Job, say: Say) -> None:
 def run(job: Job, say: Say) -> None:
     """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
     say("stage", "loading torch")
-    from bertscope.analyses.tracing.inputs import running
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
@@ -63,6 +62,8 @@ def run(job: Job, say: Say) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     flops = estimate_job(job, say)
+    from bertscope.analyses.tracing.inputs import running
+
     gc.enable()
     gc.collect()
     set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
