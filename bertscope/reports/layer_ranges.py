@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -74,9 +74,13 @@ def written(path: str) -> str:
     return _LIKE_A_RANGE.sub(lambda found: f"{found[0]}'" if is_run(found[1]) else found[0], path)
 
 
-def in_order(path: str) -> list[tuple[int, str]]:
-    """Return a key to sort paths by, numbers by their size."""
-    return [(-1, name) if (number := number_of(name)) is None else (number, "") for name in path.split(".")]
+def in_order(path: str) -> list[Any]:
+    """Return a key to sort paths by, numbers by their size: a number and a text for each part of the path."""
+    key: list[Any] = []
+    for name in path.split("."):
+        number = number_of(name)
+        key += (-1, name) if number is None else (number, "")
+    return key
 
 
 def expand(path: str) -> Iterator[str]:
@@ -103,6 +107,10 @@ def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key,
         likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
         alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))
     for (before, after, key), members in alike.items():
+        if len(members) == 1:  # as in a file of many different names
+            (number, item), *_ = members
+            yield before if after is None else f"{before}{number}{after}", key, [item]
+            continue
         ordered = enumerate(sorted(members, key=itemgetter(0)))
         # Consecutive numbers have the same distance from their places in the order.
         for _, group in groupby(ordered, key=lambda placed: placed[1][0] - placed[0]):
