@@ -1,7 +1,6 @@
 """The import of torch, what it needs, and what a process may leave out of it; nothing here imports torch itself."""
 
 import gc
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,9 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from bertscope.errors import SourceError
+from bertscope.errors import importing
 
-_VARIABLES = ("TORCH_", "PYTORCH_", "TQDM_")  # of environment variables that the import of torch reads
 _META_KERNELS = "torch._meta_registrations"
 
 
@@ -26,18 +24,9 @@ def quick_import() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), importing("torch", "TORCH_", "PYTORCH_", "TQDM_"):
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy is fine
             yield
-    except (ValueError, AttributeError, FileNotFoundError, PermissionError) as error:
-        given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES)]
-        if not given:
-            raise
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        shown = ", ".join(given)
-        raise SourceError(
-            f"torch cannot be imported with {shown} ({reason}); unset the variable or correct it"
-        ) from error
     finally:
         if collecting:
             gc.enable()

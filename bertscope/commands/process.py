@@ -5,6 +5,7 @@ At module level it imports the standard library only, so that it can report any 
 
 import atexit
 import contextlib
+import errno
 import io
 import os
 import select
@@ -64,6 +65,8 @@ def failure(error: BaseException) -> int:
     text = one_line(" ".join(str(error).split()), limit=200)
     if is_out_of_memory(error):
         return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return complain(f"{text}; raise the limit (ulimit -n)", 3)
     remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"
     if isinstance(error, ImportError):
         remedy = f"'bertscope doctor' checks the installation; {remedy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -94,7 +95,9 @@ def test_a_torch_that_refuses_its_environment_is_one_line_that_names_the_variabl
     done = spawn(*command, env=ENV | {"TORCH_LOGS": "nosuch"})
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2
-    assert last.startswith("error: torch cannot be imported with TORCH_LOGS=nosuch (ValueError: Invalid log settings")
+    assert last.startswith(
+        "error: torch cannot be imported with this TORCH_LOGS (ValueError: Invalid log settings: nosuch"
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -110,6 +113,19 @@ def test_want_of_memory_is_one_line_and_exit_code_3(cli, monkeypatch, error):
     assert (result.code, result.out) == (3, "")
     assert one_line(result.err, 3)
     assert result.err.startswith("error: memory ran out")
+
+
+def test_a_limit_on_open_files_is_named_and_exit_code_3(cli, monkeypatch):
+    raising(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    result = cli("presets")
+    assert (result.code, result.err) == (3, "error: [Errno 24] Too many open files; raise the limit (ulimit -n)\n")
+
+
+def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_the_variable():
+    done = spawn("count", "some-org/absent", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"})
+    assert (done.returncode, one_line(done.stderr, 2)) == (2, True)
+    assert "huggingface_hub cannot be imported with this HF_HUB_ETAG_TIMEOUT (ValueError" in done.stderr
+    assert "secret" not in done.stderr
 
 
 @pytest.mark.parametrize(("option", "kib"), [("-v", 400_000), ("-v", 500_000), ("-d", 150_000)])

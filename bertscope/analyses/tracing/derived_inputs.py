@@ -95,6 +95,7 @@ _DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
 
 
 def check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
+    """Raise SelectionError for a batch, or a length above `most`, that no tensor has; `limit` is `most` in words."""
     if not 1 <= batch < MAX_SIZE:
         raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
     if not 1 <= seq <= most:
