@@ -16,7 +16,7 @@ from typing import Any
 
 from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
-from bertscope.errors import BertscopeError, UnknownValueError
+from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing
@@ -135,9 +135,8 @@ def explained(error: Exception, job: Job) -> tuple[str, str]:
     text = str(error)
     if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
         return "files", "has too many open files"
-    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
     is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
-    if is_limited or isinstance(error, MemoryError) or any(word in text for word in words):
+    if is_limited or is_out_of_memory(error):
         return "out of memory", text
     return "failed", f"{type(error).__name__}: {text}"
 

@@ -11,7 +11,7 @@ from bertscope.analyses.memory.fit import Progress, Steps, fit_report, fit_varia
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.inputs import positions
+from bertscope.analyses.tracing.derived_inputs import positions
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import GraphReport
