@@ -5,9 +5,9 @@
 The script damages good inputs of `tests/corpus.py` at random (bytes, values, structure, lengths) and runs a command on
 each, in this process. `tests/fuzzing.py` defines the failures: code that runs, a changed file of the user, an uncaught
 exception, an exit code other than 0 (the damage had no effect), 1 (the answer is no), 2 or, of a measurement, 3, more
-than one line on stderr with 2, unprintable text, more than 10 s of CPU time or 1 GiB of memory for one input, a remaining
-child process, a partial file, a port that is open to the network. With --signals it then sends signals to commands
-in processes of their own, which must end as documented, and leave no process, temporary folder or partial file.
+than one line on stderr with 2, unprintable text, more than 10 s of CPU time or 1 GiB of memory for one input, a
+remaining child process, a partial file, a port that is open to the network. With --signals it then sends signals to
+other processes that run commands: they must end as documented and leave no process, temporary folder or partial file.
 `tests/test_fuzz.py` is a short run of the same with a fixed seed.
 """
 
@@ -37,7 +37,8 @@ from tests.corpus import EXPECTED, TINY, Kind, cases, kinds, prepared
 from tests.fuzzing import descendants, judged, listening, remaining
 
 COMMANDS = (
-    "count small.json --format json -o out.json", "estimate small.json --batch 1 --seq 8", "sweep grid.yaml -o rows.jsonl --workers 2",
+    "count small.json --format json -o out.json", "estimate small.json --batch 1 --seq 8",
+    "sweep grid.yaml -o rows.jsonl --workers 2",
     "fit small.json --seq 8 --budget 9MiB --format json -o out.json", "check mine.bertscope.yaml",
     f"report {TINY} --no-fit -o page.html", f"profile {TINY} --steps 1 --format json -o out.json",
     f"profile {TINY.replace('batch 1', 'batch 2')} --steps 1 --nproc 2 --strategy fsdp --format json -o out.json",
@@ -106,7 +107,7 @@ def signals(number: int, seed: int, folder: Path) -> int:
     if not number:
         return 0
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a child whose parent has ended becomes one of this process
-    source = random.Random(seed)
+    source = random.Random(seed)  # noqa: S311 no secret
     durations: dict[str, float] = {}
     codes: Counter[tuple[str, int]] = Counter()
     failures = 0
@@ -127,8 +128,8 @@ def signals(number: int, seed: int, folder: Path) -> int:
             print(f"FAILED {chosen.name} after {moment:.2f} of {durations[command]:.2f} s: {command}\n"
                   f"  {'; '.join(faults)}", flush=True)  # fmt: skip
     for chosen in SIGNALS:
-        told = ", ".join(f"exit {code}: {times}" for (name, code), times in sorted(codes.items()) if name == chosen.name)
-        print(f"{chosen.name:10s}{told}")
+        told = sorted((code, times) for (name, code), times in codes.items() if name == chosen.name)
+        print(f"{chosen.name:10s}{', '.join(f'exit {code}: {times}' for code, times in told)}")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
     print(f"{number} signals, {failures} failures")
     return failures
@@ -136,7 +137,7 @@ def signals(number: int, seed: int, folder: Path) -> int:
 
 def _started(command: str, home: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 words of this file
         [sys.executable, "-m", "bertscope", *command.split()], cwd=home, env=environment, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals,
     )  # fmt: skip
@@ -163,7 +164,7 @@ def _disturbed(command: str, home: Path, chosen: signal.Signals, moment: float) 
     killed = sorted(descendants(str(process.pid))) if chosen == signal.SIGKILL else [process.pid]
     if process.poll() is None and killed:
         with suppress(ProcessLookupError):
-            os.kill(int(random.Random(moment).choice(killed)), chosen)
+            os.kill(int(killed[int(moment * 1000) % len(killed)]), chosen)
     out, err = _ended(process)
     code = process.returncode
     left = remaining(before)

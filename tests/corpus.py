@@ -22,12 +22,9 @@ from typing import Any
 
 import yaml
 
-from bertscope.analyses.sweep.grid import read_grid
-from bertscope.analyses.sweep.point import compute
-from bertscope.analyses.sweep.tasks import tasks_of
 from tests import hostile
 from tests.analyses.calibrate.fakes import calibration
-from tests.conftest import ROOT, TRAINING_ARGUMENTS
+from tests.conftest import ROOT, TRAINING_ARGUMENTS, run_cli
 
 SIZE = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 20, "max_position_embeddings": 16}  # fmt: skip
@@ -53,7 +50,8 @@ KEYS = ("", "x", "__metadata__", "num_labels", "id2label", "auto_map", "pruned_h
 NAMES = ("bert-tiny", "google-bert/bert-base-cased", "absent.module:build", "json:loads", "mine.yaml", "~nobody/x",
          "model.safetensors", "C:\\x", "https://example.com/x", "-", "a" * 300, "\u202ex\x1b[31m", "config.json/..",
          ".", "/", "/dev/null", "")  # fmt: skip
-PIECES = ("", ":", "/", "..", "\n", "\x1b", "\udcff", "é", "@", "=", "x", "B", "S", ",", "0", "-1", "9" * 20, "bool", "1")
+PIECES = ("", ":", "/", "..", "\n", "\x1b", "\udcff", "é", "@", "=", "x", "B", "S", ",", "0", "-1", "9" * 20, "bool",
+          "1")  # fmt: skip
 INPUTS = ("input_ids=BxS:int64", "input_ids=Bx3x4:int64", "input_ids=BxS:float32", "x=B:float32", "x=Bx8:float32",
           "token_type_ids=BxS:int64", "attention_mask=BxS:int64", "labels=B:int64", "x=8:int8")  # fmt: skip
 OPTIONS = ("--lora=r=8,target=query+value", "--alloc-conf=max_split_size_mb:64", "--freeze=encoder.layer.0",
@@ -154,11 +152,11 @@ def kinds() -> dict[str, Kind]:
     stored, zipped = _safetensors(model), _saved(model, True)
     made = {
         "preset": Kind(name="mine.yaml", good=_beside()["good.yaml"], form="yaml",
-                       commands=("count {}", "count {}", "diff {} small.json --seq 8", "explain {}")),
+                       commands=("count {}", "tree {}", "diff {} small.json --seq 8", "explain {}")),
         "expectations": Kind(name="mine.bertscope.yaml", good=EXPECTED.encode(), form="yaml", commands=("check {}",),
                              formats=(*FORMATS, "github", "junit")),
         "config": Kind(name="config.json", good=_beside()["small.json"],
-                       commands=("count {}", "count {}", "diff small.json {} --seq 8")),
+                       commands=("count {}", "tree {}", "diff small.json {} --seq 8")),
         "page": Kind(name="config.json", good=_beside()["small.json"], rounds=4, formats=("json",),
                      commands=("report {} --no-fit --batch 1 --seq 8 --format json",)),
         "adapter": Kind(name="lora/adapter_config.json", good=_json(ADAPTER),
@@ -173,20 +171,22 @@ def kinds() -> dict[str, Kind]:
         "results": Kind(name="rows.jsonl", good=_rows(), form="lines", commands=("sweep grid.yaml -o {} --workers 1",)),
         "project": Kind(name="pyproject.toml", good=PROJECT.encode(), form="toml",
                         commands=("count small.json", f"estimate {TINY}", "check", "presets")),
-        "training": Kind(name="args.json", good=_json(TRAINING_ARGUMENTS),
+        "training": Kind(name="args.json", good=_json(TRAINING_ARGUMENTS), rounds=2,
                          commands=("estimate small.json --seq 8 --from {}",
                                    "fit small.json --seq 8 --budget 9MiB --from {}")),
         "accelerate": Kind(name="accelerate.yaml", good=ACCELERATE.encode(), form="yaml",
                            commands=(f"estimate {TINY} --from {{}}",)),
-        "calibration": Kind(name="bertscope/calibrations/card.json", good=calibration().to_json().encode(),
+        "calibration": Kind(name="bertscope/calibrations/card.json", good=calibration().to_json().encode(), rounds=2,
                             commands=(f"estimate {TINY} --gpu h200 --time", "fit small.json --seq 8 --gpu h200 --time "
                                       "--precision fp32 --checkpointing none", "read {}")),
         "report": Kind(name="report.json", good=bertscope.count("bert-tiny").to_json().encode(), commands=("read {}",)),
-        "name": Kind(words=NAMES, commands=("count -- {}", "diff small.json --seq 8 -- {}", "schema -- {}", "tree -- {}")),
+        "name": Kind(words=NAMES,
+                     commands=("count -- {}", "diff small.json --seq 8 -- {}", "schema -- {}", "tree -- {}")),
         "input": Kind(words=INPUTS, commands=(f"estimate {TINY} --input={{}}", f"flops {TINY} --input={{}}",
                                               "fit small.json --seq 8 --budget 9MiB --input={}",
                                               "estimate own.py:Own --batch 2 --input={}")),
-        "option": Kind(words=OPTIONS, commands=tuple(f"estimate {TINY} {more}{{}}" for more in ("", "--device cuda ", "--world-size 4 --strategy ddp "))),
+        "option": Kind(words=OPTIONS, commands=(f"estimate {TINY} {{}}", f"estimate {TINY} --device cuda {{}}",
+                                               f"estimate {TINY} --world-size 4 --strategy ddp {{}}")),
         "profiled": Kind(words=INPUTS, commands=(f"profile {TINY} --steps 1 --input={{}}",), rounds=8),
         "ranks": Kind(name="own.py", good=OWN.encode(), form="ranks", rounds=8, commands=(
             "profile own.py:Own --nproc 2 --strategy fsdp --input=x=Bx8:float32 --batch 2 --steps 1 --timeout 20",)),
@@ -197,7 +197,11 @@ def kinds() -> dict[str, Kind]:
         import transformers  # noqa: F401
 
         for family, fields in FAMILIES.items():
-            made[family] = Kind(name="config.json", good=_json({"model_type": family, **fields}))
+            made[family] = Kind(
+                name="config.json",
+                good=_json({"model_type": family, **fields}),
+                commands=("count {}", "count {}", "estimate {} --batch 1 --seq 8"),
+            )
     return made
 
 
@@ -257,10 +261,12 @@ def _with_records(
 
 
 def _rows() -> bytes:
-    """Return the rows of the grid."""
-    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
-        Path(file.name).write_text(GRID)
-        return b"".join(compute(task.to_json()).encode() + b"\n" for task in tasks_of(read_grid(file.name)))
+    """Return the results file of the grid."""
+    with tempfile.TemporaryDirectory() as name:
+        grid, rows = Path(name, "grid.yaml"), Path(name, "rows.jsonl")
+        grid.write_text(GRID)
+        run_cli("sweep", grid, "-o", rows, "--workers", "1")
+        return rows.read_bytes()
 
 
 # ---- damage ----
@@ -272,6 +278,8 @@ def cases(kind: str, made: Kind, seed: int, home: Path) -> Iterator[list[str]]:
     while True:
         name, *words = source.choice(made.commands).split()
         options = ["--format", source.choice(made.formats)] if source.random() < 0.5 else []
+        if source.random() < 0.1:
+            options += ["--lang", "zh"]
         if source.random() < 0.15 and "-o" not in words:
             options += ["--output", source.choice(OUTPUTS)]
         if made.name:
@@ -280,14 +288,21 @@ def cases(kind: str, made: Kind, seed: int, home: Path) -> Iterator[list[str]]:
         yield [name, *options, *(word.replace("{}", given) for word in words)]
 
 
+def baits(made: Kind, home: Path) -> Iterator[list[str]]:
+    """Write each file of BAIT, one after the other, and yield the arguments of a command that reads it."""
+    for make in BAIT:
+        (home / made.name).write_bytes(make())
+        yield made.commands[0].replace("{}", str(home / made.name)).split()
+
+
 def damaged(made: Kind, source: random.Random) -> bytes:
     """Return the file with something wrong, most of the time."""
     good, form = made.good, made.form
     if form == "ranks":
         ranks, calls, fault = source.choice(("0", "1", "01")), source.choice((1, 2, 4)), source.choice(RANK_FAULTS)
         return good.replace(b'"", 1', f'"{ranks}", {calls}'.encode()).replace(b"pass", fault.encode())
-    if source.random() < 0.05:
-        return source.choice(CORPUS)()
+    if source.random() < 0.1:
+        return source.choice(source.choice((BAIT, BAIT, HOSTILE)))()
     if form in FORMS and source.random() < 0.6:
         return _with_value(good, form, source)
     how = source.choice(("bytes", "cut", "length", "twice", "pickle", "record"))
@@ -333,7 +348,9 @@ def _with_value(good: bytes, form: str, source: random.Random) -> bytes:
         if source.random() < 0.2 and isinstance(place, dict):
             key = source.choice(KEYS)
         values = SIZES if type(inner) is int and source.random() < 0.5 else VALUES  # a size is refused later, or never
-        place[key] = copy.deepcopy(source.choice(values))  # a copy: the next round may damage it in its turn
+        other, name = source.choice(places)
+        value = other[name] if source.random() < 0.2 else source.choice(values)
+        place[key] = copy.deepcopy(value)  # a copy: the next round may damage it in its turn
     return write(data) + (good[8 + int.from_bytes(good[:8], "little") :] if form == "safetensors" else b"")
 
 
@@ -360,7 +377,8 @@ def _write_yaml(data: Any) -> bytes:
 
 
 def _read_table(good: bytes) -> Any:
-    return {key: json.loads(value) for key, _, value in (line.partition(" = ") for line in good.decode().split("\n")[1:-1])}
+    pairs = (line.partition(" = ") for line in good.decode().splitlines()[1:])
+    return {key: json.loads(value) for key, _, value in pairs}
 
 
 def _write_table(data: Any) -> bytes:
@@ -389,8 +407,8 @@ class _Runs:
         return exec, (f"open({RAN!r}, 'w').close()",)
 
 
-# Files of one reader, given to all: none may run code, and each is answered in one line.
-CORPUS: tuple[Callable[[], bytes], ...] = (
+# Files of one reader, given to all. These name code, or are notes of a user that resemble something else.
+BAIT: tuple[Callable[[], bytes], ...] = (
     lambda: pickle.dumps(_Runs(), 2),
     lambda: hostile.torch_zip(pickle.dumps(_Runs(), 2)),
     lambda: hostile.torch_zip(b"\x80\x02cevil\nbuild\n)R."),
@@ -405,6 +423,5 @@ CORPUS: tuple[Callable[[], bytes], ...] = (
     lambda: b"{",
     lambda: b"",
     lambda: b"\xef\xbb\xbf" + b"\0" * 99,
-    *hostile.REFUSED.values(),
-    *hostile.ACCEPTED.values(),
 )
+HOSTILE = (*hostile.REFUSED.values(), *hostile.ACCEPTED.values())

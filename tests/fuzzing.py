@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import sys
@@ -29,6 +30,7 @@ from tests.corpus import RAN
 SECONDS, MEMORY_BYTES = 10, 1 << 30  # of the processor, and above the memory before, for one command
 WALL_SECONDS = 120  # for a command that waits
 GONE_SECONDS = 5  # until the last process of a command has ended
+PROGRESS = re.compile(r" \(\d+ of \d+, \d+ s\)$")  # a line of a command that takes longer
 STARTS = ("profile",)  # commands that start processes
 
 
@@ -66,7 +68,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
         *([f"{grown >> 20} MiB of memory"] if grown > MEMORY_BYTES else []),
         *([f"a child is left: {left}"] if (left := remaining(processes)) else []),
         *([f"it listens to the network: {sorted(listeners)}"] if listeners else []),
-        *_faults_of_files(result.code, files, after, arguments),
+        *_faults_of_files(result.code, files, after, arguments, folder),
     ]
     for name in after.keys() - files.keys():
         (folder / name).unlink()
@@ -111,7 +113,7 @@ def _surroundings(folder: Path) -> Iterator[None]:
 
 
 def _faults_of_text(code: int, out: str, err: str, reports_errors: bool, is_measured: bool) -> Iterator[str]:
-    errors = [line for line in err.splitlines() if not line.startswith("note: ")]
+    errors = [line for line in err.splitlines() if not (line.startswith("note: ") or PROGRESS.search(line))]
     if code not in ((0, 1, 2, 3) if is_measured else (0, 1, 2)):
         yield f"exit code {code}"
     if "Traceback" in out + err:
@@ -126,12 +128,11 @@ def _faults_of_text(code: int, out: str, err: str, reports_errors: bool, is_meas
         yield "unprintable characters"
 
 
-
 def _faults_of_files(
-    code: int, before: dict[str, bytes], after: dict[str, bytes], arguments: list[Any]
+    code: int, before: dict[str, bytes], after: dict[str, bytes], arguments: list[Any], folder: Path
 ) -> Iterator[str]:
-    asked = {os.path.relpath(word) if os.path.isabs(word) else word for option, word in pairwise(map(str, arguments))
-             if option in ("--output", "-o")}  # fmt: skip
+    words = pairwise(map(str, arguments))
+    asked = {os.path.relpath(folder / word, folder) for option, word in words if option in ("--output", "-o")}
     new = after.keys() - before.keys()
     changed = {name for name, content in before.items() if after.get(name) != content}
     if RAN in new:

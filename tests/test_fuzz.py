@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests import fuzzing
-from tests.conftest import ROOT, Result
 from tests.child_server import loaded
-from tests.corpus import CORPUS, FAMILIES, RAN, cases, kinds, prepared
+from tests.conftest import ROOT, Result
+from tests.corpus import BAIT, FAMILIES, RAN, baits, cases, kinds, prepared
 from tests.fuzzing import judged
 from tests.hostile_review import REVIEW
 
@@ -48,6 +48,14 @@ def test_damaged_files_and_words_are_one_line(made, tmp_path, kind, monkeypatch)
         verdict = judged(list(arguments), home)
         assert not verdict.faults, (ascii(arguments), made[kind].name and (home / made[kind].name).read_bytes()[:2000],
                                     verdict)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind not in (*FAMILIES, "page", "verified")])
+def test_no_reader_runs_code_that_a_file_names_or_changes_a_foreign_file(made, tmp_path, kind):
+    home = prepared(made[kind], tmp_path)
+    for arguments in baits(made[kind], home):
+        verdict = judged(list(arguments), home)
+        assert not verdict.faults, (ascii(arguments), (home / made[kind].name).read_bytes()[:2000], verdict)
 
 
 def test_every_kind_of_input_is_tried(made):
@@ -148,7 +156,7 @@ def test_the_long_run_says_what_happened(monkeypatch, capsys):
     run_config = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
     fuzz = importlib.util.module_from_spec(run_config)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", ["fuzz.py", *"--runs 4 --only preset name --signals 1 --seed 7".split()])
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", "--runs=4", "--signals=1", "--seed=7", "--only", "preset", "name"])
     run_config.loader.exec_module(fuzz)
     assert fuzz.main() == 0
     out = capsys.readouterr().out
@@ -159,5 +167,5 @@ def test_the_long_run_says_what_happened(monkeypatch, capsys):
 def test_a_file_that_runs_code_is_among_the_files_for_all_readers(tmp_path, monkeypatch):
     """Else no reader is tried with one."""
     monkeypatch.chdir(tmp_path)
-    pickle.loads(CORPUS[0]())
+    pickle.loads(BAIT[0]())
     assert Path(RAN).exists()
