@@ -81,7 +81,7 @@ def _read(path: Path | str) -> Result:
     """Do what a program does with a report that somebody sent it."""
     try:
         report = from_json(Path(path).read_bytes())
-        return Result(0, report.to_json(), "")
+        return Result(0, f"{report}\n{report.to_json()}", "")
     except BertscopeError as error:
         return Result(error.exit_code, "", f"error: {one_line(str(error), limit=2000)}\n")
     except Exception as error:
