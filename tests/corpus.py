@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ class Kind:
     rounds: int = 1  # it is one of the inputs of so many rounds
 
 
+@cache
 def kinds() -> dict[str, Kind]:
     """Return each kind by its name; without transformers, those that need none."""
     import bertscope
@@ -171,12 +173,12 @@ def kinds() -> dict[str, Kind]:
         "results": Kind(name="rows.jsonl", good=_rows(), form="lines", commands=("sweep grid.yaml -o {} --workers 1",)),
         "project": Kind(name="pyproject.toml", good=PROJECT.encode(), form="toml",
                         commands=("count small.json", f"estimate {TINY}", "check", "presets")),
-        "training": Kind(name="args.json", good=_json(TRAINING_ARGUMENTS), rounds=2,
+        "training": Kind(name="args.json", good=_json(TRAINING_ARGUMENTS), rounds=4,
                          commands=("estimate small.json --seq 8 --from {}",
                                    "fit small.json --seq 8 --budget 9MiB --from {}")),
         "accelerate": Kind(name="accelerate.yaml", good=ACCELERATE.encode(), form="yaml",
                            commands=(f"estimate {TINY} --from {{}}",)),
-        "calibration": Kind(name="bertscope/calibrations/card.json", good=calibration().to_json().encode(), rounds=2,
+        "calibration": Kind(name="bertscope/calibrations/card.json", good=calibration().to_json().encode(), rounds=4,
                             commands=(f"estimate {TINY} --gpu h200 --time", "fit small.json --seq 8 --gpu h200 --time "
                                       "--precision fp32 --checkpointing none", "read {}")),
         "report": Kind(name="report.json", good=bertscope.count("bert-tiny").to_json().encode(), commands=("read {}",)),
