@@ -1,11 +1,21 @@
 """The program: `bertscope`, and `python -m bertscope`."""
 
 import os
+import signal
 import sys
+
+
+def leave_at_once(number: int, frame: object) -> None:
+    """End a process that has done nothing yet as a shell reports the signal."""
+    os._exit(128 + number)
 
 
 def main() -> None:
     """Run the command line; report errors during its import like later ones."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, leave_at_once)
     try:
         from bertscope.commands.process import run
     except KeyboardInterrupt:

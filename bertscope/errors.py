@@ -14,9 +14,11 @@ Every message is one line: what was given, what is allowed, what to do next. `pr
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bertscope.units import visible
@@ -126,6 +128,31 @@ def _packages(extra: str) -> list[str]:
     named = rf"extra == .({extra.replace(',', '|')}).$"
     found = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(named, line))
     return [name[0] for name in found if name]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the errors by which Python, torch and the system say that there is no more memory."""
+    words = ("can't allocate memory", "out of memory", "annot allocate memory", "Resource temporarily unavailable",
+             "std::bad_alloc", "cannot map zero-fill pages", "failed to map segment")  # fmt: skip
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+@contextmanager
+def importing(package: str, *prefixes: str) -> Iterator[None]:
+    """Raise a SourceError that names the environment variables with these prefixes if the import refuses a value."""
+    try:
+        yield
+    except (ValueError, AttributeError, FileNotFoundError, PermissionError) as error:
+        given = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+        if not given:
+            raise
+        said = " ".join(str(error).split())
+        # Only names: a value may be a token.
+        named = [name for name, value in given.items() if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said)]
+        names = ", ".join(named or given)
+        raise SourceError(
+            f"{package} cannot be imported with this {names} ({type(error).__name__}: {said[:200]}); unset or mend it"
+        ) from error
 
 
 class BertscopeWarning(UserWarning):

@@ -44,7 +44,7 @@ class ExpectationFile(pytest.File):
         try:
             path = self.path.relative_to(Path.cwd()) if is_below else self.path
             # pytest imports the project's code anyway; the first test imports what the file names.
-            with as_source_error("unexpected error", "; report it"):
+            with as_source_error("unexpected error", lambda: "; report it"):
                 self.model = read_expectation_file(path, allow_code=True)
             if not self.model.expected:
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")

@@ -1,13 +1,15 @@
-"""The import of torch, and what a process may leave out of it: the standard library only, so that it can come first."""
+"""The import of torch, what it needs, and what a process may leave out of it; nothing here imports torch itself."""
 
 import gc
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+from bertscope.errors import importing
 
 _META_KERNELS = "torch._meta_registrations"
 
@@ -18,15 +20,29 @@ def quick_import() -> Iterator[None]:
 
     The import creates about a million objects that stay alive; collections would take a third of its time.
     """
+    _check_limits()
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), importing("torch", "TORCH_", "PYTORCH_", "TQDM_"):
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy is fine
             yield
     finally:
         if collecting:
             gc.enable()
+
+
+def _check_limits() -> None:
+    """Raise MemoryError below limits at which the import of torch may abort the process or never end."""
+    with suppress(ImportError):  # Windows
+        import resource
+
+        for limit, option, needed_mib in ((resource.RLIMIT_AS, "-v", 600), (resource.RLIMIT_DATA, "-d", 190)):
+            allowed, _ = resource.getrlimit(limit)
+            if 0 <= allowed < needed_mib << 20:
+                raise MemoryError(
+                    f"'ulimit {option}' allows {allowed >> 20} MiB; torch needs at least {needed_mib} MiB"
+                )
 
 
 class _LaterKernels(ModuleType):

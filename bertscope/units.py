@@ -74,12 +74,12 @@ def parse_bytes(text: str) -> int:
     """
     from fractions import Fraction  # 10 ms, and most commands read no size
 
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTPE]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise ValueError(text)
     number, prefix, suffix = match[1], match[2].upper(), match[3].lower()
     step = 1000 if suffix == "b" else 1024
-    return int(Fraction(number) * step ** " KMGTP".index(prefix or " "))
+    return int(Fraction(number) * step ** " KMGTPE".index(prefix or " "))
 
 
 def unit_value(text: str) -> int | None:

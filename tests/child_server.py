@@ -19,10 +19,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from bertscope.analyses.memory.child import _paths
 from tests.loaded_python import number, request
@@ -60,6 +63,19 @@ class ForkedChild:
         """Kill the process and those that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """Fork the children of `profile` and `sweep` from the server."""
+    from bertscope.analyses.memory import profile
+    from bertscope.analyses.sweep import engines
+
+    worker = partial(ForkedChild, engines.ENTRY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
+        patch.setattr(engines, "_starting", lambda functions: nullcontext(worker))
+        yield
 
 
 def loaded(module: str, *, without: str = "") -> list[str]:

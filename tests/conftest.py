@@ -16,7 +16,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -239,14 +238,9 @@ def _one_more_length() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _children_of_a_server() -> Iterator[None]:
     """Fork the children of `profile` and `sweep` from a process that has torch loaded."""
-    from bertscope.analyses.memory import profile
-    from bertscope.analyses.sweep import engines
-    from tests.child_server import ForkedChild
+    from tests.child_server import forking
 
-    worker = functools.partial(ForkedChild, engines.ENTRY)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
-        patch.setattr(engines, "_starting", lambda functions: nullcontext(worker))
+    with forking():
         yield
 
 

@@ -41,7 +41,7 @@ MAY = {
     "text_files": f"{BASE} <yaml>",
     "checkpoints": f"{BASE} text_files",
     "sources": f"{BASE} config run_config parallelism gpus text_files checkpoints <yaml>",
-    "torch_import": "",
+    "torch_import": "errors",
     "torch_access": "errors torch_import <torch>",
     "model": "errors config run_config torch_access <torch>",
     "analyses": f"{TEXT} torch_access model bertscope",

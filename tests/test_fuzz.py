@@ -8,49 +8,70 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import pickle
+import socket
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests import fuzzing
+from tests.child_server import loaded
 from tests.conftest import ROOT, Result
-from tests.fuzzing import FAMILIES, cases, judged, kinds
+from tests.corpus import BAIT, FAMILIES, RAN, baits, cases, kinds, prepared
+from tests.fuzzing import judged
 from tests.hostile_review import REVIEW
 
 SEED, RUNS = 20261121, 8
-KINDS = ("preset", "expectations", "config", "adapter", "safetensors", "index", "zip", "legacy", "verified", "name",
-         "deflated", "bzip2", "lzma", *FAMILIES)  # fmt: skip
+REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
+FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
+         "grid", "results", "project", "training", "accelerate", "calibration", "report", *FAMILIES)  # fmt: skip
+KINDS = (*FILES, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return kinds(tmp_path_factory.mktemp("good"))
+def made():
+    loaded("")  # the server of children, which is no child of a command
+    return kinds()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files_and_names_are_one_line(made, tmp_path, kind, monkeypatch):
+def test_damaged_files_and_words_are_one_line(made, tmp_path, kind, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     if kind not in made:
         pytest.skip("this kind needs transformers")
-    (tmp_path / "shard.safetensors").write_bytes(made["safetensors"].good)
-    for path, arguments in islice(cases(kind, made[kind], SEED, tmp_path), RUNS):
-        verdict = judged(list(arguments), tmp_path)
-        assert not verdict.faults, (ascii(arguments), path and path.read_bytes()[:2000], verdict)
+    home = prepared(made[kind], tmp_path)
+    for arguments in islice(cases(kind, made[kind], SEED, home), RUNS // made[kind].rounds):
+        verdict = judged(list(arguments), home)
+        assert not verdict.faults, (ascii(arguments), made[kind].name and (home / made[kind].name).read_bytes()[:2000],
+                                    verdict)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("name", "deflated", "bzip2", "lzma")])
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind not in (*FAMILIES, "page", "verified")])
+def test_no_reader_runs_code_that_a_file_names_or_changes_a_foreign_file(made, tmp_path, kind):
+    home = prepared(made[kind], tmp_path)
+    for arguments in baits(made[kind], home):
+        verdict = judged(list(arguments), home)
+        assert not verdict.faults, (ascii(arguments), (home / made[kind].name).read_bytes()[:2000], verdict)
+
+
+def test_every_kind_of_input_is_tried(made):
+    assert made.keys() <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", FILES)
 def test_the_files_that_are_damaged_are_good_before(made, tmp_path, kind):
     """Else every damage would be refused for another reason."""
     if kind not in made:
         pytest.skip("this kind needs transformers")
-    (tmp_path / "shard.safetensors").write_bytes(made["safetensors"].good)
-    path = tmp_path / made[kind].name
+    home, path = prepared(made[kind], tmp_path), tmp_path / made[kind].name
     path.write_bytes(made[kind].good)
-    verdict = judged([*made[kind].command, path], tmp_path)
-    assert (verdict.code in (0, 1), verdict.faults) == (True, ()), verdict
+    for command in dict.fromkeys(made[kind].commands):
+        verdict = judged([word.replace("{}", str(path)) for word in command.split()], home)
+        assert (verdict.code in (0, 1), verdict.faults) == (True, ()), (command, verdict)
 
 
 @pytest.mark.parametrize("name", REVIEW)
@@ -83,6 +104,11 @@ def _work() -> None:
         pass
 
 
+def _listen() -> None:
+    with socket.create_server(("", 0)):
+        time.sleep(0.3)
+
+
 # Fault -> exit code, stdout, stderr, and what else the command does.
 FAULTS = {
     "exit code 70": (70, "", "error: x\n", None),
@@ -95,6 +121,11 @@ FAULTS = {
     "a child is left": (0, "", "", _leave_a_child),
     "of the processor": (0, "", "", _work),
     "MiB of memory": (0, "", "", lambda: b"x" * (128 << 20)),
+    "code ran": (0, "", "", lambda: Path(RAN).touch()),
+    "files of the user are changed: {'notes.txt'}": (0, "", "", lambda: Path("notes.txt").unlink()),
+    "files of the user are changed: {'mine'}": (2, "", "error: x\n", lambda: Path("mine").write_text("")),
+    "lines of mine are lost": (0, "", "", lambda: Path("mine").write_text("second\n")),
+    "it listens to the network": (0, "", "", _listen),
 }
 
 
@@ -104,6 +135,9 @@ def test_a_fault_is_seen(tmp_path, monkeypatch, fault):
     code, out, err, action = FAULTS[fault]
     monkeypatch.setattr(fuzzing, "SECONDS", 0.3)
     monkeypatch.setattr(fuzzing, "MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(fuzzing, "GONE_SECONDS", 0)
+    (tmp_path / "mine").write_text("first\nsecond\n")
+    (tmp_path / "notes.txt").write_text("notes")
 
     def run(*_: object) -> Result:
         if action is not None:
@@ -111,7 +145,7 @@ def test_a_fault_is_seen(tmp_path, monkeypatch, fault):
         return Result(code, out, err)
 
     monkeypatch.setattr(fuzzing, "run_cli", run)
-    faults = judged(["count", "--output", "out"], tmp_path).faults
+    faults = judged(["profile", "--output", "out", "-o", "mine"], tmp_path).faults
     for child in CHILDREN:
         child.communicate(timeout=10)
     CHILDREN.clear()
@@ -122,7 +156,16 @@ def test_the_long_run_says_what_happened(monkeypatch, capsys):
     run_config = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
     fuzz = importlib.util.module_from_spec(run_config)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", ["fuzz.py", "--runs", str(len(KINDS)), "--seed", "7"])
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", "--runs=4", "--signals=1", "--seed=7", "--only", "preset", "name"])
     run_config.loader.exec_module(fuzz)
     assert fuzz.main() == 0
-    assert f"{len(KINDS)} runs, 0 failures" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "4 runs, 0 failures" in out
+    assert "1 signals, 0 failures" in out
+
+
+def test_a_file_that_runs_code_is_among_the_files_for_all_readers(tmp_path, monkeypatch):
+    """Else no reader is tried with one."""
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(BAIT[0]())
+    assert Path(RAN).exists()

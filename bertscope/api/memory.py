@@ -174,6 +174,8 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
         return None
     if launch.nnodes > 1 and not launch.rdzv_endpoint:
         raise SelectionError("several machines need the place where they meet: rdzv_endpoint HOST:PORT")
+    if launch.node_rank >= launch.nnodes:
+        raise SelectionError(f"node_rank is from 0 to {launch.nnodes - 1}; got {launch.node_rank}")
     return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch))
 
 

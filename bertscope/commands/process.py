@@ -5,6 +5,7 @@ At module level it imports the standard library only, so that it can report any 
 
 import atexit
 import contextlib
+import errno
 import io
 import os
 import select
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from bertscope.errors import BertscopeError, SourceError, one_line
+from bertscope.errors import BertscopeError, SourceError, is_out_of_memory, one_line
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
 EXIT_CODES = {
@@ -62,11 +63,13 @@ def failure(error: BaseException) -> int:
     if isinstance(error, BertscopeError):
         return complain(str(error), error.exit_code)
     text = one_line(" ".join(str(error).split()), limit=200)
+    if is_out_of_memory(error):
+        return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return complain(f"{text}; raise the limit (ulimit -n)", 3)
     remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"
     if isinstance(error, ImportError):
         remedy = f"'bertscope doctor' checks the installation; {remedy}"
-    elif isinstance(error, MemoryError):
-        text = text or "memory ran out"
     name = f"{type(error).__name__}{': ' if text else ''}{text}"
     return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
 
@@ -107,7 +110,7 @@ def _prepare() -> None:
     sys.stderr = _stream(sys.stderr, _Stderr, 2)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = int(getattr(signal, name, 0))
-        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup ignores SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
     sys.unraisablehook = _ignored
 

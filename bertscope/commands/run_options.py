@@ -41,6 +41,10 @@ class Given:
         """Return the keywords of a public function."""
         return {"layers": self.layers, "training_file": self.training_file}
 
+    def value(self, name: str) -> Any:
+        """Return the value of a setting that the command line or the project gives, by default 0."""
+        return next((layer[name][0] for layer in self.layers if name in layer), 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
@@ -118,7 +119,7 @@ class _Drawing:
                 cells.append(_Cells(column, texts, max(map(_cell_width, texts))))
         return cls(cells)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The columns of the terminal that a line takes."""
         return 1 + sum(cells.width for cells in self.columns) + len(_GAP) * (len(self.columns) - 1)
@@ -169,6 +170,11 @@ class _Drawing:
 
     def _lines(self, place: int, target: Target, is_bold: bool) -> Iterator[str]:
         """Yield the lines of a row; a name without room in its column has lines of its own."""
+        line = _GAP.join([_padded(cells.texts[place], cells) for cells in self.columns])
+        if len(line) == self.width - 1 and line.isascii() and not self.below:  # every cell has room: the usual row
+            text = f" {line}".rstrip()
+            yield f"\x1b[1m{text}\x1b[0m" if is_bold and target.color else text
+            return
         first, *others = self.columns
         name = first.texts[place]
         stem = _stem(name)
@@ -194,6 +200,8 @@ def _cell_lines(text: str, width: int) -> list[str]:
 
 
 def _padded(text: str, cells: _Cells) -> str:
+    if text.isascii():
+        return text.rjust(cells.width) if cells.column.right else text.ljust(cells.width)
     blank = " " * (cells.width - _cell_width(text))
     return blank + text if cells.column.right else text + blank
 

@@ -30,6 +30,7 @@ _SIMPLE: dict[Any, dict[str, Any]] = {
     Any: {},
 }
 _WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_LARGEST = 2**200  # no count is larger; one above 2**1024 is no float, in which shares and units are computed
 _REMEDY = "give what `--format json` or `bertscope.to_json` wrote"
 
 
@@ -154,6 +155,8 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         accepted = (int, float) if hint is float else hint
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             raise _unlike(hint, value, where)
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            raise SourceError(f"{where} is a number that no report has: {_shown(value)}; {_REMEDY}")
         return value
     if dataclasses.is_dataclass(hint):
         return _object(hint, value, where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -58,7 +58,7 @@ class LayerRange:
 
 def number_of(name: str) -> int | None:
     """Return the number that a module's name is, of nine digits at most; None for any other name."""
-    return int(name) if _NUMBER.fullmatch(name) else None
+    return int(name) if name.isdigit() and _NUMBER.fullmatch(name) else None
 
 
 def is_run(name: str) -> bool:
@@ -69,13 +69,18 @@ def is_run(name: str) -> bool:
 
 def written(path: str) -> str:
     """Return the name or path of one module as it is among ranges: `a.0-3` becomes `a.0-3'`."""
+    if "-" not in path:  # the pattern takes ten times as long
+        return path
     return _LIKE_A_RANGE.sub(lambda found: f"{found[0]}'" if is_run(found[1]) else found[0], path)
 
 
-def in_order(path: str) -> list[tuple[int, str]]:
-    """Return a key to sort paths by, numbers by their size."""
-    numbers = ((number_of(name), name) for name in path.split("."))
-    return [(-1, name) if number is None else (number, "") for number, name in numbers]
+def in_order(path: str) -> list[Any]:
+    """Return a key to sort paths by, numbers by their size: a number and a text for each part of the path."""
+    key: list[Any] = []
+    for name in path.split("."):
+        number = number_of(name)
+        key += (-1, name) if number is None else (number, "")
+    return key
 
 
 def expand(path: str) -> Iterator[str]:
@@ -102,6 +107,10 @@ def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key,
         likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
         alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))
     for (before, after, key), members in alike.items():
+        if len(members) == 1:  # as in a file of many different names
+            (number, item), *_ = members
+            yield before if after is None else f"{before}{number}{after}", key, [item]
+            continue
         ordered = enumerate(sorted(members, key=itemgetter(0)))
         # Consecutive numbers have the same distance from their places in the order.
         for _, group in groupby(ordered, key=lambda placed: placed[1][0] - placed[0]):

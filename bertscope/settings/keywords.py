@@ -131,6 +131,5 @@ class MeasurementSettings(RunSettings, total=False):
     timeout: float
     nproc: int | None
     nnodes: int
+    node_rank: int
     rdzv_endpoint: str
-    rdzv_backend: str
-    rdzv_id: str

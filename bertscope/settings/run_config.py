@@ -6,11 +6,13 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.settings.checkpointing import (
     COMPARED,
@@ -48,6 +50,12 @@ _OF_CUDA = {"device": lambda device: device == CUDA}
 
 def _strategy(text: str) -> str:
     Checkpointing.parse(text)
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not re.fullmatch(r"[\w.:\[\]-]{1,255}:\d{1,5}", text, re.ASCII):
+        raise SelectionError(f"the form is HOST:PORT; got {text[:60]!r}")
     return text
 
 
@@ -257,17 +265,13 @@ class Launch(Settings):
         1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025, metavar="N",
         concerns={"nproc": lambda ranks: ranks is not None},
     )  # fmt: skip
+    node_rank: int = row(
+        0, "The number of this machine, from 0, as for torchrun.", section="measurement", below=1024, metavar="R",
+        concerns={"nnodes": lambda machines: machines > 1},
+    )  # fmt: skip
     rdzv_endpoint: str = row(
-        "", "The host and port where the machines meet, the same for all, as for torchrun.", section="measurement",
-        metavar="HOST:PORT", concerns={"nnodes": lambda machines: machines > 1},
-    )  # fmt: skip
-    rdzv_backend: str = row(
-        "c10d", "The rendezvous backend, as for torchrun: c10d or etcd-v2.", section="measurement", metavar="NAME",
-        concerns={"nnodes": lambda machines: machines > 1},
-    )  # fmt: skip
-    rdzv_id: str = row(
-        "", "The name of the job, the same for all machines.", section="measurement", metavar="ID",
-        concerns={"nnodes": lambda machines: machines > 1},
+        "", "The port of machine 0 where the ranks meet, as for torchrun.", section="measurement", metavar="HOST:PORT",
+        convert=_endpoint, concerns={"nnodes": lambda machines: machines > 1},
     )  # fmt: skip
 
 

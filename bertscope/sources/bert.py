@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,10 +181,6 @@ class BertSource:
 
     def confined(self) -> AbstractContextManager[None]:
         """Return an empty context: the code is bertscope's own."""
-        return nullcontext()
-
-    def running(self, where: str, absent: Sequence[str] = ()) -> AbstractContextManager[None]:
-        """Return an empty context: errors of a BERT need no translation."""
         return nullcontext()
 
     def require(self, ability: str) -> BertSource:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bertscope.checkpoints import WEIGHTS
-from bertscope.errors import MissingExtraError, SourceError
+from bertscope.errors import MissingExtraError, SourceError, importing
 from bertscope.text_files import readable
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -31,8 +31,8 @@ def cached_folder(name: str) -> Path | None:
     """Return the folder of that model's files in the local cache, or None."""
     if not is_hub_name(name) or not is_installed():
         return None
-    from huggingface_hub import try_to_load_from_cache
-
+    with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
+        from huggingface_hub import try_to_load_from_cache
     with readable(f"{name} in the Hugging Face cache"):
         others = map(os.environ.get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
         for cache in (None, *filter(None, others)):  # None: huggingface_hub's own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -106,12 +106,6 @@ class ModelSource(Protocol):
 
     def confined(self) -> AbstractContextManager[Any]:
         """Run the built model inside this context; code of transformers has no network, prompts and pickles there."""
-
-    def running(self, where: str, absent: Sequence[str] = ()) -> AbstractContextManager[None]:
-        """Run the built model confined, and raise its errors as one line; `where` completes: `cannot be run on ...`.
-
-        `absent` are names of inputs that forward takes and the run does not have, for the remedy.
-        """
 
     def require(self, ability: str) -> BertSource:
         """Return the BERT that `ability` needs; raises SelectionError with the remedy for another family."""

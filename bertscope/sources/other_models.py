@@ -8,14 +8,15 @@ import importlib
 import inspect
 import re
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, suggestion
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, is_out_of_memory, suggestion
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.sources.building import built_on, note_values
 
@@ -140,15 +141,6 @@ class OtherSource:
     def confined(self) -> AbstractContextManager[Any]:
         """Return an empty context: the user asked for this code by its name."""
         return contextlib.nullcontext()
-
-    @contextmanager
-    def running(self, where: str, absent: Sequence[str] = ()) -> Iterator[None]:
-        """Raise a SourceError for any error in the model's code, and write what it prints to stderr."""
-        others = f", such as {', '.join(absent[:8])}" if absent else ""
-        remedy = f"; --input NAME=SHAPE:DTYPE gives forward another input{others}; count, tree and print do not run it"
-        errors = as_source_error(f"{self.name} cannot be run on {where}", remedy)
-        with self.confined(), errors, contextlib.redirect_stdout(sys.stderr):
-            yield
 
     def require(self, ability: str) -> NoReturn:
         """Raise SelectionError with the remedy."""
@@ -306,24 +298,29 @@ def is_factory(name: str) -> bool:
 
 
 @contextmanager
-def as_source_error(what: str, remedy: str = "") -> Iterator[None]:
-    """Raise a SourceError with file, line and remedy for any error in code outside this package."""
+def as_source_error(what: str, remedy: Callable[[], str] = str) -> Iterator[None]:
+    """Raise a SourceError with file, line and remedy for any error in code outside this package.
+
+    An error for lack of memory stays as it is.
+    """
     try:
         yield
-    except BertscopeError:
-        raise
     except (Exception, SystemExit) as error:  # a factory may call sys.exit
+        if isinstance(error, BertscopeError) or is_out_of_memory(error):
+            raise
         line = next(iter(str(error).strip().splitlines()), "")
-        raise SourceError(f"{what}: {type(error).__name__}{_place(error)}: {line[:300].rstrip('.')}{remedy}") from None
+        told = f"{type(error).__name__}{_place(error)}: {line[:200].rstrip('.')}{remedy()}"
+        raise SourceError(f"{what}: {told}") from error
 
 
 def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    file = trace.tb_frame.f_code.co_filename if trace else __file__
-    is_theirs = Path(file).parent != Path(__file__).parent and not file.startswith("<")
-    return f" ({Path(file).name}:{trace.tb_lineno})" if trace and is_theirs else ""
+    """Return the file and line of the innermost code that is neither torch's nor of this package."""
+    place, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if not {Path(torch).parent, Path(__file__).parents[1]} & {*file.parents} and file.name[0] != "<":
+            place = f" ({file.name}:{line})"
+    return place
 
 
 def refuse_code(source: object, entry: Entry, *, allow_code: bool) -> None:

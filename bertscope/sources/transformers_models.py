@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import ConfigError, MissingExtraError, SourceError, suggestion
+from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.confined import confined
 from bertscope.sources.other_models import OtherSource, as_source_error
@@ -176,7 +176,8 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            import transformers
+            with importing("transformers", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TQDM_"):
+                import transformers
         except ImportError:
             raise MissingExtraError(purpose, "transformers") from None
         before = transformers.logging.get_verbosity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -52,7 +53,7 @@ def raising(monkeypatch, error: BaseException) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("a\nb"), EOFError(), MemoryError(), RecursionError("deep"), ImportError("libx.so"), SystemExit(1),
+    [ValueError("a\nb"), EOFError(), RecursionError("deep"), ImportError("libx.so"), SystemExit(1),
      OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe"),
      RuntimeError("\x1b[31m"), AssertionError(), StopIteration()],
     ids=repr,
@@ -89,10 +90,50 @@ def test_a_broken_package_is_one_line_and_exit_code_70(tmp_path, name):
     assert "'bertscope doctor' checks the installation" in done.stderr
 
 
-def test_a_torch_that_refuses_its_environment_is_one_line():
-    done = spawn("count", "bert-tiny", env=ENV | {"TORCH_LOGS": "nosuch"})
-    assert (done.returncode, one_line(done.stderr, 70)) == (70, True)
-    assert "ValueError: Invalid log settings: nosuch" in done.stderr
+@pytest.mark.parametrize("command", [("count",), ("profile", "--batch", "1", "--seq", "8")], ids=lambda words: words[0])
+def test_a_torch_that_refuses_its_environment_is_one_line_that_names_the_variable(command):
+    done = spawn(*command, env=ENV | {"TORCH_LOGS": "nosuch"})
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2
+    assert last.startswith(
+        "error: torch cannot be imported with this TORCH_LOGS (ValueError: Invalid log settings: nosuch"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you tried 9 bytes"),
+     ImportError("libtorch_cpu.so: failed to map segment from shared object")],
+    ids=repr,
+)  # fmt: skip
+def test_want_of_memory_is_one_line_and_exit_code_3(cli, monkeypatch, error):
+    raising(monkeypatch, error)
+    result = cli("presets")
+    assert (result.code, result.out) == (3, "")
+    assert one_line(result.err, 3)
+    assert result.err.startswith("error: memory ran out")
+
+
+def test_a_limit_on_open_files_is_named_and_exit_code_3(cli, monkeypatch):
+    raising(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    result = cli("presets")
+    assert (result.code, result.err) == (3, "error: [Errno 24] Too many open files; raise the limit (ulimit -n)\n")
+
+
+def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_the_variable():
+    done = spawn("count", "some-org/absent", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"})
+    assert (done.returncode, one_line(done.stderr, 2)) == (2, True)
+    assert "huggingface_hub cannot be imported with this HF_HUB_ETAG_TIMEOUT (ValueError" in done.stderr
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(("option", "kib"), [("-v", 400_000), ("-v", 500_000), ("-d", 150_000)])
+def test_a_limit_below_what_torch_needs_is_exit_code_3_and_neither_an_abort_nor_a_hang(option, kib):
+    script = f"ulimit {option} {kib}; exec '{sys.executable}' -m bertscope count bert-tiny"
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: memory ran out: 'ulimit {option}' allows {kib >> 10} MiB; torch needs")
 
 
 def test_every_exit_code_is_in_the_help_and_on_the_page(cli):

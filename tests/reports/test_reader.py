@@ -75,6 +75,15 @@ def test_a_report_without_a_field_it_needs_is_refused(field):
         bertscope.from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize("number", [2**200, -(10**4000)], ids=["2**200", "-10**4000"])
+def test_a_number_that_is_no_float_is_refused(number):
+    """Else the report raises OverflowError when it is shown: sizes are quotients."""
+    data = bertscope.count("bert-tiny").to_dict()
+    data["totals"]["param_bytes"] = number
+    with pytest.raises(SourceError, match=r"totals\.param_bytes is a number that no report has: -?1"):
+        bertscope.from_json(json.dumps(data))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -253,7 +253,10 @@ def test_the_error_of_a_forward_names_the_tensors_that_it_did_not_get(cli, comma
     ids = ("--input", f"input_ids=Bx{WIDTH}:int64")
     refused = cli(command, f"{__name__}:Both", *ids)
     assert refused.code == 2
-    assert "--input NAME=SHAPE:DTYPE gives forward another input, such as scale;" in refused.err.splitlines()[-1]
+    assert (
+        "Both.forward takes input_ids=BxS:int64, scale; --input NAME=SHAPE:DTYPE gives forward other inputs"
+        in refused.err.splitlines()[-1]
+    )
     assert cli(command, f"{__name__}:Both", *ids, "--input", "scale=3:float32").code == 0
 
 
@@ -277,5 +280,72 @@ class Long(nn.Linear):
         fifth_of_all_its_inputs: torch.Tensor | None = None,
         sixth_of_all_its_inputs: torch.Tensor | None = None,
         seventh_of_all_its_inputs: torch.Tensor | None = None,
+        eighth_of_all_its_inputs: torch.Tensor | None = None,
+        ninth_of_all_its_inputs: torch.Tensor | None = None,
     ):
         return super().forward(first_of_all_its_inputs)
+
+
+class Fails(nn.Linear):
+    """A forward that raises an error, with `on_values` only for tensors that have values."""
+
+    on_values = False
+
+    def __init__(self):
+        super().__init__(WIDTH, 3)
+
+    def forward(self, x):
+        if not self.on_values or (type(x) is torch.Tensor and not x.is_meta):
+            raise KeyError("of my own")
+        return super().forward(x)
+
+
+class FailsOnValues(Fails):
+    """A forward that an estimate can run."""
+
+    on_values = True
+
+
+STEP = ("--batch", "2", "--input", f"x=Bx{WIDTH}:float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("Fails", command) for command in ("estimate", "flops", "profile", "count --shapes", "explain")]
+    + [("FailsOnValues", "profile")],
+)
+def test_an_error_of_the_users_forward_is_one_line_with_its_file_and_line_and_exit_code_2(cli, name, command):
+    result = cli(*command.split(), f"{__name__}:{name}", *STEP)
+    last = result.err.splitlines()[-1]
+    assert (result.code, result.out) == (2, "")
+    assert last.startswith(f"error: {__name__}:{name} cannot be run on ")
+    assert re.search(r"KeyError \(test_own_modules.py:\d+\): 'of my own'; \w+.forward takes x; --input", last)
+
+
+def test_an_error_inside_torch_names_the_line_of_the_user(cli):
+    result = cli("estimate", f"{__name__}:FailsOnValues", "--input", "x=Bx7:float32")
+    assert re.search(r"RuntimeError \(test_own_modules.py:\d+\)", result.err.splitlines()[-1])
+
+
+def test_an_error_of_example_inputs_is_one_line(cli):
+    result = cli("estimate", f"{__name__}:NoExample")
+    assert result.code == 2
+    assert "NoExample.example_inputs(8, 128): ZeroDivisionError (test_own_modules.py:" in result.err.splitlines()[-1]
+
+
+class NoExample(Fails):
+    """A module whose example inputs cannot be made."""
+
+    def example_inputs(self, batch, seq):
+        return batch / 0
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda: bertscope.flops(Fails(), torch.ones(2, WIDTH)), lambda: bertscope.estimate(Fails(), torch.ones(2, WIDTH)),
+     lambda: bertscope.profile(FailsOnValues(), torch.ones(2, WIDTH), steps=1)],
+)  # fmt: skip
+def test_an_error_of_forward_is_a_bertscope_error_in_python_that_keeps_its_cause(run):
+    with pytest.raises(bertscope.BertscopeError, match="KeyError") as found:
+        run()
+    assert isinstance(found.value.__cause__, KeyError)

@@ -23,7 +23,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, meta_inputs, run_model, step_flops
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
-from bertscope.analyses.tracing.inputs import absent_inputs
+from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.gpus import Gpu, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
@@ -118,7 +118,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     given, how = named_inputs(inputs, None)
     with ExitStack() as stack:
         whose = source.implemented_by(run_config.implementation)
-        stack.enter_context(whose.running("fake tensors", absent_inputs(model, inputs)))
+        stack.enter_context(running(whose, model, "fake tensors", run_config.input))
         stack.enter_context(fake_tensors())
         stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(model).train(run_config.mode != "inference")

@@ -21,7 +21,7 @@ from bertscope.sources.safe_config import layers_in
 from bertscope.torch_access import nn, torch
 
 # An error that is no BertscopeError: one file must not end the check of the others.
-_UNEXPECTED = ("unexpected error", "; report it, unless the model's own code raised it")
+_UNEXPECTED = ("unexpected error", lambda: "; report it, unless the model's own code raised it")
 MAX_RUN_LAYERS = 768  # over the runs of one file that cannot repeat one layer for all: 8 s of CPU time
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from bertscope.analyses.checkpoint.stored import sums
 from bertscope.analyses.modules.totals import subject
@@ -36,7 +37,7 @@ def verify(
     model = source.build()
     expected = _Model(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
     findings = _folded(expected.rows(checkpoint))
-    rows = [replace(row, is_wrong=row.is_wrong and row.status not in allowed) for row in findings]
+    rows = [replace(row, is_wrong=False) if row.status in allowed else row for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
     return VerifyReport(
         subject=subject(model, source.name),
@@ -161,9 +162,11 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
     others = (row for row in ordered if row.status != "renamed")
-    keyed = ((row.name, replace(row, name="", stored_name="", note=without_numbers(row.note)), row) for row in others)
-    for name, _, items in collapse(keyed):
+    for name, _, items in collapse((row.name, _likeness(row), row) for row in others):
         first = items[0]
+        if name == first.name:  # of one row
+            yield first
+            continue
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
         params = sum(item.params for item in items)
         yield replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
@@ -172,3 +175,8 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
         alike = [row for row in renamed if row.note == how]
         params = sum(row.params for row in alike)
         yield replace(alike[0], copies=len(alike), params=params, shape=None, stored_shape=None)
+
+
+def _likeness(row: VerifyRow) -> tuple[Any, ...]:
+    """Return what the rows of equal layers have in common."""
+    return (*(vars(row) | {"name": "", "stored_name": "", "note": without_numbers(row.note)}).values(),)

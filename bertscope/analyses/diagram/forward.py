@@ -16,8 +16,8 @@ from bertscope.analyses.modules.class_names import type_name
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import equal_layers
 from bertscope.analyses.modules.totals import subject
+from bertscope.analyses.tracing.derived_inputs import example_inputs
 from bertscope.analyses.tracing.fake_tensors import fake_copy
-from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention, PeftModel

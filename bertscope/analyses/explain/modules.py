@@ -54,7 +54,7 @@ def explain_modules(
 
     try:
         given = inputs_for(model, batch, seq, given=inputs)
-        recorded = run_without_values(source, model, given, _run, made)
+        recorded = run_without_values(source, model, given, _run, made, inputs)
         runs = _runs(recorded)
     except BertscopeError as error:
         if inputs:

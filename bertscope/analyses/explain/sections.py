@@ -15,7 +15,7 @@ from bertscope.analyses.explain.section_texts import (
     TITLES,
 )
 from bertscope.analyses.explain.texts import LANGUAGES
-from bertscope.analyses.tracing.inputs import CHOICES
+from bertscope.analyses.tracing.derived_inputs import CHOICES
 from bertscope.model import CLASSES
 from bertscope.reports.explain import Point, Section
 from bertscope.sources.bert import BertSource

@@ -15,8 +15,8 @@ from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
+from bertscope.analyses.tracing.derived_inputs import CHOICES
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
-from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum

@@ -9,7 +9,7 @@ from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import Repeated
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import on_meta
-from bertscope.analyses.tracing.inputs import arguments, loss_of
+from bertscope.analyses.tracing.inputs import arguments, loss_of, running_module
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.errors import SelectionError
@@ -38,12 +38,13 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
         """Run the module on meta; with `tie_weights`, `functional_call` would not restore a module with two paths."""
         return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
-    try:
-        recorded, loss = _step(module, call, training)
-    except (RuntimeError, TypeError):  # of torch, for tensors without values
-        if any(parameter.is_meta for parameter in module.parameters()):
-            raise
-        recorded, loss = run_as_it_is(module, inputs, training)
+    with running_module(name or type(module).__name__, module, "meta tensors"):
+        try:
+            recorded, loss = _step(module, call, training)
+        except (RuntimeError, TypeError):  # of torch, for tensors without values
+            if any(parameter.is_meta for parameter in module.parameters()):
+                raise
+            recorded, loss = run_as_it_is(module, inputs, training)
     return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 

@@ -60,7 +60,8 @@ class FlopsRun:
 
         model = made()
         inputs = inputs_for(model, batch, seq, labels=training, given=self.run.input)
-        return model, *run_without_values(source, model, inputs, partial(run_as_it_is, training=training), made)
+        run = partial(run_as_it_is, training=training)
+        return model, *run_without_values(source, model, inputs, run, made, self.run.input)
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None

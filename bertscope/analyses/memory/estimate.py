@@ -26,7 +26,7 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.shares import rank_groups
 from bertscope.analyses.parallel.strategies import layers_of
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
-from bertscope.analyses.tracing.inputs import absent_inputs, loss_of
+from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.errors import SelectionError, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, Gpu
 from bertscope.progress import progress
@@ -138,7 +138,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with source.implemented_by(run_config.implementation).running("fake tensors", absent_inputs(model, inputs)):
+    with running(source.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
         return module_trace(model, inputs, run_config, None, source.layer_path)
 
 
@@ -211,7 +211,8 @@ def memory_report(
 
 def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
     """Return the memory of a step of any module."""
-    trace = module_trace(module, inputs, run_config, loss)
+    with running_module(type(module).__name__, module, "fake tensors"):
+        trace = module_trace(module, inputs, run_config, loss)
     return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
 
 

@@ -327,6 +327,7 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     happened = words.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}" if sent.estimated is not None else ""
     others = {"interrupted": "run it again to measure",
+              "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
               "hung": "the others wait for it: look at this place, or give a longer --timeout",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:

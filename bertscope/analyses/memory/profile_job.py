@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
+import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +16,7 @@ from typing import Any
 
 from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
-from bertscope.errors import BertscopeError, UnknownValueError
+from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing
@@ -23,19 +25,19 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
 
+_TOO_MANY = os.strerror(errno.EMFILE)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 Say = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The settings of torch's elastic launcher, by the names of torchrun; the folder has the files of the ranks."""
+    """The ranks of each machine, by the names of torchrun; the folder has the files of the ranks of this one."""
 
     nproc: int
     nnodes: int = 1
-    rdzv_backend: str = "c10d"
+    node_rank: int = 0
     rdzv_endpoint: str = ""
-    rdzv_id: str = ""
     timeout_seconds: float = 600.0
     folder: str = ""
 
@@ -86,7 +88,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "pid": int,  # this and the next of a rank
     "row": RankRow,
     "traffic": tuple[TrafficRow, ...],
-    **dict.fromkeys(("refused", "out of memory", "failed"), str),
+    **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
 }
 
 
@@ -131,9 +133,10 @@ def explained(error: Exception, job: Job) -> tuple[str, str]:
     if isinstance(error, BertscopeError):
         return "refused", str(error)
     text = str(error)
-    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Resource temporarily unavailable")
+    if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
+        return "files", "has too many open files"
     is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
-    if is_limited or isinstance(error, MemoryError) or any(word in text for word in words):
+    if is_limited or is_out_of_memory(error):
         return "out of memory", text
     return "failed", f"{type(error).__name__}: {text}"
 

@@ -62,6 +62,8 @@ def run(job: Job, say: Say) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     flops = estimate_job(job, say)
+    from bertscope.analyses.tracing.inputs import running
+
     gc.enable()
     gc.collect()
     set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
@@ -69,7 +71,8 @@ def run(job: Job, say: Say) -> None:
     set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
-    with job.source.implemented_by(job.run_config.implementation).confined():
+    source = job.source.implemented_by(job.run_config.implementation)
+    with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
         _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
 
 

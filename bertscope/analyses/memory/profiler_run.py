@@ -15,6 +15,7 @@ from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTrac
 from bertscope.analyses.memory.step import Loss, ModelStep
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.tracing.inputs import running_module
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
@@ -106,7 +107,8 @@ def profile(
         estimated = module_memory(module, inputs, run_config, loss)
     with _restored(module):
         step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
-        step.run_first_steps()
+        with running_module(type(module).__name__, module, run_config.device):
+            step.run_first_steps()
         started = time.perf_counter()
         trace = measured(step)
         warmup = time.perf_counter() - started

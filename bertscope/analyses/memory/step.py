@@ -11,7 +11,8 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
+from bertscope.analyses.tracing.derived_inputs import WORD_LABELS
+from bertscope.analyses.tracing.inputs import inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.errors import SelectionError

@@ -5,11 +5,11 @@ import copy
 import functools
 import gc
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bertscope.analyses.tracing.inputs import absent_inputs, with_values
+from bertscope.analyses.tracing.inputs import running, with_values
 from bertscope.errors import BertscopeError, SelectionError, SourceError
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
@@ -98,18 +98,19 @@ def run_without_values(
     inputs: Any,
     run: Callable[[nn.Module, Any], _Found],
     made: Callable[[str], nn.Module],
+    given: Collection[str] = (),
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
     If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
     asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
     for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
+    `given` are those of the inputs that the user describes.
     """
-    absent = absent_inputs(model, inputs)
     if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
         model.set_experts_implementation(META_EXPERTS)
     try:
-        with source.running("meta tensors", absent):
+        with running(source, model, "meta tensors", given):
             try:
                 with torch.device("meta"):
                     return run(model, on_meta(inputs))
@@ -120,6 +121,8 @@ def run_without_values(
                     return run(fake_copy(model), fake_like(inputs))
                 raise
     except SourceError as error:
+        if source.bert_config is not None:  # reads no values
+            raise
         limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
         if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
             raise SourceError(
@@ -127,7 +130,7 @@ def run_without_values(
                 f"most {bytes_text(MAX_REAL_BYTES)}"
             ) from None
     _clear_caches(model)
-    with source.running("the CPU", absent), at_most_real_bytes(limit):
+    with running(source, model, "the CPU", given), at_most_real_bytes(limit):
         found = run(made("cpu"), with_values(model, inputs))
     note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return found

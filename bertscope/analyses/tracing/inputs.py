@@ -3,33 +3,38 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from typing import Any
 
+from bertscope.analyses.tracing.derived_inputs import (
+    IMAGE_SIZE,
+    Inputs,
+    check_sizes,
+    derived_inputs,
+    example_inputs,
+    known_shapes,
+    labels_of,
+    positions,
+    setting,
+)  # fmt: skip
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import ARCHITECTURES
-from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of
 from bertscope.settings.rows import MAX_SIZE
-from bertscope.sources.other_models import required_names
+from bertscope.sources.model_source import ModelSource
+from bertscope.sources.other_models import as_source_error, required_names
 from bertscope.torch_access import nn, torch, tree_map
 
 _WORDS = ("input_ids", "decoder_input_ids")
-# Suffixes of classes whose labels are ids of words, and of those with a label for each token.
-WORD_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
-_TOKEN_LABELS = (*WORD_LABELS, "ForTokenClassification")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
-_PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
-IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's preprocessor_config.json
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 _GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99})=(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
                     r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
 # The annotation of a parameter that takes a tensor, and not several.
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
-CHOICES = 2  # BertForMultipleChoice: continuations of one question
-Inputs = dict[str, torch.Tensor]
 
 
 def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False, given: Collection[str] = ()) -> Any:
@@ -42,18 +47,21 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False,
     """
     own = given_inputs(given, batch, seq)
     if callable(getattr(module, "example_inputs", None)):
-        made = module.example_inputs(batch, seq)  # type: ignore[operator]
+        with as_source_error(f"{type(module).__name__}.example_inputs({batch}, {seq})"):
+            made = module.example_inputs(batch, seq)  # type: ignore[operator]
         return {**made, **own} if isinstance(made, Mapping) else own or made
     module = base_model_of(module)
-    if isinstance(module, BertPreTrainedModel):
-        return example_inputs(module, batch, seq, labels=labels) | own
     takes = _parameters(module)
+    if isinstance(module, BertPreTrainedModel):
+        inputs = example_inputs(module, batch, seq, labels=labels) | own
+        _check_names(module, takes, inputs)
+        return inputs
     is_sequence = any(name in takes and name not in own for name in _WORDS)
     most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
-    _check_sizes(batch, seq, most, f"the model's {most:,} positions")
-    inputs = _derived(module, [name for name in takes if name not in own], batch, seq) | own
+    check_sizes(batch, seq, most, f"the model's {most:,} positions")
+    inputs = derived_inputs(module, [name for name in takes if name not in own], batch, seq) | own
     _check_names(module, takes, inputs)
-    found = _labels(module, batch, seq) if labels else {}
+    found = labels_of(module, batch, seq) if labels else {}
     inputs |= {name: value for name, value in found.items() if name in takes and name not in own}
     kinds = {name: takes[name].kind if name in takes else inspect.Parameter.VAR_POSITIONAL for name in inputs}
     by_name = any(param.kind is param.VAR_KEYWORD for param in takes.values())
@@ -110,26 +118,56 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     unknown = [] if kinds & set(variadic) else [name for name in inputs if name not in takes]
     absent = [name for name in required_names(takes.values()) if name not in inputs]
-    shown = ", ".join(map(str, takes.values())) or "nothing"
-    signature = f"{type(module).__name__}.forward takes {shown if len(shown) <= 300 else f'{shown[:300]}...'}"
     if unknown:
-        raise SelectionError(f"{signature} and no {unknown[0]}; give the name of one of these to --input")
+        raise SelectionError(f"{_signature(module)} and no {unknown[0]}; give the name of one of these to --input")
     if absent or not inputs:
         missing = absent[0] if absent else next(iter(takes), "NAME")
         raise SelectionError(
-            f"{signature}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
+            f"{_signature(module)}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
             f"{missing}={_likely_shape(module)} (in Python input_size= or inputs=), or give the module a method "
             "example_inputs(batch, seq)"
         )
 
 
-def absent_inputs(module: nn.Module, inputs: Any) -> tuple[str, ...]:
-    """Return the names of tensors that forward takes and a dictionary of inputs lacks; of a BERT none."""
-    if isinstance(base_model_of(module), BertPreTrainedModel) or not isinstance(inputs, Mapping):
-        return ()
-    absent = [param for name, param in _parameters(base_model_of(module)).items() if name not in inputs]
-    unknown = [param.name for param in absent if param.annotation is param.empty and param.default is None]
-    return (*(param.name for param in absent if _ONE_TENSOR.fullmatch(str(param.annotation))), *unknown)
+def _signature(module: nn.Module) -> str:
+    """Return the inputs that forward takes as a sentence, those of known shapes in the form of --input."""
+    takes, words = _parameters(module), []
+    known = known_shapes(module, takes)
+    for name, param in takes.items():
+        if name in known or _ONE_TENSOR.fullmatch(str(param.annotation)):
+            words.append(f"{name}={known[name]}" if name in known else name)
+        elif param.annotation is param.empty or param.default is param.empty:  # no flag such as return_dict
+            words.append(str(param))
+    shown = ", ".join(words) or "nothing"
+    return f"{type(module).__name__}.forward takes {shown if len(shown) <= 200 else f'{shown[:200]}...'}"
+
+
+@contextmanager
+def running(source: ModelSource, model: nn.Module, where: str, given: Collection[str] = ()) -> Iterator[None]:
+    """Run the built model confined, with what it prints on stderr, and its errors as a SourceError with the remedy.
+
+    `where` completes: `cannot be run on ...`; `given` are inputs as `inputs_for` takes them. An error of a BERT whose
+    inputs are all derived stays as it is: it is one of bertscope.
+    """
+    is_derived = not given and not hasattr(model, "example_inputs")
+    errors = running_module(source.name, model, where)
+    if is_derived and isinstance(base_model_of(model), BertPreTrainedModel):
+        errors = nullcontext()
+    with source.confined(), errors, redirect_stdout(sys.stderr):
+        yield
+
+
+def running_module(name: str, module: nn.Module, where: str) -> AbstractContextManager[None]:
+    """Return a context in which an error in the code of any module is a SourceError with what its forward takes."""
+
+    def remedy() -> str:
+        """Return what forward takes, and what to do."""
+        with suppress(BertscopeError):
+            takes = f"; {_signature(base_model_of(module))}"
+            return f"{takes}; --input NAME=SHAPE:DTYPE gives forward other inputs; count, tree and print do not run it"
+        return ""
+
+    return as_source_error(f"{name} cannot be run on {where}", remedy)
 
 
 def _likely_shape(module: nn.Module) -> str:
@@ -144,77 +182,6 @@ def _likely_shape(module: nn.Module) -> str:
     return "BxS:float32"
 
 
-def _derived(module: nn.Module, names: Collection[str], batch: int, seq: int) -> Inputs:
-    """Return the inputs of these names that the class and the configuration describe."""
-    config = getattr(module, "config", None)
-    shape = (batch, CHOICES, seq) if type(module).__name__.endswith("ForMultipleChoice") else (batch, seq)
-    inputs: Inputs = {}
-    for name in names:
-        if name == "input_ids" or (name == "attention_mask" and "input_ids" in names):
-            inputs[name] = _ids(*shape)
-        elif name == "decoder_input_ids" and getattr(config, "is_encoder_decoder", False):
-            inputs[name] = _ids(batch, seq)
-        elif name in _DERIVED and config is not None:
-            size = _DERIVED[name](config, seq)
-            if size:
-                inputs[name] = torch.empty(batch, *size, device="meta")
-    return inputs
-
-
-def _setting(config: Any, *names: str) -> Any:
-    """Return the first of these settings that the configuration has, or that of its vision tower or encoder."""
-    places = (config, *(getattr(config, part, None) for part in _PARTS))
-    values = (getattr(place, name, None) for place in places for name in names)
-    return next((value for value in values if value is not None), None)
-
-
-def _pixels(config: Any, seq: int) -> tuple[int, ...]:
-    """Return (channels, height, width) of images; of videos with their frames first."""
-    size, frames = _setting(config, "image_size", "input_size"), _setting(config, "num_frames")
-    sides = tuple(size) if isinstance(size, (list, tuple)) else (size or IMAGE_SIZE,) * 2
-    return (*((frames,) if frames else ()), _setting(config, "num_channels") or 3, *sides)
-
-
-def _samples(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the samples of a waveform of which the convolutions make `seq` frames, or the sizes of a spectrogram."""
-    kernels, strides = _setting(config, "conv_kernel"), _setting(config, "conv_stride")
-    if kernels and strides:
-        samples = seq
-        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            samples = (samples - 1) * stride + kernel
-        return (samples,)
-    channels, ratios = _setting(config, "audio_channels"), _setting(config, "upsampling_ratios")
-    if channels and ratios:  # EnCodec
-        return channels, seq * math.prod(ratios)
-    return _settings("max_length", "num_mel_bins")(config, seq)
-
-
-def _features(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the sizes of a spectrogram: of Whisper, whose second convolution halves the length, or of `seq` frames."""
-    if getattr(config, "model_type", "") == "whisper":
-        return (config.num_mel_bins, 2 * config.max_source_positions)
-    size = _setting(config, "input_feat_per_channel", "feature_projection_input_dim")
-    return (seq, size) if size else ()
-
-
-def _settings(*names: str) -> Callable[[Any, int], tuple[int, ...]]:
-    """Return a function that returns these settings as sizes, `seq` for an empty name; nothing if one is absent."""
-
-    def sizes(config: Any, seq: int) -> tuple[int, ...]:
-        found = tuple(_setting(config, name) if name else seq for name in names)
-        return found if all(isinstance(size, int) for size in found) else ()
-
-    return sizes
-
-
-# Name of an input -> its sizes after the batch by the configuration; empty: it cannot be derived.
-_DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
-    "pixel_values": _pixels, "input_values": _samples, "input_features": _features,
-    "past_values": _settings("context_length", "num_input_channels"),  # of PatchTST
-    "visual_feats": _settings("", "visual_feat_dim"), "visual_pos": _settings("", "visual_pos_dim"),  # of LXMERT
-}  # fmt: skip
-
-
 def with_values(
     module: nn.Module, inputs: Any, *, device: str = "cpu", below: Callable[[str], int] = lambda name: 1
 ) -> Any:
@@ -224,7 +191,7 @@ def with_values(
     Tensors with values, which `example_inputs` of a module may return, keep them.
     """
     config = getattr(base_model_of(module), "config", None)
-    vocab, end = _setting(config, "vocab_size"), _setting(config, "eos_token_id")
+    vocab, end = setting(config, "vocab_size"), setting(config, "eos_token_id")
 
     def real(like: Any, name: str = "") -> Any:
         """Return a tensor like one on meta, with values; any other value stays as it is."""
@@ -253,73 +220,6 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
-
-
-def _check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
-    if not 1 <= batch < MAX_SIZE:
-        raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
-    if not 1 <= seq <= most:
-        raise SelectionError(f"seq must be at least 1 and at most {limit}; got {seq}")
-
-
-def positions(module: nn.Module) -> int:
-    """Return the length limit of a sequence, MAX_SIZE if it is not known.
-
-    The positions of the RoBERTa family start after the padding index.
-    """
-    most = _setting(getattr(module, "config", None), *_POSITIONS)
-    if not isinstance(most, int) or most <= 0:
-        return MAX_SIZE
-    tables = (getattr(inner, "position_embeddings", None) for inner in module.modules())
-    padding = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
-    return most if padding is None else most - padding - 1
-
-
-def _labels(module: nn.Module, batch: int, seq: int) -> Inputs:
-    """Return the labels that the class's name implies; without labels backward starts from the output."""
-    name, config = type(module).__name__, getattr(module, "config", None)
-    if name in ARCHITECTURES:
-        return _bert_labels(name, config, batch, seq)
-    if name.endswith(_TOKEN_LABELS):
-        return {"labels": _ids(batch, seq)}
-    has_classes = name.endswith("ForSequenceClassification") and getattr(config, "num_labels", 1) > 1
-    return {"labels": _ids(batch)} if has_classes and not getattr(config, "problem_type", None) else {}
-
-
-def _ids(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.long, device="meta")
-
-
-def example_inputs(model: BertPreTrainedModel | PeftModel, batch: int, seq: int, *, labels: bool = False) -> Inputs:
-    """Return ids, encoder states for a decoder with cross-attention, and labels if asked for, all on meta.
-
-    Raises SelectionError for a batch below 1 or a sequence longer than the model's positions.
-    """
-    config, name = model.config, type(base_model_of(model)).__name__
-    most = config.max_position_embeddings
-    _check_sizes(batch, seq, most, f"max_position_embeddings {most}")
-    shape = (batch, CHOICES, seq) if name == "BertForMultipleChoice" else (batch, seq)
-    inputs = {"input_ids": _ids(*shape)}
-    if config.add_cross_attention and name in ("BertModel", "BertForMaskedLM", "BertLMHeadModel"):
-        inputs["encoder_hidden_states"] = torch.empty(batch, seq, config.hidden_size, device="meta")
-    return inputs | (_bert_labels(name, config, batch, seq) if labels else {})
-
-
-def _bert_labels(name: str, config: Any, batch: int, seq: int) -> Inputs:
-    is_regression = config.problem_type == "regression"
-    if name == "BertForSequenceClassification":
-        if config.problem_type == "multi_label_classification" or (is_regression and config.num_labels > 1):
-            return {"labels": torch.empty(batch, config.num_labels, device="meta")}
-        if is_regression or config.num_labels == 1:
-            return {"labels": torch.empty(batch, device="meta")}
-    if name.endswith(_TOKEN_LABELS):
-        return {"labels": _ids(batch, seq)}
-    others: dict[str, Inputs] = {
-        "BertModel": {},
-        "BertForPreTraining": {"labels": _ids(batch, seq), "next_sentence_label": _ids(batch)},
-        "BertForQuestionAnswering": {"start_positions": _ids(batch), "end_positions": _ids(batch)},
-    }
-    return others.get(name, {"labels": _ids(batch)})
 
 
 def loss_of(output: Any) -> tuple[torch.Tensor, str]:

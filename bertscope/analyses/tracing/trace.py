@@ -131,7 +131,7 @@ def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[s
         return source.build(device=device, attention=META_ATTENTION).eval()
 
     model = made()
-    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of, made)
+    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of, made, given)
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:

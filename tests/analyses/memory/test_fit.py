@@ -429,7 +429,7 @@ def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
 @pytest.mark.parametrize(
     ("text", "size"),
     [("16GiB", 16 * 2**30), ("16 GB", 16 * 10**9), ("512M", 512 * MIB), ("1.5GiB", 3 * 2**29), ("100", 100),
-     ("100B", 100), ("2k", 2048), ("0.1KB", 100)],
+     ("100B", 100), ("2k", 2048), ("0.1KB", 100), ("9.5EiB", 19 * 2**59)],
 )  # fmt: skip
 def test_sizes_are_read_as_they_are_meant(text, size):
     assert parse_bytes(text) == size

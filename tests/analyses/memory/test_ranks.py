@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import socket
 import sys
@@ -18,7 +20,7 @@ from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.child import can_fork
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, Launch
+from bertscope.analyses.memory.profile_job import Job, Launch, explained
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
@@ -33,9 +35,41 @@ from tests.analyses.memory.test_profile import is_gone
 needs_forks = pytest.mark.skipif(not can_fork(), reason="ranks are forked on Linux only")
 LIMIT = 60.0
 OWN = """
-import os, signal, sys, time
+import json, os, signal, socket, sys, time
+from contextlib import suppress
 from pathlib import Path
 import torch
+
+unpickled = []
+sys.addaudithook(lambda event, words: unpickled.append(str(words)) if event == "pickle.find_class" else None)
+
+def look():
+    sockets, files = set(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[2]) != os.getpgrp():
+                continue
+            for link in os.listdir(folder / "fd"):
+                with suppress(OSError):
+                    files.append(os.readlink(folder / "fd" / link))
+    tables = "".join(path.read_text() for path in Path("/proc/net").glob("tcp*"))
+    rows = [line.split() for line in tables.splitlines()]
+    found = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in files]
+    reached = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        try:
+            other.connect(("192.0.2.1", 9))  # sends nothing, and gives the address of this machine, if it has one
+            address = other.getsockname()[0]
+        except OSError:
+            address = "127.0.0.2"
+    for _, port in found:
+        with socket.socket() as client:
+            client.settimeout(1)
+            if client.connect_ex((address, int(port, 16))) == 0:
+                reached.append([address, port])
+    (messages,) = {name for name in files if name.endswith("/1.messages")}
+    mode = os.stat(os.path.dirname(messages)).st_mode & 0o777
+    Path("seen").write_text(json.dumps({"listening": found, "reached": reached, "mode": mode, "pickle": unpickled}))
 
 class Own(torch.nn.Module):
     def __init__(self):
@@ -43,7 +77,9 @@ class Own(torch.nn.Module):
         self.linear = torch.nn.Linear(8, 8)
 
     def forward(self, x):
-        if os.environ.get("RANK") == "1":
+        if os.environ.get("RANK") == "1" and os.environ["WHAT"] == "listen":
+            look()
+        elif os.environ.get("RANK") == "1":
             print("a last word", file=sys.stderr, flush=True)
             if os.environ["WHAT"] == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -88,9 +124,10 @@ def test_each_of_two_machines_reports_the_ranks_of_both():
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
     asked = job("fsdp", (2,))
-    asked = replace(asked, launch=Launch(nproc=1, nnodes=2, rdzv_endpoint=place, rdzv_id="two", timeout_seconds=LIMIT))
+    of_both = Launch(nproc=1, nnodes=2, rdzv_endpoint=place, timeout_seconds=LIMIT)
+    jobs = [replace(asked, launch=replace(of_both, node_rank=number)) for number in range(2)]
     with ThreadPoolExecutor() as pool:
-        machines = list(pool.map(lambda _: profile_report([asked], timeout_seconds=LIMIT)[0].variants[0], range(2)))
+        machines = list(pool.map(lambda job: profile_report([job], timeout_seconds=LIMIT)[0].variants[0], jobs))
     assert [variant.failure for variant in machines] == ["", ""]
     assert machines[0].rank_rows == machines[1].rank_rows
     assert sorted(number for row in machines[0].rank_rows for number in row.ranks) == [0, 1]
@@ -105,6 +142,19 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     yield tmp_path
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@needs_forks
+def test_the_ranks_of_one_machine_listen_to_loopback_only_and_unpickle_nothing(cli, own, monkeypatch):
+    monkeypatch.setenv("WHAT", "listen")
+    result = cli(*WORDS, "--steps", "1")
+    assert result.code == 0, result.err
+    seen = json.loads((own / "seen").read_text())
+    assert seen["listening"]  # gloo's pairs
+    assert {address for address, _ in seen["listening"]} <= {"0100007F", "0" * 24 + "01000000"}  # as in /proc/net/tcp
+    assert seen["reached"] == []
+    assert seen["mode"] == 0o700
+    assert seen["pickle"] == []
 
 
 WORDS = ("profile", "own.py:Own", "--nproc", "2", "--strategy", "fsdp", "--input", "x=Bx8:float32", "--batch", "2")
@@ -134,6 +184,35 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
     assert "rank 1 hung until the time limit while in the forward phase of the first steps" in result.err
     assert f"(in forward at {own}/own.py:" in result.err
     assert is_gone(int(pid.read_text()), seconds=5)
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, running = RanksWatch(job("fsdp", (2,))), RanksWatch(job("fsdp", (2,)))
+    killed.lock.close()  # as the system does when a process ends
+    foreign, link, strange = (tmp_path / f"bertscope-{name}" for name in ("foreign", "link", "strange"))
+    foreign.mkdir()
+    (foreign / "notes").write_text("mine")
+    link.symlink_to(killed.folder)
+    strange.mkdir()
+    (strange / "bertscope.lock").symlink_to(foreign / "notes")
+    RanksWatch(job("fsdp", (2,))).close()
+    assert not killed.folder.exists()
+    assert running.folder.exists()
+    assert (foreign / "notes").read_text() == "mine"
+    assert strange.exists()
+    running.close()
+
+
+def test_too_many_open_files_are_named():
+    for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
+        assert explained(error, job("fsdp", (2,)))[0] == "files"
+    asked = job("fsdp", (2,))
+    text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
+    assert text == (
+        "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
+        "'ulimit -n 1024'"
+    )
 
 
 @needs_forks
@@ -167,6 +246,15 @@ def test_a_model_that_a_strategy_cannot_divide_is_a_wrong_question(cli, own):
         (("--nproc", "1", "--strategy", "fsdp"), "--nproc 1 is a job of one rank"),
         (("--nproc", "2"), "2 ranks need a strategy"),
         (("--nproc", "2", "--nnodes", "2", "--strategy", "fsdp"), "--rdzv-endpoint HOST:PORT"),
+        (
+            ("--nproc", "2", "--nnodes", "2", "--strategy", "fsdp", "--rdzv-endpoint", "a:1"),
+            "--node-rank is the number",
+        ),
+        (("--nproc", "2", "--node-rank", "0", "--strategy", "fsdp"), "--node-rank is the number of this machine"),
+        (
+            ("--nproc", "2", "--nnodes", "2", "--node-rank", "0", "--strategy", "fsdp", "--rdzv-endpoint", "a b"),
+            "HOST:PORT; got",
+        ),
         (("--nproc", "4", "--strategy", "hsdp", "--mesh", "2x4"), "has 8 ranks; --nproc and --nnodes start 4"),
     ],
 )
@@ -197,9 +285,7 @@ def say(watch, number, *messages):
 
 
 def stderr(watch, number, text):
-    folder = watch.folder / "id_x" / "attempt_0" / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "stderr.log").write_text(text)
+    (watch.folder / f"{number}.printed").write_text(text)
 
 
 def test_ranks_that_agree_are_one_row_with_the_slowest_step(watch):
@@ -273,35 +359,23 @@ def test_the_rank_that_the_others_wait_for_hangs(watch, monkeypatch, stages, sta
 # ---- the launch, with fakes for what this machine lacks ----
 
 
-def launched(monkeypatch, launch, *, is_forking):
-    from torch.distributed.launcher import api
-
-    seen = {}
-
-    def elastic_launch(config, entry):
-        seen.update(config=config, entry=entry)
-        return lambda *words: seen.update(words=words)
-
-    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
-    monkeypatch.setattr("tempfile.tempdir", None)
-    assert launcher._run_agent(launch, is_forking=is_forking) == {}
-    return SimpleNamespace(**seen)
-
-
-def test_several_machines_meet_where_torchrun_says(monkeypatch, tmp_path):
-    launch = Launch(nproc=4, nnodes=2, rdzv_endpoint="host:29400", rdzv_backend="c10d", rdzv_id="job",
-                    timeout_seconds=30.0, folder=str(tmp_path))  # fmt: skip
-    config = launched(monkeypatch, launch, is_forking=False).config
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
-    assert (config.rdzv_endpoint, config.rdzv_backend, config.run_id) == ("host:29400", "c10d", "job")
-    assert (config.rdzv_configs["timeout"], config.local_addr) == (30, None)
-
-
 def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tmp_path):
-    found = launched(monkeypatch, Launch(nproc=2, folder=str(tmp_path)), is_forking=False)
-    assert (found.entry, found.words[-1]) == (sys.executable, str(tmp_path))
-    assert "-I" in found.words
-    assert rank.RANK_ENTRY in found.words[-2]
+    seen = []
+
+    def start(words, *, env, **streams):
+        seen.append((words, env))
+        return SimpleNamespace(pid=os.fork() or os._exit(0))
+
+    monkeypatch.setattr(launcher.subprocess, "Popen", start)
+    launch = Launch(nproc=2, nnodes=2, node_rank=1, rdzv_endpoint="host:29400", folder=str(tmp_path))
+    assert launcher.run_ranks(launch, is_forking=False) == {}
+    for local, (words, environment) in enumerate(seen):
+        assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
+        assert "-I" in words
+        assert rank.RANK_ENTRY in words[-2]
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        assert [environment[name] for name in names] == [str(2 + local), str(local), "4"]
+        assert "GLOO_SOCKET_IFNAME" not in environment  # several machines need a network
 
 
 def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
@@ -318,6 +392,8 @@ def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     asked = job("fsdp", (4,))
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     with pytest.raises(Stop):

@@ -1,16 +1,21 @@
-"""The launcher of real ranks: a child of `profile` that estimates the step, and runs torch's elastic agent."""
+"""The launcher of real ranks: a child of `profile` that estimates the step, and starts the ranks of this machine.
+
+torch's elastic agent is not used: it listens to every network, and unpickles what it is sent.
+"""
 
 import os
+import signal
+import subprocess
 import sys
-import tempfile
+import time
 
 from bertscope.analyses.memory.child import can_fork, child_command
 from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, explained, load
-from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, run_rank
+from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, printed_file, run_rank
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import Timing
 
-_POLL_SECONDS = 0.1  # between two looks of the agent at its ranks
+_POLL_SECONDS = 0.05  # between two looks at the ranks
 
 
 def launch_ranks(job: Job, say: Say) -> None:
@@ -36,7 +41,7 @@ def launch_ranks(job: Job, say: Say) -> None:
     else:
         _estimate(job, say)
     say("stage", "starting the ranks")
-    say("ended", _run_agent(launch, is_forking=is_forking))
+    say("ended", run_ranks(launch, is_forking=is_forking))
 
 
 def load_for_ranks() -> None:
@@ -71,35 +76,70 @@ def _estimate(job: Job, say: Say) -> None:
     say("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
 
 
-def _run_agent(launch: Launch, *, is_forking: bool) -> dict[str, int]:
-    """Run the ranks until all have ended or one has failed."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def run_ranks(launch: Launch, *, is_forking: bool) -> dict[str, int]:
+    """Run the ranks of this machine until all have ended or one has failed; return the exit codes of those that failed.
 
-    tempfile.tempdir = launch.folder
-    is_alone = launch.nnodes == 1
-    config = LaunchConfig(
-        min_nodes=launch.nnodes,
-        max_nodes=launch.nnodes,
-        nproc_per_node=launch.nproc,
-        run_id=launch.rdzv_id or "bertscope",
-        rdzv_backend=launch.rdzv_backend,
-        rdzv_endpoint=launch.rdzv_endpoint or "localhost:0",
-        rdzv_configs={"timeout": int(launch.timeout_seconds)},
-        max_restarts=0,
-        monitor_interval=_POLL_SECONDS,
-        start_method="fork",
-        local_addr="127.0.0.1" if is_alone else None,
-        logs_specs=DefaultLogsSpecs(log_dir=launch.folder, redirects=Std.ALL),
-    )
+    No port is opened for that, and the processes exchange no objects: a rank writes its messages to a file.
+    """
+    started: dict[int, int] = {}  # process id -> rank
+    failed: dict[str, int] = {}
+    start = _forked if is_forking else _spawned
     try:
-        if is_forking:
-            elastic_launch(config, run_rank)(launch.folder)
-        else:
-            program, *words = child_command(RANK_ENTRY)
-            elastic_launch(config, program)(*words, launch.folder)
-    except ChildFailedError as error:
+        for local in range(launch.nproc):
+            rank = launch.node_rank * launch.nproc + local
+            started[start(launch, rank, local)] = rank
+        while started and not failed:
+            for pid, rank in list(started.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del started[pid]
+                    if code := os.waitstatus_to_exitcode(status):
+                        failed[str(rank)] = code
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+        for pid in started:
+            os.waitpid(pid, 0)
+    return failed
+
+
+def _environment(launch: Launch, rank: int, local: int) -> dict[str, str]:
+    """Return the variables of a rank, as torchrun sets them; on one machine gloo and NCCL listen to loopback only."""
+    found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": launch.nproc * launch.nnodes}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if launch.nnodes == 1 else ()
+    return {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback)
+
+
+def _forked(launch: Launch, rank: int, local: int) -> int:
+    """Fork a rank, and return its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        with open(printed_file(launch.folder, rank), "wb", 0) as printed, open(os.devnull, "rb") as nothing:
+            for number, file in enumerate((nothing, printed, printed)):
+                os.dup2(file.fileno(), number)
+        os.environ |= _environment(launch, rank, local)
+        run_rank(launch.folder)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
         sys.stderr.flush()
-        return {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-    return {}
+        os._exit(code)
+
+
+def _spawned(launch: Launch, rank: int, local: int) -> int:
+    """Start a rank as a new process, which CUDA needs, and return its process id."""
+    environment = os.environ | _environment(launch, rank, local)
+    with open(printed_file(launch.folder, rank), "wb", 0) as printed:
+        process = subprocess.Popen(  # noqa: S603 words of this program
+            [*child_command(RANK_ENTRY), launch.folder], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+            env=environment,
+        )  # fmt: skip
+    return process.pid

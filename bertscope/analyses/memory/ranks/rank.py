@@ -1,6 +1,6 @@
 """A rank of a real job: it builds its part of the model, runs steps with the others, and writes messages to a file.
 
-The file is `RANK.messages` in the folder of the job, and what the rank prints is in a file of torch's launcher.
+The file is `RANK.messages` in the folder of the job, and what the rank prints is in `RANK.printed`.
 """
 
 import faulthandler
@@ -39,6 +39,11 @@ _LAST_SECONDS = 20.0
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 
 
+def printed_file(folder: str, rank: int) -> Path:
+    """Return the file with what a rank prints."""
+    return Path(folder) / f"{rank}.printed"
+
+
 def run_command() -> None:
     """Run a rank; the argument is the folder of the job."""
     run_rank(sys.argv[1])
@@ -74,7 +79,12 @@ def _run(job: Job, launch: Launch, say: Say) -> None:
     torch.set_num_threads(job.threads or max((os.cpu_count() or 1) // launch.nproc, 1))
     torch.manual_seed(job.seed)
     say("stage", "joining the others")
-    dist.init_process_group(BACKENDS[device], timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS))
+    # On one machine the ranks meet at a file in the folder of the job, which other users cannot read.
+    place = f"file://{launch.folder}/store" if launch.nnodes == 1 else f"tcp://{launch.rdzv_endpoint}"
+    dist.init_process_group(
+        BACKENDS[device], init_method=place, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
+    )  # fmt: skip
     set_memory_limit(job, say)
     say("stage", "building the model")
     step = _built(job)
@@ -86,7 +96,7 @@ def _run(job: Job, launch: Launch, say: Say) -> None:
         seconds = [_timed(step, number, job, say) for number in range(job.steps)]
     row = replace(row, step_seconds=tuple(seconds))
     say("row", row)
-    _exchange(row, launch, say)
+    _exchange(row, launch, device, say)
     dist.destroy_process_group()
 
 
@@ -195,7 +205,7 @@ def _timed(step: Any, number: int, job: Job, say: Say) -> float:
     return step_seconds(step)
 
 
-def _exchange(row: RankRow, launch: Launch, say: Say) -> None:
+def _exchange(row: RankRow, launch: Launch, job_device: str, say: Say) -> None:
     """Wait for all ranks; on several machines the first rank of each sends the rows of all."""
     from bertscope.torch_access import torch
 
@@ -203,7 +213,20 @@ def _exchange(row: RankRow, launch: Launch, say: Say) -> None:
     if launch.nnodes == 1:
         torch.distributed.barrier()
         return
-    texts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(texts, json.dumps(row, default=vars))
-    for text in texts if int(os.environ["LOCAL_RANK"]) == 0 else ():
-        say("row", typed(RankRow, json.loads(text), "rank"))
+    for text in _gathered(json.dumps(row, default=vars).encode(), job_device):
+        if int(os.environ["LOCAL_RANK"]) == 0:
+            say("row", typed(RankRow, json.loads(text), "rank"))
+
+
+def _gathered(text: bytes, device: str) -> list[bytes]:
+    """Return the texts of all ranks; torch's own function for objects would unpickle them."""
+    from bertscope.torch_access import torch
+
+    dist, size = torch.distributed, torch.distributed.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(text)], device=device))
+    longest = max(int(length) for length in lengths)
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
+    found = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(found, padded)
+    return [bytes(each[: int(length)].tolist()) for each, length in zip(found, lengths, strict=True)]
