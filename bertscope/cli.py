@@ -19,6 +19,8 @@ from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, nearest, one_line
 from bertscope.render.console import choose_color
 from bertscope.render.texts import LANGUAGES, in_language, phrase, say
+from bertscope.settings.generate import OPTIONS
+from bertscope.settings.resolve import new_name
 from bertscope.units import PRECISIONS
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -121,12 +123,13 @@ def _run_in_language() -> int:
 
 
 def _usage(error: Any) -> int:
+    remedy = _other_option(error)
     message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
     english = " ".join(message.split()).rstrip(".")
-    message = f"{phrase(english)}{_near_choice(english)}{_other_commands(error)}"
+    message = f"{phrase(english)}{_near_choice(english)}{remedy}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
     is_question = message[-1] in "?\uff1f"
     text = say("see_help_after_question" if is_question else "see_help", message=message, command=command)
@@ -146,11 +149,14 @@ def _near_choice(message: str) -> str:
     return say("near_choice", name=repr(known[near])) if near else ""
 
 
-def _other_commands(error: Any) -> str:
-    """Return the commands that have an option which this command lacks."""
+def _other_option(error: Any) -> str:
+    """Return what an option is called now that this command lacks, or the commands that have it."""
     option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
+    if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
+        error.possibilities = None
+        return say("option_is_now", option=option, new=new)
     group = ctx.parent.command
     commands = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
     having = [command.name for command in commands if any(option in row.opts for row in command.params)]
