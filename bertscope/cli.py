@@ -16,12 +16,12 @@ from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, nearest, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, one_line
 from bertscope.render.console import choose_color
 from bertscope.render.texts import LANGUAGES, in_language, phrase, say
 from bertscope.settings.generate import OPTIONS
 from bertscope.settings.resolve import new_name
-from bertscope.units import PRECISIONS
+from bertscope.settings.rows import near_word
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
@@ -141,12 +141,8 @@ def _near_choice(message: str) -> str:
     found = re.search(r"'([^']*)' is not one of ('.*')", message)
     if found is None:
         return ""
-    words = re.findall(r"'([^']*)'", found[2])
-    known = {word: word for word in words}
-    known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
-    known |= {"gpu": "cuda"} if "cuda" in words else {}
-    near = nearest(found[1], known)
-    return say("near_choice", name=repr(known[near])) if near else ""
+    near = near_word(found[1], re.findall(r"'([^']*)'", found[2]))
+    return say("near_choice", name=repr(near)) if near else ""
 
 
 def _other_option(error: Any) -> str:

@@ -164,7 +164,7 @@ def used_settings(layer: Layer, stronger: Sequence[Layer], records: tuple[type[S
 
 def placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
     """Return the error with the place of the first of its settings that has one, in the form of their layers."""
-    forms = dict(layers[0].forms) if layers else {}
+    forms = dict(next((layer.forms for layer in layers if layer.forms), {}))
     places = []
     for name in error.names:
         layer = next((layer for layer in layers if name in layer), None)
