@@ -1,4 +1,4 @@
-"""From the arguments of a public function to the runs of a model, their limit, and the card whose memory counts."""
+"""The arguments of a public function become the runs of a model, their limit, and the card whose memory counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TrainingArguments = TrainingFile | str | PathLike[str] | None
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked: the layers of its settings, the strongest first, and the training file among them."""
+    """A question: the layers of its settings, the strongest first, and the training file among them."""
 
     layers: tuple[Layer, ...]
     compared: Collection[str] = ()  # the settings that may have several values

@@ -246,7 +246,7 @@ class _Search:
         """Return the GPUs or the budget; raises SelectionError without one."""
         found = self.asked.resolved(self.source, **DEFAULTS["fit"]).limits
         if found[0].gpu is None and found[0].budget is None:
-            raise SelectionError("give either a budget, such as 16GiB, or a gpu, such as t4")
+            raise self.asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
         return found
 
     def report(self, limit: Limit) -> FitReport:

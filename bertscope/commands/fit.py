@@ -7,8 +7,9 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, progress_shown
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes
+from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.render import fit as renderer
+from bertscope.settings.checkpointing import CHEAPEST_FIRST
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 
 EXAMPLES = """
@@ -22,7 +23,10 @@ EXAMPLES = """
 """
 
 
-@command(place=60, examples=EXAMPLES, short_help="Find the largest batch that fits in a memory budget.")
+@command(
+    place=60, examples=EXAMPLES, cls=WithBareCheckpointing,
+    short_help="Find the largest batch that fits in a memory budget.",
+)  # fmt: skip
 def fit(
     *,
     batch: Annotated[
@@ -36,7 +40,9 @@ def fit(
     ] = None,
     run: Annotated[
         Given,
-        Takes(command="fit", compared=("seq", "precision", "checkpointing", "gpu"), without=("batch",)),
+        Takes(command="fit", compared=("seq", "precision", "checkpointing", "gpu"), without=("batch",),
+              usual={"precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
+                     "checkpointing": f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"}),
     ],
     model: ModelOptions,
     out: DetailedOutputOptions,

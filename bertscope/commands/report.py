@@ -13,6 +13,7 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.render.texts import language
+from bertscope.settings.checkpointing import COMPARED
 
 EXAMPLES = """
   bertscope report bert-large-zh -o report.html
@@ -36,7 +37,8 @@ def report(
         typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=complete_model),
     ] = None,
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
-    run: Annotated[Given, Takes(command="report", compared=("precision", "checkpointing"))],
+    run: Annotated[Given, Takes(command="report", compared=("precision", "checkpointing"),
+                                usual={"checkpointing": f"{COMPARED}, or those that the model takes"})],
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +56,7 @@ class Takes:
     only: Collection[str] = ()
     without: Collection[str] = ()
     has_file: bool = True  # --from
+    usual: Mapping[str, str] = field(default_factory=dict)  # what the command takes for a setting, in words
 
     @property
     def table(self) -> dict[str, Row]:
@@ -73,12 +74,14 @@ class Takes:
     def _option(self, own: Row) -> tuple[Any, Any]:
         option, is_compared = OPTIONS[own.name], own.name in self.compared
         names = [f"{option}/--no-{option[2:]}"] if own.kind is bool else [option, *filter(None, [own.flag])]
-        usual = DEFAULTS.get(self.command, {}).get(own.name, own.default)
+        usual = self.usual.get(own.name, DEFAULTS.get(self.command, {}).get(own.name, own.default))
         metavar = own.metavar or ("N" if own.kind is int else own.name.rpartition("_")[2].upper())
-        parts = [own.help, f"One of {', '.join(own.words)}." if own.words and not own.convert else ""]
-        parts += [f"Strategies: {STRATEGIES}; without a value {COMPARED}." if own.bare else ""]
+        is_listed = not own.words or bool(own.bare) or all(f"{word}: " in own.help for word in own.words)
+        parts = [own.help, "" if is_listed else f"One of {', '.join(own.words)}."]
+        without_value = f"; without a value {own.bare}" if is_compared else ""
+        parts += [f"Strategies: {STRATEGIES}{without_value}." if own.bare else ""]
         parts += ["Repeatable." if own.is_list else ""]
-        parts += ["" if usual in (None, (), "", False, True) else f"[default: {usual}]"]
+        parts += ["" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]"]
         info = typer.Option(
             *names, help=" ".join(filter(None, parts)), rich_help_panel=own.section,
             show_default=False,

@@ -1,4 +1,4 @@
-"""What is generated from the rows: Python keywords with their types, words of a run, its command, and tables.
+"""Texts that are generated from the rows: Python keywords with their types, words of a run, its command, and tables.
 
 `python -m bertscope.settings.generate` writes `keywords.py`; a test compares the file with the rows.
 """

@@ -24,13 +24,14 @@ class Optimizer:
         return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
 
 
+ADAMW = "adamw"  # the default
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 # `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
 # allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
     "sgd": Optimizer(class_name="SGD", takes=("momentum",), decays_copy=True, trainer={"sgd": "default"}),
     "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",), decays_copy=True),
-    "adamw": Optimizer(
+    ADAMW: Optimizer(
         class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",),
         trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
     ),

@@ -99,7 +99,8 @@ class Parallelism(Settings):
     """The ranks of a job and how they share the work; the batch is that of one rank."""
 
     strategy: str = row(
-        SINGLE, "How the ranks share the work.", section="ranks", of_modules=False, words=tuple(STRATEGIES), text="{}",
+        SINGLE, f"How the ranks share the work. {'; '.join(f'{own.name}: {own.help}' for own in STRATEGIES.values())}.",
+        section="ranks", of_modules=False, words=tuple(STRATEGIES), text="{}",
         concerns={"world_size": lambda size: size > 1},
     )  # fmt: skip
     world_size: int = row(

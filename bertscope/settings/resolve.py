@@ -1,4 +1,4 @@
-"""From what was asked, in layers of any front end, to the runs and the limit that it means."""
+"""The layers of what any front end asks for become the runs and the limit that it means."""
 
 from __future__ import annotations
 
@@ -169,6 +169,8 @@ def placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
     for name in error.names:
         layer = next((layer for layer in layers if name in layer), None)
         if layer is not None:
-            forms[name] = layer.forms.get(name, name)
-            places.append(layer.where.get(name, ""))
+            place = layer.where.get(name, "")
+            if place or layer.forms:
+                forms[name] = layer.forms.get(name, name)
+            places.append(place)
     return SettingError(error.spelled(forms), error.names, where=next(filter(None, places), ""))

@@ -23,6 +23,7 @@ from bertscope.settings.checkpointing import (
     takes_reentrant,
 )
 from bertscope.settings.optimizers import (
+    ADAMW,
     IMPLEMENTATIONS,
     NO_OPTIMIZER,
     OPTIMIZERS,
@@ -90,8 +91,8 @@ class RunConfig(Settings):
         },
     )  # fmt: skip
     optimizer: str = row(
-        "adamw", "The optimizer, with its defaults.", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
-        trainer={"optim": words(TRAINER_OPTIMIZERS, "adamw"),
+        ADAMW, "The optimizer, with its defaults.", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
+        trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
     optimizer_implementation: str = row(
@@ -210,7 +211,7 @@ class Limit(Settings):
     )  # fmt: skip
     budget: int | None = row(
         None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="device", kind=int,
-        is_size=True, low=1, below=2**60, metavar="SIZE",
+        is_size=True, low=1, below=2**60, metavar="SIZE", yields_to=("gpu",),
     )  # fmt: skip
     context: int | None = row(
         None, "The memory of the CUDA context; default: as published.", section="device", kind=int, is_size=True,
@@ -238,7 +239,7 @@ class GridModel(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Settings):
-    """How a real step is run and measured."""
+    """The way in which a real step is run and measured."""
 
     steps: int = row(3, "The number of timed steps.", section="measurement", low=1, below=1001, metavar="N")
     threads: int | None = row(
