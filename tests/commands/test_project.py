@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def test_fit_takes_gpu_precision_and_head_of_the_project_and_says_so(cli, folder):
     result = cli("fit", "bert-tiny", *SMALL, "--batch", "1", "--format", "json")
     assert result.code == 0, result.err
-    assert (result.json["card"]["name"], result.json["rows"][0]["precision"]) == ("t4", "bf16 autocast")
+    assert (result.json["card"]["name"], result.json["rows"][0]["precision"]) == ("t4", "autocast-bf16")
     assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
     sets = "sets BertForSequenceClassification, t4, autocast-bf16"
     assert f"note: {folder / 'pyproject.toml'} {sets}\n" in result.err
@@ -54,7 +54,17 @@ def test_options_replace_the_defaults_of_the_project(cli, folder):
 
 @pytest.mark.parametrize(
     ("options", "precision"),
-    [((), ("fp32", "bf16")), (("--dtype", "fp16"), ("fp16", None)), (("--autocast",), ("fp32", "bf16"))],
+    [
+        ((), ("fp32", "bf16")),
+        (("--dtype", "fp16"), ("fp16", None)),
+        (
+            (
+                "--precision",
+                "autocast-bf16",
+            ),
+            ("fp32", "bf16"),
+        ),
+    ],
 )
 def test_a_precision_of_the_project_is_that_of_estimate_unless_one_is_given(cli, folder, options, precision):
     result = cli("estimate", "bert-tiny", "--seq", "8", *options, "--format", "json")

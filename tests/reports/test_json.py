@@ -31,7 +31,7 @@ OUTPUTS = {
     "print": ["print bert-tiny"],
     "presets": ["presets"],
     "check": ["check bert-tiny bert-base-cased", "check mine.bertscope.yaml"],
-    "memory": ["estimate bert-tiny --checkpointing none,full", "estimate bert-tiny --device cuda --autocast",
+    "memory": ["estimate bert-tiny --checkpointing none,full", "estimate bert-tiny --device cuda --precision autocast-bf16",
                "profile bert-tiny --batch 1 --seq 16 --steps 1 --optimizer sgd"],
     "fit": ["fit bert-tiny --budget 200MiB --seq 64 --checkpointing none --precision fp32 --optimizer sgd",
             "fit bert-tiny --budget 2GiB -s 64 -b 4 --checkpointing none,full --precision fp32 --optimizer sgd"],

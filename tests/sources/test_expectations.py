@@ -69,8 +69,22 @@ def test_flops_are_those_of_the_command(cli, checked):
     "settings",
     [
         {"batch": 4, "seq": 64, "mode": "training", "optimizer": "sgd"},
-        {"batch": 4, "seq": 16, "mode": "training", "optimizer": "adamw-8bit", "grad_scaler": True, "autocast": "fp16"},
-        {"batch": 4, "seq": 64, "mode": "training", "checkpointing": "full", "autocast": "bf16", "padding": 0.25},
+        {
+            "batch": 4,
+            "seq": 16,
+            "mode": "training",
+            "optimizer": "adamw-8bit",
+            "grad_scaler": True,
+            "precision": "autocast-fp16",
+        },
+        {
+            "batch": 4,
+            "seq": 64,
+            "mode": "training",
+            "checkpointing": "full",
+            "precision": "autocast-bf16",
+            "padding": 0.25,
+        },
         {"batch": 4, "seq": 64, "mode": "forward", "dtype": "bf16", "dropout": False, "freeze": ["embeddings"]},
         {"batch": 4, "seq": 64, "mode": "inference", "device": "cuda", "sdpa_kernel": "math"},
         {

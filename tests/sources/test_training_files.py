@@ -49,8 +49,8 @@ def keys(rows) -> list[str]:
 def test_each_key_is_in_one_of_four_lists(given):
     file = read_training_file(given())
     assert file.fields == {
-        "batch": 16, "accumulate": 4, "clip_grad_norm": True, "autocast": "bf16", "optimizer": "adamw",
-        "implementation": "default", "checkpointing": "full", "reentrant": False,
+        "batch": 16, "accumulate": 4, "clip_grad_norm": True, "precision": "autocast-bf16", "optimizer": "adamw",
+        "optimizer_implementation": "default", "checkpointing": "full", "reentrant": False,
     }  # fmt: skip
     assert keys(file.no_effect) == ["output_dir", "learning_rate"]
     assert keys(file.not_modelled) == ["label_smoothing_factor"]
@@ -64,12 +64,12 @@ def test_each_key_is_in_one_of_four_lists(given):
 @pytest.mark.parametrize(
     ("settings", "fields"),
     [
-        ({"bf16": False, "fp16": True}, {"autocast": "fp16", "grad_scaler": True}),
+        ({"bf16": False, "fp16": True}, {"precision": "autocast-fp16", "grad_scaler": True}),
         ({"max_grad_norm": 0.0}, {"clip_grad_norm": False}),
         ({"gradient_checkpointing_kwargs": None}, {"reentrant": True}),  # torch's default, which the Trainer leaves
-        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "implementation": "fused"}),
+        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "optimizer_implementation": "fused"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
-        ({"optim": "lion_32bit"}, {"optimizer": "lion", "implementation": "fused"}),
+        ({"optim": "lion_32bit"}, {"optimizer": "lion", "optimizer_implementation": "fused"}),
         ({"adafactor": True}, {"optimizer": "adafactor-transformers"}),
         ({"no_cuda": True}, {"device": "cpu"}),
         ({"per_gpu_train_batch_size": 2}, {"batch": 2}),
@@ -120,7 +120,7 @@ def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
     (tmp_path / "default_config.json").write_text(json.dumps(plain))
     for name in ("default_config.yaml", "default_config.json"):
         file = read_training_file(tmp_path / name)
-        assert (file.format, file.fields) == ("accelerate config", {"autocast": "fp16", "grad_scaler": True})
+        assert (file.format, file.fields) == ("accelerate config", {"precision": "autocast-fp16", "grad_scaler": True})
         assert {"distributed_type", "num_processes"} <= set(keys(file.not_modelled))
         assert file.unknown == ()
     assert "dynamo_config" in keys(read_training_file(tmp_path / "default_config.yaml").not_modelled)
@@ -151,7 +151,17 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["label_smoothing_factor"]
     assert report["training_file"]["replaced"] == []
     assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
-    same = ("--batch", "16", "--accumulate", "4", "--autocast", "--clip-grad-norm", "--checkpointing", "full")
+    same = (
+        "--batch",
+        "16",
+        "--accumulate",
+        "4",
+        "--precision",
+        "autocast-bf16",
+        "--clip-grad-norm",
+        "--checkpointing",
+        "full",
+    )
     by_hand = cli(*TINY, *same, "--format", "json").json
     assert by_hand["training_file"] is None
     assert by_hand["variants"] == report["variants"]
@@ -186,7 +196,7 @@ def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, gi
 def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     result = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", given(), "--format", "json")
     report = result.json
-    assert [(row["precision"], row["checkpointing"]) for row in report["rows"]] == [("bf16 autocast", "full")]
+    assert [(row["precision"], row["checkpointing"]) for row in report["rows"]] == [("autocast-bf16", "full")]
     assert (report["asked_batch"], report["run"]["accumulate"]) == (None, 4)
     assert [(row["key"], row["effect"]) for row in report["training_file"]["replaced"]] == [("batch", "it is searched")]
     assert "batch 16: it is searched" in result.err

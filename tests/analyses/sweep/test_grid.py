@@ -108,7 +108,7 @@ def test_a_task_and_a_row_are_the_same_after_a_journey_as_json(points):
     [
         ("batch: 2\ncheckpointing: full", "--batch 2 --checkpointing full"),
         ("world_size: 2\nstrategy: fsdp", "--world-size 2 --strategy fsdp"),
-        ("gpu: t4\nprecision: autocast-fp16", "--device cuda --dtype fp16 --autocast --sdpa-kernel efficient"),
+        ("gpu: t4\nprecision: autocast-fp16", "--device cuda --precision autocast-fp16 --sdpa-kernel efficient"),
     ],
 )
 def test_a_row_has_the_numbers_of_estimate_and_fit(points, cli, setting, words):

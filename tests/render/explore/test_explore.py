@@ -56,7 +56,7 @@ def test_the_root_holds_what_count_flops_and_estimate_say(run, folded):
     run_config = RunConfig(batch=2, seq=5, **run)
     root = reports(run_config, folded=folded)[-1].rows[0]
     model = build(TINY, "BertForMaskedLM")
-    flops = FlopsRun(source=source(), mode="training", **run).at(2, 5).rows[0]
+    flops = FlopsRun(source=source(), run=RunConfig(mode="training", **run)).at(2, 5).rows[0]
     assert root.module.distinct_params == sum(parameter.numel() for parameter in model.parameters())
     assert (root.work.forward, root.work.backward, root.work.recompute) == (
         flops.forward, flops.backward, flops.recompute
@@ -272,8 +272,8 @@ def test_the_bar_shows_the_share_of_the_sorted_column():
 
 def test_batch_length_and_precision_change_the_run():
     app, text, _ = explored("b", "3", "enter", "l", "up", "down", "down", "enter", "d")
-    assert app.report.rows == reports(RunConfig(batch=3, seq=2, autocast="bf16"))[-1].rows
-    assert "batch 3, length 2, bf16 autocast" in text
+    assert app.report.rows == reports(RunConfig(batch=3, seq=2, precision="autocast-bf16"))[-1].rows
+    assert "batch 3, length 2, autocast-bf16" in text
 
 
 def test_a_wrong_batch_or_length_leaves_the_run():
@@ -330,10 +330,10 @@ def test_precisions_take_turns_and_return_to_that_of_the_start():
             if run == start:
                 return found
 
-    assert turns({"dtype": "fp32", "autocast": None}) == ["bf16 autocast", "fp16 autocast", "bf16", "fp16", "fp32"]
-    assert turns({"dtype": "fp32", "autocast": "fp16"})[-1] == "fp16 autocast"
+    assert turns({"dtype": "fp32", "autocast": None}) == ["autocast-bf16", "autocast-fp16", "bf16", "fp16", "fp32"]
+    assert turns({"dtype": "fp32", "precision": "autocast-fp16"})[-1] == "autocast-fp16"
     assert turns({"dtype": "stored", "autocast": None}) == [
-        "bf16 autocast", "fp16 autocast", "fp32", "bf16", "fp16", "stored",
+        "autocast-bf16", "autocast-fp16", "fp32", "bf16", "fp16", "stored",
     ]  # fmt: skip
 
 
