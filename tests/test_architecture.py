@@ -71,7 +71,6 @@ LATE = {
     ("sources", "<ruamel>"): "the extra `convert`",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
     ("analyses", "<ray>"): "the extra `ray`",
-    ("analyses", "<dask>"): "the extra `dask`",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
