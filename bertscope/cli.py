@@ -16,10 +16,12 @@ from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, nearest, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, one_line
 from bertscope.render.console import choose_color
 from bertscope.render.texts import LANGUAGES, in_language, phrase, say
-from bertscope.units import PRECISIONS
+from bertscope.settings.generate import OPTIONS
+from bertscope.settings.resolve import new_name
+from bertscope.settings.rows import near_word
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
@@ -121,12 +123,13 @@ def _run_in_language() -> int:
 
 
 def _usage(error: Any) -> int:
+    remedy = _other_option(error)
     message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
     english = " ".join(message.split()).rstrip(".")
-    message = f"{phrase(english)}{_near_choice(english)}{_other_commands(error)}"
+    message = f"{phrase(english)}{_near_choice(english)}{remedy}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
     is_question = message[-1] in "?\uff1f"
     text = say("see_help_after_question" if is_question else "see_help", message=message, command=command)
@@ -138,19 +141,18 @@ def _near_choice(message: str) -> str:
     found = re.search(r"'([^']*)' is not one of ('.*')", message)
     if found is None:
         return ""
-    words = re.findall(r"'([^']*)'", found[2])
-    known = {word: word for word in words}
-    known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
-    known |= {"gpu": "cuda"} if "cuda" in words else {}
-    near = nearest(found[1], known)
-    return say("near_choice", name=repr(known[near])) if near else ""
+    near = near_word(found[1], re.findall(r"'([^']*)'", found[2]))
+    return say("near_choice", name=repr(near)) if near else ""
 
 
-def _other_commands(error: Any) -> str:
-    """Return the commands that have an option which this command lacks."""
+def _other_option(error: Any) -> str:
+    """Return what an option is called now that this command lacks, or the commands that have it."""
     option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
+    if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
+        error.possibilities = None
+        return say("option_is_now", option=option, new=new)
     group = ctx.parent.command
     commands = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
     having = [command.name for command in commands if any(option in row.opts for row in command.params)]

@@ -11,8 +11,8 @@ from bertscope.calibrations import Calibration, calibration_here, calibration_of
 from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.training import TrainingFile, TrainingKey
-from bertscope.settings.resolve import Layer, Resolved, resolve
-from bertscope.settings.rows import Settings, rows
+from bertscope.settings.resolve import Layer, Resolved, placed, resolve
+from bertscope.settings.rows import SettingError, Settings, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, Limit, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.training_files import read_training_file
@@ -78,6 +78,10 @@ class Asked:
         if limit != Limit():
             raise SelectionError("gpu and budget are for a step whose inputs are derived from batch and seq")
         return run_config, limit, *others
+
+    def error(self, text: str, *names: str) -> SettingError:
+        """Return the error about these settings, which the text names in braces, in the form of their front end."""
+        return placed(SettingError(text, names), self.layers)
 
     def noted(self, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
         """Return the training file with the settings for which the runs have other values.

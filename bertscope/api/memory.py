@@ -151,7 +151,7 @@ def profile_source(
     runs = [run for run, *_ in resolved.points]
     _, _, measurement, launch = resolved.points[0]
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
-        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
+        raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
     if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
         raise SelectionError(
             f"real ranks are nproc x nnodes, {(launch.nproc or 1) * launch.nnodes:,}; the strategy has "

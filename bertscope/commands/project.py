@@ -19,9 +19,9 @@ from typing import Any
 from typer.core import TyperCommand
 
 from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line, suggestion
+from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
 from bertscope.render.texts import LANGUAGES, phrase
-from bertscope.settings.resolve import Layer
+from bertscope.settings.resolve import Layer, unknown_setting
 from bertscope.settings.run_config import ESTIMATED
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
@@ -104,8 +104,7 @@ def _checked(table: Any, path: Path) -> Project:
     own = ("architecture", "lang", "check")
     for key, value in table.items():
         if key not in own and key not in SETTINGS:
-            near = "; it is called architecture now" if key == "head" else f"; {suggestion(key, [*own, *SETTINGS])}"
-            raise wrong(f"unknown key {key[:60]!r}{near}")
+            raise wrong(unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
             raise wrong(f"{key} must be {'a list of files' if key == 'check' else 'a text'}; got {str(value)[:60]!r}")

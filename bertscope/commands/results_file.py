@@ -18,13 +18,14 @@ from typing import Any
 
 from bertscope.commands.output import note, write_file
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.reports.base import FAILED
+from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.memory import NO, UNCERTAIN, YES
 from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
 _LARGEST = 2**63  # bytes, FLOPs: no point has more
-_START = b'{"key":"'
+_START = f'{{"schema":{SCHEMA},"key":"'.encode()
+_OTHER_SCHEMA = re.compile(rb'\{(?:"schema":(\d{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -77,7 +78,7 @@ class ResultsFile:
                     os.ftruncate(self.descriptor, self.size_bytes)
                     note(f"{self.path}:{number} was not written to its end; its point is computed again")
                 else:
-                    raise self._not_a_row(number)
+                    raise self._not_a_row(line, number)
 
     def _is_begun(self, line: bytes) -> bool:
         """Return True for the beginning of a row of this grid, in a file whose first line is such a row.
@@ -95,13 +96,16 @@ class ResultsFile:
             row = SweepRow.from_line(line)
             if _is_possible(row, json.loads(line)) and self._is_same_point(row):
                 return row
-        raise self._not_a_row(number)
+        raise self._not_a_row(line, number)
 
     def _is_same_point(self, row: SweepRow) -> bool:
         return row.key not in self.points or row.point == json.loads(json.dumps(self.points[row.key]))
 
-    def _not_a_row(self, number: int) -> SourceError:
-        return SourceError("no row of a sweep; name another file", where=f"{self.path}:{number}")
+    def _not_a_row(self, line: bytes, number: int) -> SourceError:
+        found = _OTHER_SCHEMA.match(line)
+        given = int(found[1] or 1) if found else SCHEMA
+        what = f"a row of schema {given}; this version goes on from {SCHEMA}" if given != SCHEMA else "no row of a sweep"
+        return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
 
     def done(self) -> set[str]:
         """Return the keys of the rows that need not be computed again: all but those that failed."""

@@ -78,9 +78,10 @@ class Takes:
         parts = [own.help, f"One of {', '.join(own.words)}." if own.words and not own.convert else ""]
         parts += [f"Strategies: {STRATEGIES}; without a value {COMPARED}." if own.bare else ""]
         parts += ["Repeatable." if own.is_list else ""]
+        parts += ["" if usual in (None, (), "", False, True) else f"[default: {usual}]"]
         info = typer.Option(
             *names, help=" ".join(filter(None, parts)), rich_help_panel=own.section,
-            show_default=False if usual in (None, (), "", False, True) else str(usual),
+            show_default=False,
             metavar=None if own.kind is bool else f"{metavar}[,...]" if is_compared else metavar,
             autocompletion=(lambda: [*own.words, *filter(None, [own.bare])]) if own.words else None,
         )  # fmt: skip

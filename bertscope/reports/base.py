@@ -22,7 +22,7 @@ from bertscope.units import html_text, json_text, visible_lines
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had other names in `run`, such as dtype and autocast for precision
 FAILED = "failed"  # the outcome of a point that could not be computed or measured
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
@@ -98,7 +98,7 @@ def to_json(report: Any) -> str:
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
     {
-      "schema": 1,
+      "schema": 2,
       "kind": "count",...
     """
     return json_text({"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)})

@@ -135,7 +135,8 @@ def from_json(text: str | bytes) -> Any:
     if not isinstance(kind, str) or kind not in known:
         raise SourceError(f"no report of kind {_shown(kind)}; {suggestion(str(kind), known)}")
     if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
-        raise SourceError(f"schema {_shown(data.get('schema'))} of the report is unknown; this version reads {SCHEMA}")
+        given = _shown(data.get("schema"))
+        raise SourceError(f"the report has schema {given}; this version reads {SCHEMA}: write the report again")
     fields = {name: value for name, value in data.items() if name not in ("schema", "kind")}
     fitting = (item for item in known[kind] if fields.keys() <= _hints(item).keys())
     try:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
-from bertscope.reports.base import TableReport
+from bertscope.errors import SourceError
+from bertscope.reports.base import SCHEMA, TableReport
 from bertscope.reports.memory import Parts
 
 # computed: the row has numbers. refused: the settings exclude each other, or the model does not have one of them.
@@ -42,13 +43,16 @@ class SweepRow:
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_line(self) -> str:
-        """Return the row as one line of JSON, without the line break."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """Return the row as one line of JSON, with `schema` in front, without the line break."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> SweepRow:
         """Return the row that `to_line` wrote; raise SourceError for other JSON, ValueError for other text."""
-        found: SweepRow = import_module("bertscope.reports.json").typed(cls, json.loads(line), "row")
+        data = json.loads(line)
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise SourceError(f"no row of schema {SCHEMA}")
+        found: SweepRow = import_module("bertscope.reports.json").typed(cls, data, "row")
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -39,18 +40,25 @@ class Layer(dict[str, tuple[Any, ...]]):
                 raise SettingError(message, error.names, where=self.where.get(name, "")) from None
 
 
-# Former names of settings.
+# Former names of settings, and what they are called now.
 RENAMED = {
-    "dtype": "precision", "autocast": "precision", "alloc_conf": "expandable_segments", "inputs": "input",
-    "model_implementation": "implementation", "no_dropout": "dropout", "head": "architecture",
+    "dtype": "{precision}", "autocast": "{precision} autocast-bf16",
+    "alloc_conf": "{expandable_segments}, {max_split_size_mb}", "inputs": "{input}",
+    "model_implementation": "{implementation}", "no_dropout": "{dropout}", "head": "{architecture}",
 }  # fmt: skip
+
+
+def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
+    """Return what a setting is called now, with names in the form of a front end; empty if none of them is known."""
+    text = RENAMED.get(name, "")
+    names = re.findall(r"\{(\w+)\}", text)
+    return SettingError(text).spelled(forms or {}) if names and all(new in known for new in names) else ""
 
 
 def unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that does not exist."""
-    new = RENAMED.get(name)
-    hint = f"it is called {new} now" if new in known else suggestion(name[:100], known)
-    return f"there is no setting {name[:60]!r}; {hint}"
+    new = new_name(name, known)
+    return f"there is no setting {name[:60]!r}; {f'it is {new} now' if new else suggestion(name[:100], known)}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ def used_settings(layer: Layer, stronger: Sequence[Layer], records: tuple[type[S
 
 def placed(error: SettingError, layers: Sequence[Layer]) -> SettingError:
     """Return the error with the place of the first of its settings that has one, in the form of their layers."""
-    forms = dict(layers[0].forms) if layers else {}
+    forms = dict(next((layer.forms for layer in layers if layer.forms), {}))
     places = []
     for name in error.names:
         layer = next((layer for layer in layers if name in layer), None)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertscope.errors import BertscopeError, SelectionError, one_line, suggestion
-from bertscope.units import parse_bytes
+from bertscope.errors import BertscopeError, SelectionError, nearest, one_line
+from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -128,8 +128,8 @@ class Row:
             raise SettingError(f"{{{self.name}}}: {_plain(error.message)}", [self.name]) from None
         except (ValueError, OverflowError):
             pass
-        near = suggestion(value, self.words) if self.words and isinstance(value, str) and not self.convert else ""
-        hint = f"; {near}" if near.startswith("did") else ""
+        near = near_word(value, self.words) if isinstance(value, str) and not self.convert else ""
+        hint = f"; did you mean {near!r}?" if near else ""
         raise SettingError(f"{{{self.name}}} takes {self.takes}; got {quoted(value)}{hint}", [self.name])
 
     def _allows(self, item: Any) -> bool:
@@ -141,6 +141,14 @@ class Row:
         """Return another setting whose value leaves this one without effect; an empty text if there is none."""
         others = ((name, test) for name, test in self.concerns.items() if name in values)
         return next((name for name, test in others if not test(values[name])), "")
+
+
+def near_word(given: str, words: Sequence[str]) -> str:
+    """Return the word that is nearest to `given`, or that has such another name; empty if there is none."""
+    known = {word: word for word in words}
+    known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
+    known |= {"gpu": "cuda"} if "cuda" in words else {}
+    return known.get(nearest(given, known), "")
 
 
 def _at_commas(text: str) -> list[str]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 
+import bertscope
 from bertscope.commands.output import Progress
-from bertscope.commands.registry import with_bundles
 from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.render import memory_words as renderer
 from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from bertscope.settings.run_config import DEVICES, KERNELS, MODES
-from bertscope.units import PRECISIONS
+from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
 
 ATTENTIONS = ("eager", "sdpa")
 
@@ -72,22 +70,22 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
         assert result.err.count("\n") == 1
 
 
-def test_the_words_of_an_option_are_those_of_its_table():
-    from bertscope.commands.estimate import estimate
-
-    params = inspect.signature(with_bundles(estimate)).parameters
-    tables = {"mode": MODES, "device": DEVICES, "kernel": KERNELS, "implementation": IMPLEMENTATIONS,
-              "optimizer": ("none", *OPTIMIZERS)}  # fmt: skip
+def test_the_words_of_an_option_are_those_of_its_table(cli):
+    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help").out).split())
+    tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
+              "optimizer": ("none", *OPTIMIZERS), "precision": RUN_PRECISIONS}  # fmt: skip
     for name, table in tables.items():
-        assert get_args(get_args(params[name].annotation)[0]) == tuple(table)
-    literal, none = get_args(get_args(params["dtype"].annotation)[0])
-    assert get_args(literal) == tuple(PRECISIONS)
-    assert none is type(None)
+        own = text.partition(f" --{name} ")[2].partition(" --")[0]
+        assert f"One of {', '.join(table)}." in own
+        result = cli("estimate", "bert-tiny", f"--{name}", "no-such-word")
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith(f"error: --{name} takes one of {', '.join(table)}; got 'no-such-word'")
 
 
-def test_a_bundles_default_gives_the_defaults_of_its_options():
-    assert parsed()["batch"] == 8  # of `estimate`; RunConfig's own is 1
-    assert parsed()["seq"] == 128
+def test_a_command_has_its_own_default_of_a_setting(cli):
+    run = cli("estimate", "bert-tiny", "--format", "json").json["run"]
+    assert (run["batch"], run["seq"]) == (8, 128)  # of `estimate`; the batch of RunConfig is 1
+    assert "[default: 8]" in cli("estimate", "--help").out
 
 
 def test_a_command_imports_no_other_command():
@@ -116,8 +114,8 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("estimate", "--dtype", "float16"), "did you mean 'fp16'?"),
-        (("estimate", "--dtype", "bfloat16"), "did you mean 'bf16'?"),
+        (("count", "--dtype", "float16"), "did you mean 'fp16'?"),
+        (("estimate", "--precision", "bfloat16"), "did you mean 'bf16'?"),
         (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
         (("profile", "--gpu", "t4"), "--gpu is an option of estimate, fit, report; see 'bertscope profile --help'"),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
@@ -183,7 +181,7 @@ def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, mo
 
 def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
     asked = ("estimate", "bert-tiny", "--seq", "16", "--batch", "1")
-    notes = cli(*asked, "--format", "json").json["notes"]
+    notes = list(renderer.notes(bertscope.from_json(cli(*asked, "--format", "json").out)))
     short, long = cli(*asked).out, cli(*asked, "-v").out
     assert all(note in long for note in notes)
     assert len(notes) == 2
@@ -196,7 +194,25 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
     monkeypatch.setattr("bertscope.analyses.memory.profile.profile_report", None)
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate --device cuda\n"
+    assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "new"),
+    [
+        ("estimate --dtype bf16", "--dtype", "--precision"),
+        ("profile --autocast", "--autocast", "--precision autocast-bf16"),
+        ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments, --max-split-size-mb"),
+        ("explore --dtype bf16", "--dtype", "--precision"),
+    ],
+)
+def test_a_former_option_says_what_it_is_now(cli, words, option, new):
+    command = words.split()[0]
+    result = cli(*words.split())
+    assert (result.code, result.out) == (2, "")
+    message = f"No such option: {option}; {option} is {new} now; see 'bertscope {command} --help'"
+    assert result.err == f"error: {message}\n"
+    assert f"{option} \u73b0\u5728\u662f {new}" in cli(*words.split(), "--lang", "zh").err
 
 
 def test_an_option_that_takes_a_list_may_be_repeated(cli):

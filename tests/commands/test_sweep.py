@@ -61,7 +61,7 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     (folder / "grid.yaml").write_text("model: bert-tiny\nstrategy: none\nworld_size: 2\n")
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl", "--format", "csv")
     assert result.code == 1
-    assert "2 ranks need a strategy" in result.out
+    assert "world_size 2 needs strategy" in result.out
     assert json.loads((folder / "results.jsonl").read_text())["outcome"] == "refused"
 
 
@@ -137,10 +137,10 @@ def done(cli, folder) -> bytes:
 
 
 FOREIGN = {
-    "notes that begin like a row": b'{"key":"my secret notes","other":[1,2,3]}',
+    "notes that begin like a row": b'{"schema":2,"key":"my secret notes","other":[1,2,3]}',
     "one character of a row": b"{",
-    "the beginning of another key": b'{"key":"0123',
-    "3 MB without a line break": b'{"key":"' + b"a" * 3_000_000,
+    "the beginning of another key": b'{"schema":2,"key":"0123',
+    "3 MB without a line break": b'{"schema":2,"key":"' + b"a" * 3_000_000,
     "text": b"hello",
     "a line break": b"\n",
     "a NUL": b"\0",
@@ -162,7 +162,7 @@ def test_a_file_with_anything_else_in_it_keeps_every_byte(cli, folder, done, con
 
 def test_a_sweep_that_ended_at_any_byte_goes_on_to_the_same_file(cli, folder, done):
     first = done.index(b"\n") + 1
-    for size in (42, first - 1, first, first + 1, first + 8, len(done) - 1):
+    for size in (53, first - 1, first, first + 1, first + 8, len(done) - 1):
         (folder / "results.jsonl").write_bytes(done[:size])
         assert cli("sweep", "grid.yaml", "-o", "results.jsonl").code == 0
         assert (folder / "results.jsonl").read_bytes() == done
@@ -189,6 +189,16 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
     assert (result.code, result.err) == (2, "error: results.jsonl:2: no row of a sweep; name another file\n")
     assert (folder / "results.jsonl").read_bytes() == second + changed
+
+
+def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
+    for old, schema in ((done.replace(b'"schema":2,', b""), 1), (done.replace(b'"schema":2', b'"schema":3'), 3)):
+        for content in (done + old, done + old[:99]):  # the second ends inside a row
+            (folder / "results.jsonl").write_bytes(content)
+            result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
+            message = f"a row of schema {schema}; this version goes on from 2; name another file"
+            assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
+            assert (folder / "results.jsonl").read_bytes() == content
 
 
 def test_a_file_that_another_program_changed_is_not_replaced(folder, capsys):

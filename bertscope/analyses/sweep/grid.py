@@ -38,7 +38,7 @@ class Grid:
     @property
     def varied(self) -> dict[str, list[Any]]:
         """Return the settings with several values."""
-        return {name: list(values) for name, values in self.layer.items() if len(values) > 1}
+        return {name: [plain(value) for value in values] for name, values in self.layer.items() if len(values) > 1}
 
     def points(self) -> Iterator[Point]:
         """Yield each point in the order of the grid: the settings of its last line vary first.
@@ -50,6 +50,11 @@ class Grid:
             used |= point.values.keys() - point.idle
             yield point
         check_use((self.layer,), self.values, used, SWEPT)
+
+
+def plain(value: Any) -> Any:
+    """Return the value of a setting as JSON has it: a list for a tuple."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid:
@@ -67,7 +72,7 @@ def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid
         entries = read_yaml(read_text(file), file, form=_GRID_FORM)
     for name, entry in entries.items():
         if name not in KEYS:
-            raise entry.error(f"a grid: {unknown_setting(name, KEYS)}", name)
+            raise entry.error(unknown_setting(name, KEYS), name)
     layer = Layer(
         entries.plain(), compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT
     )

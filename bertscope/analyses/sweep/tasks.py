@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.analyses.sweep.grid import Grid
+from bertscope.analyses.sweep.grid import Grid, plain
 from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED
@@ -78,7 +78,7 @@ def task_of(point: Point, *, has_precision: bool = True) -> Task | SweepRow:
 
     Without a precision, parameters of own code keep their dtypes.
     """
-    settings = dict(point.values)
+    settings = {name: plain(value) for name, value in point.values.items()}
     settings["threads"] = settings["threads"] or default_threads()
     try:
         if point.error is not None:
@@ -87,7 +87,7 @@ def task_of(point: Point, *, has_precision: bool = True) -> Task | SweepRow:
         source = _source(model.model, model.architecture, model.attention, model.pooler, model.lora)
         if source.has_own_dtypes and not has_precision:
             run_config = replace(run_config, precision=STORED)
-        settings |= run_config.flat()
+        settings |= {name: plain(value) for name, value in run_config.flat().items()}
         kind, data = type(source).__name__, source.to_data()
     except BertscopeError as error:
         found = versions()

@@ -3,6 +3,7 @@
 TEXTS: dict[str, tuple[str, str]] = {
     # what follows an error in the words of a command
     "near_choice": ("; did you mean {name}?", "；是否想写 {name}？"),
+    "option_is_now": ("; {option} is {new} now", "；{option} 现在是 {new}"),
     "option_of": ("; {option} is an option of {commands}", "；{option} 是 {commands} 的选项"),
     "see_help": ("{message}; see '{command} --help'", "{message}；见 {command} --help"),
     "see_help_after_question": ("{message} see '{command} --help'", "{message}见 {command} --help"),
