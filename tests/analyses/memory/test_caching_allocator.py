@@ -218,7 +218,8 @@ def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches
 @pytest.mark.parametrize(
     "fields",
     [{}, {"checkpointing": "full"}, {"keep_gradients": True}, {"accumulate": 2}, {"optimizer": "sgd"},
-     {"ema": True, "accumulate": 3, "keep_gradients": True}, {"mode": "inference"}, {"optimizer_implementation": "loop"}],
+     {"ema": True, "accumulate": 3, "keep_gradients": True}, {"mode": "inference"},
+     {"optimizer_implementation": "loop"}],
     ids=str,
 )  # fmt: skip
 def test_every_loop_is_replayed_and_reserves_at_least_its_peak(fields):

@@ -10,7 +10,7 @@ import bertscope
 from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.ranks.fewest import fewest_report
 from bertscope.errors import SelectionError
-from bertscope.settings.parallelism import TRIED
+from bertscope.settings.parallelism import TRIED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -30,7 +30,7 @@ SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="store
 
 
 def reporting(*variants: Variant, name: str = "bert-tiny") -> MemoryReport:
-    run = asdict(RunConfig(batch=2, seq=16))
+    run = RunConfig(batch=2, seq=16)
     return MemoryReport(subject=replace(SUBJECT, name=name), run=run, machine="fake tensors", variants=variants)
 
 
