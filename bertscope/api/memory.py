@@ -332,5 +332,5 @@ def _no_time(limit: Limit, run_config: RunConfig, *, has_times: bool) -> tuple[N
     if run_config.device != CUDA:
         return (Note(key="no_time_cpu"),)
     if calibration_for(limit, run_config) is None:
-        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or ""}),)
+        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or "a card here"}),)
     return (Note(key="no_time_precision"),)

@@ -57,7 +57,7 @@ def test_each_key_is_in_one_of_four_lists(given):
     assert keys(file.unknown) == ["my_key"]
     used = {row.key: (row.value, row.effect) for row in file.used}
     assert used["per_device_train_batch_size"] == (16, "batch 16")
-    assert used["bf16"] == (True, "autocast bf16")
+    assert used["bf16"] == (True, "precision autocast-bf16")
     assert used["gradient_checkpointing"] == (True, "checkpointing full, no reentrant")
 
 
@@ -136,7 +136,7 @@ def test_the_settings_are_arguments_of_the_library(given):
 
     file = bertscope.read_training_file(given(label_smoothing_factor=0.0))
     report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
-    assert (report.run["accumulate"], report.run["autocast"], report.run["clip_grad_norm"]) == (4, "bf16", True)
+    assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
 
 
 # ---- the command line ----
@@ -146,7 +146,7 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     result = cli(*TINY, "--from", given(), "--format", "json")
     report = result.json
     run = report["run"]
-    assert (run["batch"], run["accumulate"], run["autocast"], run["clip_grad_norm"]) == (16, 4, "bf16", True)
+    assert (run["batch"], run["accumulate"], run["precision"], run["clip_grad_norm"]) == (16, 4, "autocast-bf16", True)
     assert [variant["checkpointing"] for variant in report["variants"]] == ["full"]
     assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["label_smoothing_factor"]
     assert report["training_file"]["replaced"] == []
@@ -183,14 +183,14 @@ def test_an_option_replaces_the_file_and_this_is_said(cli, given):
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_option_for_the_precision_replaces_that_of_the_file_as_a_whole(cli, given, place):
     path = given(bf16=False, fp16=True)
-    words = ("--dtype", "fp16", "--from", path) if place == "before" else ("--from", path, "--dtype", "fp16")
+    words = ("--precision", "fp16", "--from", path) if place == "before" else ("--from", path, "--precision", "fp16")
     run = cli(*TINY, *words, "--format", "json").json["run"]
-    assert (run["dtype"], run["autocast"], run["grad_scaler"]) == ("fp16", None, False)
+    assert (run["precision"], run["grad_scaler"]) == ("fp16", False)
 
 
 def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, given):
     result = cli(*TINY, "--from", given(optim="adamw_torch_fused"), "--optimizer", "rmsprop", "--format", "json")
-    assert (result.code, result.json["run"]["implementation"]) == (0, "default")
+    assert (result.code, result.json["run"]["optimizer_implementation"]) == (0, "default")
 
 
 def test_fit_searches_the_batch_and_takes_the_rest(cli, given):

@@ -148,7 +148,7 @@ async def settled(pilot):
 
 
 def run_of(app) -> dict:
-    return {name: app.report.run[name] for name in app.run_fields}
+    return {name: getattr(app.report.run, name) for name in app.run_fields}
 
 
 def explored(*keys, size=(80, 24), all_reports=True, run=None, **changes):
@@ -313,7 +313,7 @@ def test_the_last_of_several_runs_is_shown_and_the_others_are_left_out():
             for batch in (4, 8, 16, 2):
                 app._change(batch=batch)
             await settled(pilot)
-            return app.report.run["batch"]
+            return app.report.run.batch
 
     assert asyncio.run(last()) == 2
     assert begun[-1] == 2
@@ -325,16 +325,14 @@ def test_precisions_take_turns_and_return_to_that_of_the_start():
         run, found = start, []
         while True:
             run = next_precision(run, start)
-            found.append(run["autocast"] + " autocast" if run["autocast"] else run["dtype"])
-            assert RunConfig(**run)
+            found.append(run)
+            assert RunConfig(precision=run)
             if run == start:
                 return found
 
-    assert turns({"dtype": "fp32", "autocast": None}) == ["autocast-bf16", "autocast-fp16", "bf16", "fp16", "fp32"]
-    assert turns({"dtype": "fp32", "precision": "autocast-fp16"})[-1] == "autocast-fp16"
-    assert turns({"dtype": "stored", "autocast": None}) == [
-        "autocast-bf16", "autocast-fp16", "fp32", "bf16", "fp16", "stored",
-    ]  # fmt: skip
+    assert turns("fp32") == ["bf16", "fp16", "autocast-bf16", "autocast-fp16", "fp32"]
+    assert turns("autocast-fp16")[-1] == "autocast-fp16"
+    assert turns("stored") == ["fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16", "stored"]
 
 
 def test_c_copies_a_path_that_get_submodule_takes():
