@@ -292,9 +292,9 @@ def test_what_is_no_regular_file_is_one_line(cli, tmp_path, name):
     ("settings", "words"),
     [
         ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
-        ({"per_device_train_batch_size": 0}, "batch must be at least 1"),
+        ({"per_device_train_batch_size": 0}, "batch takes a whole number from 1"),
         ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
-        ({"fp16": True}, "fp16 contradicts bf16, which is set too; keep one"),
+        ({"fp16": True}, "fp16 contradicts autocast-bf16, which is set too; keep one"),
         ({"fp16": "yes"}, "must be true or false"),
         ({"max_grad_norm": "nan"}, "must be a number"),
         ({"optim": ["sgd"]}, "must be a word"),
