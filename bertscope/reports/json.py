@@ -192,7 +192,10 @@ def _object(item: Any, value: Any, where: str) -> Any:
     for field in dataclasses.fields(item):
         if field.name not in found and field.default is field.default_factory is dataclasses.MISSING:
             raise SourceError(f"{where} lacks the field {field.name!r}; {_REMEDY}")
-    return item(**found)
+    try:
+        return item(**found)
+    except SelectionError as error:  # settings that no run has
+        raise SourceError(f"{where}: {error.message}; {_REMEDY}") from None
 
 
 def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -12,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.errors import SourceError
+from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.base import to_json
 from bertscope.reports.json import report_classes, typed
 from bertscope.reports.tool import PresetRow, PresetsReport
+from bertscope.settings.rows import Row, Settings, rows
 
 CLASSES = [item for classes in report_classes().values() for item in classes]
 PLAIN = st.recursive(
@@ -32,6 +35,8 @@ def values(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in SCALARS:
         return SCALARS[hint]
+    if is_dataclass(hint) and issubclass(hint, Settings):
+        return st.lists(st.sampled_from([*rows(hint).values()]).flatmap(setting), max_size=2).map(partial(record, hint))
     if is_dataclass(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{item.name: values(hints[item.name], (*inside, hint)) for item in fields(hint)})
@@ -44,6 +49,22 @@ def values(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy:
         return st.lists(values(arguments[0], inside), max_size=most).map(tuple) if most else st.just(())
     assert origin is tuple, hint
     return st.tuples(*(values(argument, inside) for argument in arguments))
+
+
+def setting(own: Row) -> st.SearchStrategy:
+    """The name of a setting with its values."""
+    numbers = st.integers(int(own.low), int(min(own.below - 1, 1000)))
+    found = numbers.map(float) if own.kind is float else numbers
+    found = st.sampled_from(own.words) if own.words else found if own.kind is not str else st.just("2x2")
+    found = st.booleans() if own.kind is bool else found
+    return st.tuples(st.just(own.name), found.map(lambda value: (value,)) if own.is_list else found)
+
+
+def record(kind: type[Settings], given: list[tuple[str, Any]]) -> Settings:
+    """Return the record of these settings; of the first, or of none, if no run has them together."""
+    with suppress(SelectionError):
+        return kind.of(dict(given))
+    return record(kind, given[:-1])
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda item: item.__name__)
@@ -60,7 +81,7 @@ def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
     row = PresetRow(name="tiny", architecture="BertModel", distinct_params=7, layer_params=None, description="é",
                     hub_names=("a", "b"), path="tiny.yaml")  # fmt: skip
     text = (
-        '{"schema": 1, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
+        '{"schema": 2, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
         '"distinct_params": 7, "layer_params": null, "description": "é", "hub_names": ["a", "b"], '
         '"path": "tiny.yaml"}]}'
     )
@@ -94,14 +115,14 @@ def test_a_number_that_is_no_float_is_refused(number):
         ("[1]", "must be a JSON object; got a list"),
         ('{"kind": "cuont"}', "no report of kind \"cuont\"; did you mean 'count'?"),
         ('{"kind": ["count"]}', "no report of kind a list"),
-        ('{"kind": "presets", "rows": []}', "schema null of the report is unknown; this version reads 1"),
-        ('{"schema": 2, "kind": "presets", "rows": []}', "schema 2"),
+        ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 2"),
+        ('{"schema": 1, "kind": "presets", "rows": []}', "the report has schema 1; this version reads 2: write the rep"),
         ('{"schema": true, "kind": "presets", "rows": []}', "schema true"),
-        ('{"schema": 1, "kind": "presets"}', "presets lacks the field 'rows'"),
-        ('{"schema": 1, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
-        ('{"schema": 1, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
-        ('{"schema": 1, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
-        ('{"schema": 1, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
+        ('{"schema": 2, "kind": "presets"}', "presets lacks the field 'rows'"),
+        ('{"schema": 2, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
+        ('{"schema": 2, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
+        ('{"schema": 2, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
+        ('{"schema": 2, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -111,6 +132,15 @@ def test_what_is_no_report_is_one_line_that_says_why(text, words):
     assert words in str(found.value)
     assert "\n" not in str(found.value)
     assert len(str(found.value)) <= 620
+
+
+def test_a_run_that_cannot_be_is_one_line_with_its_place():
+    data = bertscope.estimate("bert-tiny", seq=8).to_dict()
+    for changed, words in (({"batch": 0}, r"run: batch takes a whole number from 1 .*; got 0"),
+                           ({"mode": "inference", "ema": True}, "run: ema has no effect with mode inference"),
+                           ({"dtype": "fp32"}, r'run has no field "dtype"')):  # fmt: skip
+        with pytest.raises(SourceError, match=words):
+            bertscope.from_json(json.dumps(data | {"run": data["run"] | changed}))
 
 
 @dataclass(frozen=True, kw_only=True)
