@@ -10,7 +10,8 @@ from bertscope.reports.layer_ranges import expand
 from bertscope.reports.page import ExploreReport, ExploreRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AUTOCAST, RUN_PRECISIONS, STORED
-from bertscope.units import FP32, (
+from bertscope.units import (
+    FP32,
     bytes_text,
     count_text,
     flops_text,
