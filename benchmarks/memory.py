@@ -125,8 +125,9 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
 
     autocast = torch.bfloat16 if asked["autocast"] else None
     measured = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), autocast=autocast)
-    run_config = RunConfig(batch=batch, seq=seq, autocast=asked["autocast"], checkpointing=asked["strategy"],
-                           model_implementation=asked["implementation"])  # fmt: skip
+    run_config = RunConfig(batch=batch, seq=seq,
+    precision=f"autocast-{asked['autocast']}" if asked["autocast"] else "fp32", checkpointing=asked["strategy"],
+                           implementation=asked["implementation"])  # fmt: skip
     return measured, MemoryTraces(source).trace(run_config).peak_bytes
 
 
@@ -154,9 +155,10 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
 
     batch, _, seq = asked["size"].partition("x")
     checkpointing, reentrant = STRATEGIES[asked["strategy"]]
-    run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"], autocast=asked["autocast"],
+    run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"],
+    precision=f"autocast-{asked['autocast']}" if asked["autocast"] else "fp32",
                            checkpointing=checkpointing, reentrant=reentrant,
-                           model_implementation=asked["implementation"])  # fmt: skip
+                           implementation=asked["implementation"])  # fmt: skip
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
     estimated = MemoryTraces(source).trace(run_config)
     model = run_model(source, run_config, "cpu")

@@ -28,7 +28,7 @@ WORDS = {YES: "yes", UNCERTAIN: "not certain", NO: "no"}
 MIB = 2**20
 TORCH, FUSED, TENSORFLOW = "torch", "torch with fused kernels", "TensorFlow"
 # Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
-OLD: dict[str, Any] = {"keep_gradients": True, "implementation": "loop"}
+OLD: dict[str, Any] = {"keep_gradients": True, "optimizer_implementation": "loop"}
 GPUS = {
     "gtx-1050-ti": Gpu(name="gtx-1050-ti", memory_bytes=int(3.94 * 2**30), source="out of memory, GitHub issue "
                        "Strawberry-Eat-Mango/PCT_Pytorch 27 (a card of 4 GB)"),
@@ -83,7 +83,7 @@ _NVIDIA = "README of NVIDIA/DeepLearningExamples, BERT for PyTorch, 19.07"
 _NVIDIA_TF = "README of NVIDIA/DeepLearningExamples, BERT for TensorFlow, 20.06 and 19.03"
 _APEX = "apex O2: weights in fp16 with a copy in fp32, asked as autocast; LAMB's state is that of Adam"
 _LAMB = "LAMB's state is that of Adam"
-_FP16 = {"autocast": "fp16", **OLD}
+_FP16 = {"precision": "autocast-fp16", **OLD}
 _SST2 = "bert-base-cased, SST-2 padded to 128, AdamW, a card of T4 class; the page is not recorded"
 _ISSUE = "GitHub issue "
 
@@ -133,7 +133,7 @@ RUNS = (
         assumed=_APEX),
     Run(gpu="v100-32gb", model=LARGE, architecture=QA, seq=384, ran=(8,), source=_NVIDIA),
     Run(gpu="a100-80gb", model=LARGE, architecture="BertForNextSentencePrediction", seq=128, ran=(480,), failed=(512,),
-        run={"autocast": "fp16"}, source=_ISSUE + "NVIDIA/DeepLearningExamples 1165 (2022)",
+        run={"precision": "autocast-fp16"}, source=_ISSUE + "NVIDIA/DeepLearningExamples 1165 (2022)",
         software=FUSED, assumed="logits of 20 of 128 positions, asked without those of words; LAMB; its script fuses "
         "bias, GELU and dropout, which saves less"),
     Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(8,), failed=(16,), source=_NVIDIA_TF,

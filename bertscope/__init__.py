@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.flops import flops as flops
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
+    from bertscope.api.memory import fits as fits
     from bertscope.api.memory import profile as profile
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.model.tasks import BertForQuestionAnswering as BertForQuestionAnswering
     from bertscope.model.tasks import BertForSequenceClassification as BertForSequenceClassification
     from bertscope.model.tasks import BertForTokenClassification as BertForTokenClassification
+    from bertscope.progress import listening as listening
     from bertscope.reports.base import to_json as to_json
     from bertscope.reports.json import from_json as from_json
     from bertscope.reports.json import schema as schema
@@ -64,6 +66,8 @@ _HOMES = {
     "estimate": "bertscope.api.memory",
     "profile": "bertscope.api.memory",
     "fit": "bertscope.api.memory",
+    "fits": "bertscope.api.memory",
+    "listening": "bertscope.progress",
     "read_training_file": "bertscope.sources.training_files",
     "convert": "bertscope.sources.convert",
     "schema": "bertscope.reports.json",

@@ -100,11 +100,18 @@ def measured_rows() -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
 
 @pytest.mark.parametrize(
     ("attention", "precision", "strategies"),
-    [("eager", "bf16 autocast", "none,full,selective"), ("sdpa", "fp32", "every-2,selective")],
+    [("eager", "autocast-bf16", "none,full,selective"), ("sdpa", "fp32", "every-2,selective")],
 )
 def test_the_estimates_in_the_file_of_accuracy_are_those_of_today(cli, attention, precision, strategies):
     rows = measured_rows()
-    autocast = ("--autocast",) if precision != "fp32" else ()
+    autocast = (
+        (
+            "--precision",
+            "autocast-bf16",
+        )
+        if precision != "fp32"
+        else ()
+    )
     data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
                "--implementation", "bertscope",
                *autocast, "--checkpointing", strategies, "--format", "json").json  # fmt: skip

@@ -30,4 +30,11 @@ def test_every_limit_over_all_files_is_on_the_page():
 
 def test_the_page_is_linked_and_short():
     assert "(SECURITY.md)" in (ROOT / "README.md").read_text()
-    assert len(PAGE.splitlines()) <= 75
+    assert len(PAGE.splitlines()) <= 110
+
+
+def test_every_test_of_the_page_exists():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", PAGE)
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in tests] == []

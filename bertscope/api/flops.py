@@ -12,8 +12,9 @@ from bertscope.api.asked import Asked
 from bertscope.api.given import Model, Size, built, inputs_of
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
+from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, INFERENCE, OF_FLOPS, TRAINING
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, OF_FLOPS, TRAINING
 from bertscope.sources.find import source_of
 from bertscope.torch_access import torch
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import RunSettings
 
 
+@with_settings(*ESTIMATED)
 def flops(
     model: Model,
     inputs: Any = None,

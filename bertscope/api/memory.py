@@ -23,9 +23,20 @@ from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, SINGLE, WORLD_SIZES
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import AUTOCAST, CUDA, DEFAULTS, MEASURED, STORED, Launch, Limit, RunConfig
+from bertscope.settings.run_config import (
+    AUTOCAST,
+    CUDA,
+    DEFAULTS,
+    ESTIMATED,
+    MEASURED,
+    STORED,
+    Launch,
+    Limit,
+    RunConfig,
+)
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
@@ -40,6 +51,7 @@ _COMPARED = ("checkpointing",)
 _SEARCHED = ("seq", "precision", "checkpointing", "gpu")  # of fit: each combination is a row
 
 
+@with_settings(*ESTIMATED)
 def estimate(
     model: Model,
     inputs: Any = None,
@@ -97,6 +109,7 @@ def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[R
     return picture(estimates.MemoryTraces(source).trace(on_card(run_config, card_for(limit, run_config))))
 
 
+@with_settings(*MEASURED)
 def profile(
     model: Model,
     inputs: Any = None,
@@ -179,6 +192,7 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
     return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch))
 
 
+@with_settings(*ESTIMATED)
 def fit(
     model: Model,
     budget: int | str | None = None,
@@ -209,6 +223,7 @@ def fit(
     return reports[0]
 
 
+@with_settings(*ESTIMATED)
 def fits(
     model: Model,
     budget: int | str | None = None,
@@ -317,5 +332,5 @@ def _no_time(limit: Limit, run_config: RunConfig, *, has_times: bool) -> tuple[N
     if run_config.device != CUDA:
         return (Note(key="no_time_cpu"),)
     if calibration_for(limit, run_config) is None:
-        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or ""}),)
+        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or "a card here"}),)
     return (Note(key="no_time_precision"),)

@@ -15,8 +15,9 @@ from bertscope.gpus import find_gpu
 from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, STORED
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
 from bertscope.sources.find import source_of
 from bertscope.units import FP32
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import RunSettings
 
 
+@with_settings(*ESTIMATED)
 def report(
     model: Model,
     compare: Model | None = None,

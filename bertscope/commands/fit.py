@@ -1,11 +1,12 @@
 """`bertscope fit`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import DetailedOutputOptions, progress_shown
+from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.render import fit as renderer
@@ -59,5 +60,7 @@ def fit(
 
     with progress_shown():
         reports = fits(source, batch=batch, batch_total=batch_total, **run.keywords)
+    for number, report in enumerate(reports):
+        print_notes(report if not number else replace(report, training_file=None))
     out.show_all(reports, renderer)
     return 0 if any(report.fits for report in reports) else 1

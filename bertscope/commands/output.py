@@ -85,6 +85,18 @@ class DetailedOutputOptions(OutputOptions):
         super().show(report, renderer, verbose=self.verbose, **table_options)
 
 
+def print_notes(report: Any) -> None:
+    """Print on stderr the effects of the keys of a training file, and what the report could not give."""
+    file = getattr(report, "training_file", None)
+    if file is not None:
+        from bertscope.render.memory_words import training_file_notes
+
+        for line in training_file_notes(file):
+            note(line)
+    for found in getattr(report, "notes", ()):
+        note(say(found.key, **found.values))
+
+
 def show(
     report: Any,
     renderer: ModuleType | SimpleNamespace,

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import DetailedOutputOptions, note, progress_shown, write_file
+from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, ViewOptions, WithBareCheckpointing
@@ -55,6 +55,7 @@ def profile(
         )
     with progress_shown():
         report, pictures = profile_source(source, asked, wants_snapshot=view.snapshot is not None)
+    print_notes(report)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import ModelOptions, complete_model
-from bertscope.commands.output import note, output_option, progress_shown, show, write
+from bertscope.commands.output import note, output_option, print_notes, progress_shown, show, write
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.errors import MissingExtraError, SelectionError
@@ -61,6 +61,7 @@ def report(
 
     with progress_shown():
         found = page.report(*sources, fit=fit, **run.keywords)
+    print_notes(found.models[0].memory)
     if fmt == "html":
         write(renderer.html(found, language()), output)
         note(f"the page is in {output}")

@@ -104,7 +104,9 @@ class ResultsFile:
     def _not_a_row(self, line: bytes, number: int) -> SourceError:
         found = _OTHER_SCHEMA.match(line)
         given = int(found[1] or 1) if found else SCHEMA
-        what = f"a row of schema {given}; this version goes on from {SCHEMA}" if given != SCHEMA else "no row of a sweep"
+        what = (
+            f"a row of schema {given}; this version goes on from {SCHEMA}" if given != SCHEMA else "no row of a sweep"
+        )
         return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
 
     def done(self) -> set[str]:

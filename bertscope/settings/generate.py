@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 KEYWORDS = Path(__file__).with_name("keywords.py")
 # Each class has the settings of its records that those before it do not have; `fit` has its own batch and budget.
 _CLASSES: dict[str, tuple[tuple[type[Settings], ...], tuple[str, ...]]] = {
@@ -72,10 +73,10 @@ def row_words(name: str, value: Any) -> str:
     return f"{plain} {' '.join(value) if own.is_list else value}"
 
 
-def with_settings(*records: type[Settings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_settings(*records: type[Settings]) -> Callable[[Function], Function]:
     """Return a decorator that lists the settings in the signature and the docstring of a public function."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
         table = {name: row for name, row in rows(*records).items() if name not in {item.name for item in own}}
         listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=row.default) for name, row in table.items()]

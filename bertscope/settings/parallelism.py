@@ -110,11 +110,13 @@ class Parallelism(Settings):
     )  # fmt: skip
     mesh: str = row(
         "", "The ranks in two dimensions: groups x ranks of a group for hsdp, FSDP x tensor parallelism for tp+fsdp.",
-        section="ranks", of_modules=False, metavar="AxB", convert=_mesh, implies={"world_size": lambda text: prod(mesh_sizes(text))},
+        section="ranks", of_modules=False, metavar="AxB", convert=_mesh,
+        implies={"world_size": lambda text: prod(mesh_sizes(text))},
     )  # fmt: skip
     rank: int = row(0, "The rank that is estimated; 0 has the most.", section="ranks", of_modules=False)
     param_dtype: str | None = row(
-        None, "FSDP2's mixed precision: the dtype of gathered parameters and of the computation.", section="ranks", of_modules=False,
+        None, "FSDP2's mixed precision: the dtype of gathered parameters and of the computation.", section="ranks",
+        of_modules=False,
         words=tuple(PRECISIONS), concerns=_OF_FSDP,
     )  # fmt: skip
     reduce_dtype: str | None = row(
@@ -122,7 +124,8 @@ class Parallelism(Settings):
         words=tuple(PRECISIONS), concerns=_OF_FSDP,
     )  # fmt: skip
     bucket_cap_mb: int = row(
-        BUCKET_CAP_MB, "The size of DDP's buckets in MiB.", section="ranks", of_modules=False, low=1, below=2**20 + 1, concerns=_OF_DDP,
+        BUCKET_CAP_MB, "The size of DDP's buckets in MiB.", section="ranks", of_modules=False, low=1,
+        below=2**20 + 1, concerns=_OF_DDP,
     )  # fmt: skip
     gradient_as_bucket_view: bool = row(
         False, "Keep DDP's gradients only in its buckets.", section="ranks", of_modules=False, concerns=_OF_DDP

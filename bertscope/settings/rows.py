@@ -93,7 +93,7 @@ class Row:
             return self.default
         if not self.is_list:
             return self._item(value)
-        return tuple(map(self._item, [value] if isinstance(value, str) else value))
+        return tuple(map(self._item, value if isinstance(value, list | tuple) else [value]))
 
     def values(self, given: Any, *, is_text: bool = False, is_compared: bool = False) -> tuple[Any, ...]:
         """Return the values of one or, if `is_compared`, several runs; `is_text`: numbers are text, as in options."""

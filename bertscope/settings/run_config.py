@@ -82,7 +82,8 @@ class RunConfig(Settings):
         "backward and optimizer step.", words=MODES,
     )  # fmt: skip
     precision: str = row(
-        FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and torch.autocast "
+        FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and "
+        "torch.autocast "
         "computes; stored: that of the model's own parameters.", words=RUN_PRECISIONS, text="{}",
         trainer={
             BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
@@ -136,7 +137,8 @@ class RunConfig(Settings):
     reentrant: bool = row(
         False, "Use torch's reentrant checkpointing.",
         concerns={"checkpointing": takes_reentrant},
-        trainer={"gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword}, of_modules=False,
+        trainer={"gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword},
+        of_modules=False,
     )  # fmt: skip
     padding: float = row(
         0.0, "The share of each sequence that is padding, masked by an attention mask.", below=1, metavar="SHARE"
@@ -147,11 +149,13 @@ class RunConfig(Settings):
         metavar="PATTERN", of_modules=False,
     )  # fmt: skip
     input: tuple[str, ...] = row(
-        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is the batch and S "
+        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is the batch "
+        "and S "
         "the sequence length.", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
     implementation: str = row(
-        TRANSFORMERS, "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
+        TRANSFORMERS,
+        "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
         "the class of the installed version; bertscope: the built-in model, which adds no mask.",
         words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
     )  # fmt: skip
@@ -263,7 +267,8 @@ class Launch(Settings):
         metavar="N", implies={"world_size": lambda ranks: ranks},
     )  # fmt: skip
     nnodes: int = row(
-        1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025, metavar="N",
+        1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025,
+        metavar="N",
         concerns={"nproc": lambda ranks: ranks is not None},
     )  # fmt: skip
     node_rank: int = row(
@@ -291,7 +296,8 @@ SWEPT: tuple[type[Settings], ...] = (GridModel, RunConfig, Limit)
 SETTINGS = rows(*ESTIMATED)
 RULES += [
     Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,
-         f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} {_AUTOCAST_FP16}"),
+         f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} "
+         f"{_AUTOCAST_FP16}"),
     Rule(("optimizer_implementation", "optimizer"),
          lambda implementation, name: name in OPTIMIZERS and not OPTIMIZERS[name].has(implementation),
          "there is no {optimizer_implementation} <optimizer_implementation> of {optimizer} <optimizer>; use default"),

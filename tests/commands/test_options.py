@@ -149,7 +149,7 @@ def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, comman
 def test_the_bar_of_progress_is_one_line_with_whole_words(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     bar = progress_bar()
-    words = "bert-large-uncased, fit: full, fp16 autocast, seq 128"
+    words = "bert-large-uncased, fit: full, autocast-fp16, seq 128"
     bar.add_task(words, total=5, completed=1, done_seconds=1.0)
     with bar.console.capture() as shown:
         bar.console.print(bar.get_renderable())

@@ -92,7 +92,10 @@ def test_the_language_of_the_project_is_that_of_all_commands_unless_one_is_given
     assert "\u5cf0\u503c" in result.out
     assert f"note: {folder / 'pyproject.toml'} \u8bbe\u5b9a\u4e86 zh\n" in result.err
     assert cli("estimate", "bert-tiny", "--seq", "8", "--lang", "en").out.startswith("peak ")
-    assert "--batch \u53ef\u7528\uff1a\u4ece 1 \u5230\u5c0f\u4e8e 2**31 \u7684\u6574\u6570" in cli("estimate", "bert-tiny", "--batch", "x").err
+    assert (
+        "--batch \u53ef\u7528\uff1a\u4ece 1 \u5230\u5c0f\u4e8e 2**31 \u7684\u6574\u6570"
+        in cli("estimate", "bert-tiny", "--batch", "x").err
+    )
 
 
 def test_the_table_is_for_the_command_line_only(folder):
@@ -106,7 +109,10 @@ def test_the_table_is_for_the_command_line_only(folder):
         ("gpu = 4", "gpu takes a word such as "),
         ('gpu = "t5"', "gpu: no GPU is known as 't5'; did you mean 't4'? or give --budget"),
         ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
-        ('precision = "bf17"', "precision takes one of fp32, bf16, fp16, autocast-bf16, autocast-fp16, stored; got 'bf17'; did you mean"),
+        (
+            'precision = "bf17"',
+            "precision takes one of fp32, bf16, fp16, autocast-bf16, autocast-fp16, stored; got 'bf17'; did you mean",
+        ),
         ('head = "BertModel"', "there is no setting 'head'; it is architecture now"),
         ('architecture = "Bert"', "architecture: unknown architecture 'Bert'; did you mean 'BertModel'?"),
         ('lang = "fr"', "lang must be one of en, zh; got 'fr'"),

@@ -123,7 +123,7 @@ def test_an_adapter_does_not_change_the_output_before_it_is_trained():
 
 
 def test_adapters_stay_in_fp32_in_a_model_of_16_bits():
-    model = run_model(adapted("r=2,save=classifier"), RunConfig(dtype="bf16"))
+    model = run_model(adapted("r=2,save=classifier"), RunConfig(precision="bf16"))
     found = {str(parameter.dtype) for path, parameter in model.named_parameters() if "lora_" in path}
     others = {str(parameter.dtype) for path, parameter in model.named_parameters() if "lora_" not in path}
     assert (found, others) == ({"torch.float32"}, {"torch.bfloat16"})
@@ -160,7 +160,7 @@ def test_adapters_in_one_layer_make_all_layers_run():
 def test_the_flops_of_a_deep_model_are_those_of_all_its_layers():
     source = adapted("r=2,target=query+value", num_hidden_layers=8)
     for mode in ("inference", "training"):
-        run = FlopsRun(source=source, mode=mode)
+        run = FlopsRun(source=source, run=RunConfig(mode=mode))
         assert run.at(2, 8).rows[0].total == run.of_all_layers(2, 8).rows[0].total
     plain = FlopsRun(source=small("BertForSequenceClassification", num_hidden_layers=8))
     more = FlopsRun(source=source).at(2, 8).rows[0].forward.matmul_flops - plain.at(2, 8).rows[0].forward.matmul_flops

@@ -15,6 +15,7 @@ import bertscope
 from bertscope.analyses.checkpoint.stored import stored_report
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 
 SMALL = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -152,7 +153,7 @@ def test_another_familys_training_step_is_that_of_a_run_on_the_cpu(kept, family)
     with FlopCounterMode(display=False) as counter:
         model(**inputs)[0].sum().backward()
     model.eval()
-    report = flops_model(FlopsRun(source=find(folder), mode="training"), [2], [9])
+    report = flops_model(FlopsRun(source=find(folder), run=RunConfig(mode="training")), [2], [9])
     assert report.rows[0].total.matmul_flops == counter.get_total_flops()
 
 

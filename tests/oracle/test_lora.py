@@ -265,6 +265,6 @@ def test_the_flops_of_pefts_model_are_those_of_ours(cli, tmp_path, monkeypatch, 
     config = BertConfig(**SIZES | {"vocab_size": 99, "max_position_embeddings": 40})
     lora = Lora(r=4, dropout=0.1, save=("classifier",))
     source = BertSource(name="own", config=config, architecture="BertForSequenceClassification", lora=lora)
-    ours = FlopsRun(source=source, mode=mode).at(1, 8).rows[0]
+    ours = FlopsRun(source=source, run=RunConfig(mode=mode)).at(1, 8).rows[0]
     for phase in ("forward", "backward"):
         assert theirs[phase]["matmul_flops"] == getattr(ours, phase).matmul_flops

@@ -51,7 +51,9 @@ def built(source, implementation):
     [("eager", "cpu", 0.0, None), ("sdpa", "cuda", 0.2, "bf16"), ("eager", "cuda", 0.2, "bf16")],
 )
 def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
-    run_config = RunConfig(batch=2, seq=16, autocast=autocast, device=device, padding=padding)
+    run_config = RunConfig(
+        batch=2, seq=16, precision=f"autocast-{autocast}" if autocast else "fp32", device=device, padding=padding
+    )
     layers = 2 if name == "BertModel" else 1  # the body is the same in all
     source = small(name, attention, is_decoder=name == "BertLMHeadModel", pad_token_id=0, num_hidden_layers=layers)
     inputs = meta_inputs(built(source, "transformers"), run_config)
@@ -84,7 +86,10 @@ WIDE = {
 def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(architecture, attention, padding, autocast):
     import transformers
 
-    source, run_config = small(architecture, attention, **WIDE), RunConfig(batch=4, seq=32, autocast=autocast)
+    source, run_config = (
+        small(architecture, attention, **WIDE),
+        RunConfig(batch=4, seq=32, precision=f"autocast-{autocast}" if autocast else "fp32"),
+    )
     by_token = architecture == "BertForMaskedLM"
 
     def model():

@@ -112,7 +112,7 @@ def test_a_common_error_is_in_the_language(cli, given, expected):
 @pytest.mark.parametrize(
     ("english", "expected"),
     [
-        ("bert-tiny, fit: none, bf16 autocast, seq 128", "bert-tiny，能否放下：none，bf16 autocast，序列长度 128"),
+        ("bert-tiny, fit: none, autocast-bf16, seq 128", "bert-tiny，能否放下：none，autocast-bf16，序列长度 128"),
         ("2 N + 4 L H Q T for each token (a third of a training step), with N = 7 parameters, embeddings included",
          "每个 token 计 2 N + 4 L H Q T（训练一步的三分之一），N = 7 为参数量，含嵌入层"),
         ("no step is called 'attention'; the layers are 0-1", "没有名为 'attention' 的步骤；各层为 0-1"),

@@ -116,7 +116,10 @@ def test_a_number_that_is_no_float_is_refused(number):
         ('{"kind": "cuont"}', "no report of kind \"cuont\"; did you mean 'count'?"),
         ('{"kind": ["count"]}', "no report of kind a list"),
         ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 2"),
-        ('{"schema": 1, "kind": "presets", "rows": []}', "the report has schema 1; this version reads 2: write the rep"),
+        (
+            '{"schema": 1, "kind": "presets", "rows": []}',
+            "the report has schema 1; this version reads 2: write the rep",
+        ),
         ('{"schema": true, "kind": "presets", "rows": []}', "schema true"),
         ('{"schema": 2, "kind": "presets"}', "presets lacks the field 'rows'"),
         ('{"schema": 2, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),

@@ -49,27 +49,27 @@ def keys(rows) -> list[str]:
 def test_each_key_is_in_one_of_four_lists(given):
     file = read_training_file(given())
     assert file.fields == {
-        "batch": 16, "accumulate": 4, "clip_grad_norm": True, "autocast": "bf16", "optimizer": "adamw",
-        "implementation": "default", "checkpointing": "full", "reentrant": False,
+        "batch": 16, "accumulate": 4, "clip_grad_norm": True, "precision": "autocast-bf16", "optimizer": "adamw",
+        "optimizer_implementation": "default", "checkpointing": "full", "reentrant": False,
     }  # fmt: skip
     assert keys(file.no_effect) == ["output_dir", "learning_rate"]
     assert keys(file.not_modelled) == ["label_smoothing_factor"]
     assert keys(file.unknown) == ["my_key"]
     used = {row.key: (row.value, row.effect) for row in file.used}
     assert used["per_device_train_batch_size"] == (16, "batch 16")
-    assert used["bf16"] == (True, "autocast bf16")
+    assert used["bf16"] == (True, "precision autocast-bf16")
     assert used["gradient_checkpointing"] == (True, "checkpointing full, no reentrant")
 
 
 @pytest.mark.parametrize(
     ("settings", "fields"),
     [
-        ({"bf16": False, "fp16": True}, {"autocast": "fp16", "grad_scaler": True}),
+        ({"bf16": False, "fp16": True}, {"precision": "autocast-fp16", "grad_scaler": True}),
         ({"max_grad_norm": 0.0}, {"clip_grad_norm": False}),
         ({"gradient_checkpointing_kwargs": None}, {"reentrant": True}),  # torch's default, which the Trainer leaves
-        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "implementation": "fused"}),
+        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "optimizer_implementation": "fused"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
-        ({"optim": "lion_32bit"}, {"optimizer": "lion", "implementation": "fused"}),
+        ({"optim": "lion_32bit"}, {"optimizer": "lion", "optimizer_implementation": "fused"}),
         ({"adafactor": True}, {"optimizer": "adafactor-transformers"}),
         ({"no_cuda": True}, {"device": "cpu"}),
         ({"per_gpu_train_batch_size": 2}, {"batch": 2}),
@@ -120,7 +120,7 @@ def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
     (tmp_path / "default_config.json").write_text(json.dumps(plain))
     for name in ("default_config.yaml", "default_config.json"):
         file = read_training_file(tmp_path / name)
-        assert (file.format, file.fields) == ("accelerate config", {"autocast": "fp16", "grad_scaler": True})
+        assert (file.format, file.fields) == ("accelerate config", {"precision": "autocast-fp16", "grad_scaler": True})
         assert {"distributed_type", "num_processes"} <= set(keys(file.not_modelled))
         assert file.unknown == ()
     assert "dynamo_config" in keys(read_training_file(tmp_path / "default_config.yaml").not_modelled)
@@ -136,7 +136,7 @@ def test_the_settings_are_arguments_of_the_library(given):
 
     file = bertscope.read_training_file(given(label_smoothing_factor=0.0))
     report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
-    assert (report.run["accumulate"], report.run["autocast"], report.run["clip_grad_norm"]) == (4, "bf16", True)
+    assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
 
 
 # ---- the command line ----
@@ -146,12 +146,22 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     result = cli(*TINY, "--from", given(), "--format", "json")
     report = result.json
     run = report["run"]
-    assert (run["batch"], run["accumulate"], run["autocast"], run["clip_grad_norm"]) == (16, 4, "bf16", True)
+    assert (run["batch"], run["accumulate"], run["precision"], run["clip_grad_norm"]) == (16, 4, "autocast-bf16", True)
     assert [variant["checkpointing"] for variant in report["variants"]] == ["full"]
     assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["label_smoothing_factor"]
     assert report["training_file"]["replaced"] == []
     assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
-    same = ("--batch", "16", "--accumulate", "4", "--autocast", "--clip-grad-norm", "--checkpointing", "full")
+    same = (
+        "--batch",
+        "16",
+        "--accumulate",
+        "4",
+        "--precision",
+        "autocast-bf16",
+        "--clip-grad-norm",
+        "--checkpointing",
+        "full",
+    )
     by_hand = cli(*TINY, *same, "--format", "json").json
     assert by_hand["training_file"] is None
     assert by_hand["variants"] == report["variants"]
@@ -173,20 +183,20 @@ def test_an_option_replaces_the_file_and_this_is_said(cli, given):
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_option_for_the_precision_replaces_that_of_the_file_as_a_whole(cli, given, place):
     path = given(bf16=False, fp16=True)
-    words = ("--dtype", "fp16", "--from", path) if place == "before" else ("--from", path, "--dtype", "fp16")
+    words = ("--precision", "fp16", "--from", path) if place == "before" else ("--from", path, "--precision", "fp16")
     run = cli(*TINY, *words, "--format", "json").json["run"]
-    assert (run["dtype"], run["autocast"], run["grad_scaler"]) == ("fp16", None, False)
+    assert (run["precision"], run["grad_scaler"]) == ("fp16", False)
 
 
 def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, given):
     result = cli(*TINY, "--from", given(optim="adamw_torch_fused"), "--optimizer", "rmsprop", "--format", "json")
-    assert (result.code, result.json["run"]["implementation"]) == (0, "default")
+    assert (result.code, result.json["run"]["optimizer_implementation"]) == (0, "default")
 
 
 def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     result = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", given(), "--format", "json")
     report = result.json
-    assert [(row["precision"], row["checkpointing"]) for row in report["rows"]] == [("bf16 autocast", "full")]
+    assert [(row["precision"], row["checkpointing"]) for row in report["rows"]] == [("autocast-bf16", "full")]
     assert (report["asked_batch"], report["run"]["accumulate"]) == (None, 4)
     assert [(row["key"], row["effect"]) for row in report["training_file"]["replaced"]] == [("batch", "it is searched")]
     assert "batch 16: it is searched" in result.err
@@ -282,9 +292,9 @@ def test_what_is_no_regular_file_is_one_line(cli, tmp_path, name):
     ("settings", "words"),
     [
         ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
-        ({"per_device_train_batch_size": 0}, "batch must be at least 1"),
+        ({"per_device_train_batch_size": 0}, "batch takes a whole number from 1"),
         ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
-        ({"fp16": True}, "fp16 contradicts bf16, which is set too; keep one"),
+        ({"fp16": True}, "fp16 contradicts autocast-bf16, which is set too; keep one"),
         ({"fp16": "yes"}, "must be true or false"),
         ({"max_grad_norm": "nan"}, "must be a number"),
         ({"optim": ["sgd"]}, "must be a word"),

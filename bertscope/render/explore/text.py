@@ -9,8 +9,9 @@ from bertscope.render.console import Target, wrapped
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.page import ExploreReport, ExploreRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import RUN_PRECISIONS, STORED
+from bertscope.settings.run_config import AUTOCAST, RUN_PRECISIONS, STORED
 from bertscope.units import (
+    FP32,
     bytes_text,
     count_text,
     flops_text,
@@ -145,7 +146,9 @@ def copied_path(row: ExploreRow) -> str:
 
 def next_precision(precision: str, first: str) -> str:
     """Return the precision after this one; `first` is that at the start, `stored` only if it is."""
-    every = [name for name in RUN_PRECISIONS if name != STORED or first == STORED]
+    kept = STORED if first == STORED else FP32.name
+    others = [name for name in RUN_PRECISIONS if name not in (kept, STORED)]
+    every = [kept, *sorted(others, key=lambda name: not name.startswith(AUTOCAST))]
     return every[(every.index(precision) + 1) % len(every)]
 
 

@@ -1,6 +1,20 @@
 """The texts of `estimate` and `profile`, and of the file of --from."""
 
+_NO_TIME = "; 'bertscope calibrate' on the machine with the card measures the rates that it needs"
+_NO_TIME_ZH = "；在带有该卡的机器上运行 'bertscope calibrate' 会测量所需的速率"
 TEXTS: dict[str, tuple[str, str]] = {
+    "no_time_cpu": (
+        "no time: it is predicted for CUDA only; give --gpu or --device cuda",
+        "没有时间：只对 CUDA 预测；请给出 --gpu 或 --device cuda",
+    ),
+    "no_time_uncalibrated": (
+        f"no time: there is no calibration of {{card}}{_NO_TIME}",
+        f"没有时间：没有 {{card}} 的校准{_NO_TIME_ZH}",
+    ),
+    "no_time_precision": (
+        f"no time: nothing that fits in one process runs in a precision that the calibration has{_NO_TIME}",
+        f"没有时间：在单个进程中放得下的设置里，没有校准包含的精度{_NO_TIME_ZH}",
+    ),
     # the table of estimate and profile
     "at_peak": ("at the peak", "峰值时刻"),
     "peak": ("peak", "峰值"),

@@ -51,7 +51,7 @@ def test_each_point_is_a_run_that_exists():
             run = plan.run_config(point)
             assert (run.device, run.seq) == ("cuda", point.seq)
             assert (run.autocast or "fp32") == ("fp32" if point.precision == "tf32" else point.precision)
-            assert bool(run.alloc_conf) == point.expandable
+            assert bool(run.expandable_segments) == point.expandable
     old = [point for point in POINTS if not plan.why_not(point, (7, 5))]
     assert {point.precision for point in old} == {"", "fp32", "fp16"}
     assert {plan.run_config(point, (7, 5)).sdpa_kernel for point in old if point.kind == STEP} == {"efficient", "math"}

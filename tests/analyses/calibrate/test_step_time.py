@@ -16,7 +16,7 @@ from tests.analyses.calibrate.fakes import calibration
 from tests.analyses.calibrate.test_use import home, stored
 
 __all__ = ["home", "stored"]  # fixtures
-RUN = RunConfig(batch=2, seq=16, device="cuda", implementation="loop")
+RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
 TINY = load("bert-tiny", architecture="BertForMaskedLM")
 
 
@@ -46,14 +46,14 @@ def test_an_optimizer_moves_the_bytes_of_its_formula():
     sgd = _work(TINY, replace(RUN, optimizer="sgd"))
     assert sgd.moved_bytes - without.moved_bytes == 3 * 4 * params  # reads a parameter and its gradient, writes one
     assert sgd.matmul_flops == without.matmul_flops == {"fp32": step_flops(TINY, RUN)}
-    foreach = _work(TINY, replace(RUN, optimizer="sgd", implementation="foreach"))
+    foreach = _work(TINY, replace(RUN, optimizer="sgd", optimizer_implementation="foreach"))
     assert foreach.moved_bytes == sgd.moved_bytes
     assert foreach.calls < sgd.calls
 
 
 def test_equal_layers_are_repeated_and_recomputation_moves_bytes():
     source = TINY.with_layers(6)
-    run = replace(RUN, autocast="bf16", checkpointing="full", optimizer="none")
+    run = replace(RUN, precision="autocast-bf16", checkpointing="full", optimizer="none")
     full = step_work(source, run)
     assert full == _work(source, run)
     plain = step_work(source, replace(run, checkpointing="none"))
@@ -85,16 +85,16 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
         "--format",
         "json",
     ]
-    (variant,) = cli("estimate", *words, "--autocast").json["variants"]
+    (variant,) = cli("estimate", *words, "--precision", "autocast-bf16").json["variants"]
     found = variant["predicted"]
-    run = replace(RUN, autocast="bf16", implementation="default")
+    run = replace(RUN, precision="autocast-bf16", optimizer_implementation="default")
     work, flops = step_work(TINY, run), step_flops(TINY, run)
     assert found["seconds"] == pytest.approx(work.calls / 100)  # this card starts 100 operators a second
     assert found["tokens_per_second"] == pytest.approx(32 / found["seconds"])
     assert found["mfu"] == pytest.approx(flops / found["seconds"] / 989.5e12)
     (row,) = cli("fit", *words, "--precision", "autocast-bf16", "--checkpointing", "none").json["rows"]
     assert row["predicted"] == found
-    shown = cli("estimate", *words[:-2], "--autocast", "-v").out
+    shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
     assert "step time (predicted)" in shown
     assert "MFU of 989.5 TFLOP/s" in shown
     assert "H200 data sheet (SXM)" in shown

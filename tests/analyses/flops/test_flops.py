@@ -13,6 +13,7 @@ import bertscope
 from bertscope.analyses.flops.conventions import ElectraSizes, electra_forward
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import find
 from tests.models import RUNNING
@@ -26,7 +27,7 @@ def source(preset: str = "bert-tiny", architecture: str | None = None, **fields)
 
 
 def total(preset: str, architecture: str, seq: int, **options) -> int:
-    run = FlopsRun(source=source(preset, architecture), **options)
+    run = FlopsRun(source=source(preset, architecture), run=RunConfig(**{"mode": "inference", **options}))
     return run.at(1, seq).rows[0].total.matmul_flops
 
 
@@ -153,12 +154,12 @@ def test_an_electras_config_json_has_the_convention_of_electra(tmp_path, archite
              "intermediate_size": 24, "vocab_size": 96, "max_position_embeddings": 40}  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "electra", "architectures": [architecture], **sizes}))
-    run = FlopsRun(source=find(str(path)), mode=mode)
+    run = FlopsRun(source=find(str(path)), run=RunConfig(mode=mode))
     assert {item.name: item.value for item in flops_model(run, (1,), (16,)).conventions}["electra"] == flops
 
 
 def conventions_of(preset, architecture, *, seq, mode="inference"):
-    run = FlopsRun(source=source(preset, architecture, attn_implementation="eager"), mode=mode)
+    run = FlopsRun(source=source(preset, architecture, attn_implementation="eager"), run=RunConfig(mode=mode))
     return {item.name: item.value for item in flops_model(run, (1,), (seq,)).conventions}
 
 
@@ -171,13 +172,13 @@ def test_eager_and_sdpa_count_the_same_in_train_and_in_eval(architecture):
     for attention in ("eager", "sdpa"):
         run = FlopsRun(source=source(architecture=architecture, attn_implementation=attention))
         found.add(run.at(2, 16).rows[0].forward.matmul_flops)
-        found.add(replace(run, mode="training").at(2, 16).rows[0].forward.matmul_flops)
+        found.add(replace(run, run=RunConfig()).at(2, 16).rows[0].forward.matmul_flops)
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_module_is_at_least_the_sum_of_its_children(mode):
-    rows = FlopsRun(source=source(architecture="BertForPreTraining"), mode=mode).at(2, 16).rows
+    rows = FlopsRun(source=source(architecture="BertForPreTraining"), run=RunConfig(mode=mode)).at(2, 16).rows
     for place, row in enumerate(rows):
         children = [
             other for other in rows[place + 1 :] if other.depth == row.depth + 1 and other.path.startswith(row.path)
@@ -194,7 +195,7 @@ def _under(path: str, parent: str) -> bool:
 
 
 def test_the_backward_of_a_linear_layer_is_told_as_its_own():
-    rows = {row.path: row for row in FlopsRun(source=source(), mode="training").at(2, 16).rows}
+    rows = {row.path: row for row in FlopsRun(source=source(), run=RunConfig(mode="training")).at(2, 16).rows}
     for name in ("query", "key", "value"):
         row = rows[f"encoder.layer.0-1.attention.self.{name}"]
         assert row.backward.matmul_flops == 2 * row.forward.matmul_flops == 2 * 2 * (2 * 2 * 16 * 128 * 128)
@@ -205,16 +206,24 @@ def test_the_backward_of_a_linear_layer_is_told_as_its_own():
     ("strategy", "layers"), [("full", 4), ("every-2", 2), ("layers:1-3", 3), ("none", 0), ("selective", 0)]
 )
 def test_recomputation_is_one_forward_of_the_layers_recomputed(strategy, layers):
-    run = FlopsRun(source=source(num_hidden_layers=4), mode="training", checkpointing=strategy)
+    run = FlopsRun(source=source(num_hidden_layers=4), run=RunConfig(mode="training", checkpointing=strategy))
     rows = {row.path: row for row in run.at(2, 16).rows}
     assert rows[""].recompute.matmul_flops == layers * rows["encoder"].forward.matmul_flops // 4
     assert rows[""].recompute == rows["encoder"].recompute
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize(("checkpointing", "layers"), [("none", 3), ("full", 3), ("selective", 3), ("every-3", 9)])
+@pytest.mark.parametrize(
+    ("mode", "checkpointing", "layers"),
+    [
+        ("inference", "none", 3),
+        ("training", "none", 3),
+        ("training", "full", 3),
+        ("training", "selective", 3),
+        ("training", "every-3", 9),
+    ],
+)
 def test_few_layers_multiplied_equal_all_layers_run(mode, checkpointing, layers):
-    run = FlopsRun(source=source(num_hidden_layers=layers + 3), mode=mode, checkpointing=checkpointing)
+    run = FlopsRun(source=source(num_hidden_layers=layers + 3), run=RunConfig(mode=mode, checkpointing=checkpointing))
     few, every = run.at(2, 16), run.of_all_layers(2, 16)
     assert few.traced_layers == layers
     assert every.traced_layers is None
@@ -231,7 +240,7 @@ def test_many_layers_and_a_large_batch_are_answered_from_few(monkeypatch):
 
 def test_the_polynomial_gives_every_point_of_the_sweep():
     for mode in ("inference", "training"):
-        run = FlopsRun(source=source(architecture=CLASSIFIER), mode=mode)
+        run = FlopsRun(source=source(architecture=CLASSIFIER), run=RunConfig(mode=mode))
         report = flops_model(run, (1, 5), (8, 100, 512))
         poly = report.polynomial
         assert poly is not None
@@ -309,7 +318,7 @@ def test_sizes_that_the_model_cannot_run_are_refused(batch, seq, words):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(BertscopeError, match="inference, training"):
+    with pytest.raises(BertscopeError, match="inference, forward, training"):
         bertscope.flops(nn.Linear(2, 2), torch.ones(1, 2), mode="eval")
 
 

@@ -218,7 +218,8 @@ def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches
 @pytest.mark.parametrize(
     "fields",
     [{}, {"checkpointing": "full"}, {"keep_gradients": True}, {"accumulate": 2}, {"optimizer": "sgd"},
-     {"ema": True, "accumulate": 3, "keep_gradients": True}, {"mode": "inference"}, {"implementation": "loop"}],
+     {"ema": True, "accumulate": 3, "keep_gradients": True}, {"mode": "inference"},
+     {"optimizer_implementation": "loop"}],
     ids=str,
 )  # fmt: skip
 def test_every_loop_is_replayed_and_reserves_at_least_its_peak(fields):
@@ -275,7 +276,13 @@ PROTOTYPE = [
 @pytest.mark.parametrize(("attention", "autocast", "checkpointing", "gib"), PROTOTYPE)
 def test_the_figures_of_an_independent_program_come_out(attention, autocast, checkpointing, gib):
     source = load("bert-large-uncased", architecture="BertForMaskedLM", attention=attention)
-    run_config = RunConfig(batch=32, seq=512, autocast=autocast, checkpointing=checkpointing, device="cuda")
+    run_config = RunConfig(
+        batch=32,
+        seq=512,
+        precision=f"autocast-{autocast}" if autocast else "fp32",
+        checkpointing=checkpointing,
+        device="cuda",
+    )
     found = estimate_memory(source, run_config)
     assert found.peak.peak_bytes / GIB == pytest.approx(gib, rel=0.01)
     assert found.phases[-1].peak_bytes / GIB == pytest.approx(6.24, abs=0.03)
@@ -291,7 +298,9 @@ def test_the_kernel_of_fused_attention_follows_dtype_and_mask():
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])
 def test_only_the_math_kernel_keeps_the_scores(kernel):
-    run_config = RunConfig(batch=8, seq=32, mode="forward", device="cuda", autocast="bf16", sdpa_kernel=kernel)
+    run_config = RunConfig(
+        batch=8, seq=32, mode="forward", device="cuda", precision="autocast-bf16", sdpa_kernel=kernel
+    )
     rows = [
         row for row in estimate_memory(small(), run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
     ]
@@ -363,7 +372,9 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 )  # fmt: skip
 def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
-    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", autocast=autocast, device="cuda")
+    run_config = RunConfig(
+        batch=batch, seq=seq, optimizer="adam", precision=f"autocast-{autocast}" if autocast else "fp32", device="cuda"
+    )
     trace = traces("bert-large-uncased", architecture).trace(run_config)
     terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
@@ -379,14 +390,14 @@ BEFORE_MIB = 1343
     ("fields", "shown_mib"),
     [
         ({"batch": 4, "optimizer": "adafactor"}, 12295),
-        ({"batch": 4, "autocast": "fp16"}, 13939),
+        ({"batch": 4, "precision": "autocast-fp16"}, 13939),
     ],  # the three others: tests/test_published.py
     ids=str,
 )
 def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
     """nvidia-smi includes all that the allocator has cached, so 70 % is a lower bound only."""
     source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
-    found = estimate_memory(source, RunConfig(seq=512, device="cuda", implementation="loop", **fields))
+    found = estimate_memory(source, RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
     shown = (shown_mib - BEFORE_MIB) * MIB
     assert 0.7 * shown <= found.device.allocated_bytes <= shown
 

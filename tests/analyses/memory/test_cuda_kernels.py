@@ -99,7 +99,9 @@ def test_the_kernel_follows_the_width_of_a_head_too(dtype, has_mask, more, kerne
 
 
 @pytest.mark.parametrize(
-    ("kernel", "fields"), [("flash", {}), ("flash", {"autocast": "bf16", "padding": 0.5})], ids=["fp32", "mask"]
+    ("kernel", "fields"),
+    [("flash", {}), ("flash", {"precision": "autocast-bf16", "padding": 0.5})],
+    ids=["fp32", "mask"],
 )
 def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
     with pytest.raises(SelectionError, match="--sdpa-kernel auto"):

@@ -51,7 +51,12 @@ def check(run_config: RunConfig, **model) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_training_step_is_estimated_to_the_byte(attention, autocast, strategy, reentrant):
     run_config = RunConfig(
-        batch=3, seq=24, autocast=autocast, checkpointing=strategy, reentrant=reentrant, optimizer="sgd"
+        batch=3,
+        seq=24,
+        precision=f"autocast-{autocast}" if autocast else "fp32",
+        checkpointing=strategy,
+        reentrant=reentrant,
+        optimizer="sgd",
     )
     check(run_config, attention=attention, num_hidden_layers=2)
 
@@ -71,7 +76,10 @@ def test_the_peak_of_each_phase_stands_where_it_really_does(strategy, reentrant)
 @pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_forward_pass_is_estimated_to_the_byte(attention, autocast, mode):
-    check(RunConfig(batch=3, seq=24, autocast=autocast, mode=mode), attention=attention)
+    check(
+        RunConfig(batch=3, seq=24, precision=f"autocast-{autocast}" if autocast else "fp32", mode=mode),
+        attention=attention,
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,8 +93,10 @@ def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")}, {"dtype": "bf16"},
-     {"dtype": "fp16"}, {"padding": 0.5, "dropout": False, "autocast": "bf16"}, {"autocast": "fp16"}],
+    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")},
+    {"precision": "bf16"},
+     {"precision": "fp16"}, {"padding": 0.5, "dropout": False, "precision": "autocast-bf16"},
+     {"precision": "autocast-fp16"}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -151,7 +161,7 @@ def test_the_copies_of_what_does_not_lie_in_order_are_counted(name):
 
 @pytest.mark.parametrize("position_embedding_type", ["relative_key", "relative_key_query"])
 def test_the_copy_that_puts_an_embeddings_gradient_in_order_is_counted(position_embedding_type):
-    run_config = RunConfig(batch=1, seq=32, autocast="bf16", dropout=False)
+    run_config = RunConfig(batch=1, seq=32, precision="autocast-bf16", dropout=False)
     check(run_config, attention="eager", position_embedding_type=position_embedding_type, num_attention_heads=1)
 
 
@@ -225,7 +235,7 @@ def test_estimating_a_module_leaves_it_alone_and_allocates_none_of_it():
 
 
 def test_what_the_module_itself_settles_is_refused():
-    for field in ({"checkpointing": "full"}, {"batch": 8}, {"dtype": "bf16"}, {"optimiser": "adamw"}):
+    for field in ({"checkpointing": "full"}, {"batch": 8}, {"precision": "bf16"}, {"optimiser": "adamw"}):
         with pytest.raises(SelectionError, match="allowed: mode, autocast"):
             bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2), **field)
     assert set(bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2)).run) & {"batch", "seq", "dtype"} == set()
@@ -294,7 +304,7 @@ def reports(run_config: RunConfig, **model):
 
 @pytest.mark.parametrize(
     "run_config",
-    [RunConfig(batch=2, seq=8), RunConfig(batch=2, seq=8, autocast="bf16", checkpointing="full"),
+    [RunConfig(batch=2, seq=8), RunConfig(batch=2, seq=8, precision="autocast-bf16", checkpointing="full"),
      RunConfig(batch=2, seq=8, mode="inference"), RunConfig(batch=2, seq=8, device="cuda", checkpointing="selective")],
     ids=str,
 )  # fmt: skip
@@ -334,7 +344,9 @@ def kept_but_random_states(run_config: RunConfig, **model) -> int:
     st.integers(1, 32),
 )
 def test_checkpointing_never_raises_what_is_kept(strategy, attention, autocast, device, batch, seq):
-    plain = RunConfig(batch=batch, seq=seq, mode="forward", autocast=autocast, device=device)
+    plain = RunConfig(
+        batch=batch, seq=seq, mode="forward", precision=f"autocast-{autocast}" if autocast else "fp32", device=device
+    )
     other = replace(plain, checkpointing=strategy)
     model = {"attention": attention, "num_hidden_layers": 3}
     assert kept_but_random_states(other, **model) <= kept_but_random_states(plain, **model)
@@ -364,7 +376,12 @@ KEPT = {
 def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
     run_config = RunConfig(
-        batch=batch, seq=s, mode="forward", autocast=autocast, device=device, model_implementation="bertscope"
+        batch=batch,
+        seq=s,
+        mode="forward",
+        precision=f"autocast-{autocast}" if autocast else "fp32",
+        device=device,
+        implementation="bertscope",
     )
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
@@ -379,7 +396,9 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
 def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
     source, run_config = (
         small(attention=attention),
-        RunConfig(batch=3, seq=24, mode="forward", autocast=autocast, dropout=dropout),
+        RunConfig(
+            batch=3, seq=24, mode="forward", precision=f"autocast-{autocast}" if autocast else "fp32", dropout=dropout
+        ),
     )
     model = run_model(source, run_config, "cpu")
     inputs = real_inputs(model, run_config, "cpu")
@@ -401,8 +420,8 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
 
 
 def test_an_additive_mask_keeps_the_probabilities_in_fp32():
-    plain = RunConfig(batch=4, seq=32, mode="forward", autocast="bf16", model_implementation="bertscope")
-    runs = [plain, replace(plain, padding=0.5), replace(plain, model_implementation="transformers")]
+    plain = RunConfig(batch=4, seq=32, mode="forward", precision="autocast-bf16", implementation="bertscope")
+    runs = [plain, replace(plain, padding=0.5), replace(plain, implementation="transformers")]
     of_a_layer = []
     for run_config in runs:
         one, two = (
@@ -429,14 +448,14 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
     [
         (8, {}),
         (8, {"attention": "eager", "checkpointing": "full", "optimizer": "sgd", "padding": 0.5}),
-        (8, {"autocast": "bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
+        (8, {"precision": "autocast-bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
         (17, {"checkpointing": "every-2", "optimizer": "sgd", "momentum": 0.9}),
-        (8, {"device": "cuda", "autocast": "bf16", "optimizer": "sgd"}),
+        (8, {"device": "cuda", "precision": "autocast-bf16", "optimizer": "sgd"}),
         (8, {"device": "cuda", "checkpointing": "selective", "optimizer": "none"}),
-        (8, {"mode": "inference", "autocast": "bf16"}),
+        (8, {"mode": "inference", "precision": "autocast-bf16"}),
         (8, {"optimizer": "sgd", "freeze": ("embeddings", "*.bias")}),
         (8, {"optimizer": "sgd", "checkpointing": "full", "reentrant": True}),
-        (17, {"optimizer": "none", "checkpointing": "every-2", "reentrant": True, "autocast": "bf16"}),
+        (17, {"optimizer": "none", "checkpointing": "every-2", "reentrant": True, "precision": "autocast-bf16"}),
     ],
     ids=str,
 )
@@ -477,7 +496,7 @@ def test_a_tape_that_differs_is_seen_to_differ():
 
 GROWING = (
     RunConfig(seq=6), RunConfig(seq=6, device="cuda", optimizer="sgd"),
-    RunConfig(seq=6, autocast="bf16", checkpointing="full", optimizer="none"),
+    RunConfig(seq=6, precision="autocast-bf16", checkpointing="full", optimizer="none"),
 )  # fmt: skip
 
 
@@ -543,8 +562,8 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
         ({"mode": "train"}, "inference, forward, training"),
         ({"optimizer": "adamx"}, "none, sgd, adam, adamw, adafactor"),
         ({"padding": 1.0}, "from 0 to below 1"),
-        ({"autocast": "bf16", "dtype": "bf16"}, "parameters in fp32; leave dtype fp32"),
-        ({"optimizer": "adafactor", "implementation": "fused"}, "no fused Adafactor"),
+        ({"precision": "autocast-bf16", "dtype": "bf16"}, "parameters in fp32; leave dtype fp32"),
+        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "no fused Adafactor"),
         ({"autocast": "fp32"}, "bf16, fp16"),
     ],
 )

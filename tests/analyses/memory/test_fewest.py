@@ -10,12 +10,12 @@ import bertscope
 from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.ranks.fewest import fewest_report
 from bertscope.errors import SelectionError
-from bertscope.settings.parallelism import TRIED, Parallelism
+from bertscope.settings.parallelism import TRIED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
 
-STEP = RunConfig(model_implementation="bertscope")
+STEP = RunConfig(implementation="bertscope")
 SIZES = (1, 2, 3, 4, 5, 6)
 TOTAL = 24
 
@@ -30,7 +30,7 @@ def peaks(source):
     """The peak of a rank by strategy and number of ranks, for the batch of all."""
 
     def peak(strategy, size):
-        ranks = Parallelism() if size == 1 else Parallelism(strategy, (size,))
+        ranks = ranks_of(strategy, size)
         return source_trace(source, replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks)).peak_bytes
 
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}

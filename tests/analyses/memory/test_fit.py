@@ -368,8 +368,8 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
         batches[name] = {row["precision"]: row["peak_bytes"] for row in rows}
     old, new = batches["v100-16gb"], batches["a100-40gb"]
     scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
-    assert old["bf16 autocast"] > new["bf16 autocast"] + scores / 2
-    assert old["fp16 autocast"] < new["fp16 autocast"] + scores / 2
+    assert old["autocast-bf16"] > new["autocast-bf16"] + scores / 2
+    assert old["autocast-fp16"] < new["autocast-fp16"] + scores / 2
     table = cli(
         "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
     ).out

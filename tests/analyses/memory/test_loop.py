@@ -77,8 +77,8 @@ def test_the_estimate_is_the_peak_of_a_plain_loop(architecture, loop):
 
 @pytest.mark.parametrize(
     "loop",
-    [{"accumulate": 2, "autocast": "bf16"}, {"autocast": "bf16", "grad_scaler": True},
-     {"autocast": "fp16", "grad_scaler": True, "clip_grad_norm": True, "accumulate": 2}],
+    [{"accumulate": 2, "precision": "autocast-bf16"}, {"precision": "autocast-bf16", "grad_scaler": True},
+     {"precision": "autocast-fp16", "grad_scaler": True, "clip_grad_norm": True, "accumulate": 2}],
     ids=str,
 )  # fmt: skip
 def test_the_estimate_under_autocast_is_the_peak_of_a_plain_loop(loop):
@@ -97,7 +97,7 @@ OTHERS = [
     {"optimizer": "adamw-transformers"},
     {"optimizer": "adafactor-transformers"},
     {"grad_scaler": True},
-    {"grad_scaler": True, "implementation": "fused"},
+    {"grad_scaler": True, "optimizer_implementation": "fused"},
 ]
 
 
@@ -147,7 +147,10 @@ def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
         ({"mode": "inference", "ema": True}, "ema concerns a training step"),
         ({"mode": "forward", "grad_scaler": True}, "grad_scaler concerns a training step"),
         ({"dtype": "fp16", "grad_scaler": True}, "GradScaler takes no fp16 gradients"),
-        ({"optimizer": "lamb", "implementation": "foreach"}, "no foreach Lamb; choose one of default, loop, fused"),
+        (
+            {"optimizer": "lamb", "optimizer_implementation": "foreach"},
+            "no foreach Lamb; choose one of default, loop, fused",
+        ),
     ],
 )
 def test_settings_that_contradict_are_one_line(settings, words):

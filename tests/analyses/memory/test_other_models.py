@@ -156,7 +156,7 @@ def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):
 
     (stored, half), (autocast, _) = rows()
     ((fp32, full),) = rows("--precision", "fp32")
-    assert (stored, autocast, fp32) == ("stored", "bf16 autocast", "fp32")
+    assert (stored, autocast, fp32) == ("stored", "autocast-bf16", "fp32")
     assert half > full
 
 

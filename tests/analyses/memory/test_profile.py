@@ -350,7 +350,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
         (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is saved for backward"),
         (("--checkpointing", "half"), "--checkpointing takes none, full"),
-        (("--dtype", "fp32", "--autocast"), "autocast computes in bf16 or fp16"),
+        (("--dtype", "fp32", "--precision", "autocast-bf16"), "autocast computes in bf16 or fp16"),
         (("--seq", "4096"), "at most max_position_embeddings"),
         (("--freeze", "nothing.here"), "matches no parameter"),
         (("--batch", "0"), "batch must be at least 1"),

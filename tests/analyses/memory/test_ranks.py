@@ -90,7 +90,9 @@ class Own(torch.nn.Module):
 
 
 def job(strategy, mesh, **settings):
-    run_config = RunConfig(batch=2, seq=8, parallelism=Parallelism(strategy, mesh), **settings)
+    run_config = RunConfig(
+        batch=2, seq=8, parallelism=Parallelism(strategy=strategy, mesh="x".join(map(str, mesh))), **settings
+    )
     ranks = run_config.parallelism.world_size
     return Job(source=small(vocab_size=101), run_config=run_config, steps=1, threads=1, launch=Launch(nproc=ranks))
 

@@ -67,7 +67,7 @@ def test_an_input_that_nothing_describes_is_an_option_of_the_page(cli, tmp_path)
 
 def test_explore_takes_the_inputs_of_a_run():
     source = GivenModule(name="scorer", module=Scorer())
-    *_, report = explore(source, RunConfig(batch=3, seq=7, inputs=GIVEN[1:]))
+    *_, report = explore(source, RunConfig(batch=3, seq=7, input=GIVEN[1:]))
     assert report.rows[0].module.inputs[0].shape == (3, 5)
     assert report.rows[0].work.forward.matmul_flops == 2 * 3 * 5 * 2
 
@@ -115,7 +115,7 @@ def test_explore_joins_the_numbers_of_another_family(gpt2, checkpointing):
     source, run_config = find(gpt2), RunConfig(batch=2, seq=16, checkpointing=checkpointing)
     *_, report = explore(source, run_config)
     root = report.rows[0]
-    flops = FlopsRun(source=source, mode="training", checkpointing=checkpointing).at(2, 16).rows[0]
+    flops = FlopsRun(source=source, run=RunConfig(checkpointing=checkpointing)).at(2, 16).rows[0]
     assert root.work.total.matmul_flops == flops.total.matmul_flops
     assert root.kept_bytes == estimate_memory(source, run_config).kept_bytes
     assert root.module.inputs[0].shape == (2, 16)

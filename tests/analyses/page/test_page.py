@@ -49,7 +49,7 @@ def test_the_options_of_the_step_reach_every_part_and_every_command(cli):
     result = cli(*given)
     report, (part,) = bertscope.from_json(result.out), result.json["models"]
     (model,) = report.models
-    assert [(row["precision"], row["checkpointing"]) for row in part["fit"]["rows"]] == [("fp16 autocast", "full")]
+    assert [(row["precision"], row["checkpointing"]) for row in part["fit"]["rows"]] == [("autocast-fp16", "full")]
     run = part["memory"]["run"]
     assert (run["autocast"], run["device"], run["sdpa_kernel"]) == ("fp16", "cuda", "efficient")
     assert (run["optimizer"], run["momentum"], run["accumulate"], run["freeze"]) == ("sgd", 0.5, 2, ["embeddings"])

@@ -97,8 +97,13 @@ def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatc
 
     monkeypatch.setattr(fake_tensors_module, "_described_on_meta", compared)
     for head, attention, device, settings in (
-        ("BertForMaskedLM", "eager", "cpu", {"autocast": "bf16"}),
-        ("BertForSequenceClassification", "sdpa", "cuda", {"autocast": "fp16", "implementation": "loop"}),
+        ("BertForMaskedLM", "eager", "cpu", {"precision": "autocast-bf16"}),
+        (
+            "BertForSequenceClassification",
+            "sdpa",
+            "cuda",
+            {"precision": "autocast-fp16", "optimizer_implementation": "loop"},
+        ),
         ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "dtype": "bf16"}),
         ("BertForQuestionAnswering", "eager", "cuda", {"optimizer": "adafactor"}),
     ):

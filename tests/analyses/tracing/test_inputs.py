@@ -44,7 +44,7 @@ def test_the_line_says_which_input_is_wrong(cli, given, words):
 
 def test_an_error_of_a_bert_whose_inputs_are_derived_stays_an_internal_error(cli, monkeypatch):
     monkeypatch.setattr(bertscope.BertModel, "forward", lambda self, input_ids: input_ids.nonsense)
-    result = cli("flops", "bert-tiny", "--seq", "8")
+    result = cli("flops", "bert-tiny", "--seq", "23")
     assert result.code == 70
     assert "AttributeError" in result.err
 

@@ -56,7 +56,7 @@ def test_the_root_holds_what_count_flops_and_estimate_say(run, folded):
     run_config = RunConfig(batch=2, seq=5, **run)
     root = reports(run_config, folded=folded)[-1].rows[0]
     model = build(TINY, "BertForMaskedLM")
-    flops = FlopsRun(source=source(), mode="training", **run).at(2, 5).rows[0]
+    flops = FlopsRun(source=source(), run=RunConfig(mode="training", **run)).at(2, 5).rows[0]
     assert root.module.distinct_params == sum(parameter.numel() for parameter in model.parameters())
     assert (root.work.forward, root.work.backward, root.work.recompute) == (
         flops.forward, flops.backward, flops.recompute
@@ -148,7 +148,7 @@ async def settled(pilot):
 
 
 def run_of(app) -> dict:
-    return {name: app.report.run[name] for name in app.run_fields}
+    return {name: getattr(app.report.run, name) for name in app.run_fields}
 
 
 def explored(*keys, size=(80, 24), all_reports=True, run=None, **changes):
@@ -272,8 +272,8 @@ def test_the_bar_shows_the_share_of_the_sorted_column():
 
 def test_batch_length_and_precision_change_the_run():
     app, text, _ = explored("b", "3", "enter", "l", "up", "down", "down", "enter", "d")
-    assert app.report.rows == reports(RunConfig(batch=3, seq=2, autocast="bf16"))[-1].rows
-    assert "batch 3, length 2, bf16 autocast" in text
+    assert app.report.rows == reports(RunConfig(batch=3, seq=2, precision="autocast-bf16"))[-1].rows
+    assert "batch 3, length 2, autocast-bf16" in text
 
 
 def test_a_wrong_batch_or_length_leaves_the_run():
@@ -293,7 +293,7 @@ def test_a_wrong_batch_or_length_leaves_the_run():
 
     word, batch, length = asyncio.run(answers())
     assert word == "batch: a whole number is needed; got 'x'"
-    assert "batch must be at least 1" in batch
+    assert "batch takes a whole number from 1" in batch
     assert "at most max_position_embeddings 12; got 99" in length
 
 
@@ -313,7 +313,7 @@ def test_the_last_of_several_runs_is_shown_and_the_others_are_left_out():
             for batch in (4, 8, 16, 2):
                 app._change(batch=batch)
             await settled(pilot)
-            return app.report.run["batch"]
+            return app.report.run.batch
 
     assert asyncio.run(last()) == 2
     assert begun[-1] == 2
@@ -325,16 +325,14 @@ def test_precisions_take_turns_and_return_to_that_of_the_start():
         run, found = start, []
         while True:
             run = next_precision(run, start)
-            found.append(run["autocast"] + " autocast" if run["autocast"] else run["dtype"])
-            assert RunConfig(**run)
+            found.append(run)
+            assert RunConfig(precision=run)
             if run == start:
                 return found
 
-    assert turns({"dtype": "fp32", "autocast": None}) == ["bf16 autocast", "fp16 autocast", "bf16", "fp16", "fp32"]
-    assert turns({"dtype": "fp32", "autocast": "fp16"})[-1] == "fp16 autocast"
-    assert turns({"dtype": "stored", "autocast": None}) == [
-        "bf16 autocast", "fp16 autocast", "fp32", "bf16", "fp16", "stored",
-    ]  # fmt: skip
+    assert turns("fp32") == ["autocast-bf16", "autocast-fp16", "bf16", "fp16", "fp32"]
+    assert turns("autocast-fp16")[-1] == "autocast-fp16"
+    assert turns("stored") == ["autocast-bf16", "autocast-fp16", "fp32", "bf16", "fp16", "stored"]
 
 
 def test_c_copies_a_path_that_get_submodule_takes():

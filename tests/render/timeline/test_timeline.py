@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -30,7 +30,7 @@ SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="store
 
 
 def reporting(*variants: Variant, name: str = "bert-tiny") -> MemoryReport:
-    run = asdict(RunConfig(batch=2, seq=16))
+    run = RunConfig(batch=2, seq=16)
     return MemoryReport(subject=replace(SUBJECT, name=name), run=run, machine="fake tensors", variants=variants)
 
 
@@ -83,7 +83,7 @@ def test_the_highest_record_of_a_phase_is_the_reported_peak(report):
 
 def test_the_json_is_what_the_report_holds(report):
     data = json.loads(timeline(report, "json"))
-    assert (data["schema"], data["kind"], data["subject"]["name"]) == (1, "timeline", "bert-tiny")
+    assert (data["schema"], data["kind"], data["subject"]["name"]) == (2, "timeline", "bert-tiny")
     for variant, found in zip(report.variants, data["variants"], strict=True):
         samples = [Sample(phase=item["phase"], parts=Parts(**item["parts"])) for item in found["timeline"]]
         assert tuple(samples) == variant.memory.timeline
