@@ -35,10 +35,10 @@ def test_an_optimizer_has_the_implementations_that_the_table_names(name):
     row = OPTIMIZERS[name]
     for word, arguments in tables.IMPLEMENTATIONS.items():
         if row.has(word):
-            assert make_optimizer([matrix()], RunConfig(optimizer=name, implementation=word))
+            assert make_optimizer([matrix()], RunConfig(optimizer=name, optimizer_implementation=word))
         else:
             with pytest.raises(SelectionError, match=f"there is no {word} {row.class_name}; choose one of default"):
-                RunConfig(optimizer=name, implementation=word)
+                RunConfig(optimizer=name, optimizer_implementation=word)
             if row.in_torch:
                 with pytest.raises((TypeError, RuntimeError)):
                     getattr(torch.optim, row.class_name)([matrix()], **arguments)
@@ -50,7 +50,7 @@ def test_on_cuda_the_default_is_torchs_own():
 
     assert foreach("adamw", device="cuda") is True
     assert foreach("adafactor", device="cuda") is None
-    assert foreach("adamw", device="cuda", implementation="loop") is False
+    assert foreach("adamw", device="cuda", optimizer_implementation="loop") is False
     assert foreach("adamw") is None
 
 
@@ -58,7 +58,7 @@ def test_a_row_more_is_an_optimizer_more(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "adamax", Optimizer(class_name="Adamax", fused=False))
     assert type(make_optimizer([matrix()], RunConfig(optimizer="adamax"))) is torch.optim.Adamax
     with pytest.raises(SelectionError, match="no fused Adamax"):
-        RunConfig(optimizer="adamax", implementation="fused")
+        RunConfig(optimizer="adamax", optimizer_implementation="fused")
 
 
 def test_a_row_more_is_a_strategy_more(monkeypatch):

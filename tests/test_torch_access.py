@@ -448,7 +448,7 @@ def test_fsdp_says_whose_parameters_it_gathers():
         seen.append(path)
         yield
 
-    with fake_ranks(Parallelism("fsdp", (2,))) as meshes:
+    with fake_ranks(Parallelism(strategy="fsdp", world_size=2)) as meshes:
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         for module in (model[0], model):
             fully_shard(module, mesh=meshes.shard)

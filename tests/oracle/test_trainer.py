@@ -130,7 +130,7 @@ def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_model
     assert (file.unknown, file.not_modelled) == ((), ())
     assert len(file.used) + len(file.no_effect) == len(json.loads(path.read_text()))
     assert file.fields == {
-        "batch": 8, "accumulate": 1, "optimizer": "adamw", "implementation": "default", "clip_grad_norm": True,
+        "batch": 8, "accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "default", "clip_grad_norm": True,
         "checkpointing": "none", "device": "cpu",
     }  # fmt: skip
 
@@ -156,7 +156,7 @@ def test_every_key_of_a_configuration_of_accelerate_is_known(tmp_path):
     )  # fmt: skip
     config.to_yaml_file(path)
     file = read_training_file(path)
-    assert file.fields == {"autocast": "fp16", "grad_scaler": True}
+    assert file.fields == {"precision": "autocast-fp16", "grad_scaler": True}
     assert (file.format, file.unknown, file.not_modelled) == ("accelerate config", (), ())
     names = [field.name for field in dataclasses.fields(ClusterConfig)]
     path.write_text("".join(f"{name}: null\n" for name in names))

@@ -16,7 +16,7 @@ from tests.analyses.calibrate.fakes import calibration
 from tests.analyses.calibrate.test_use import home, stored
 
 __all__ = ["home", "stored"]  # fixtures
-RUN = RunConfig(batch=2, seq=16, device="cuda", implementation="loop")
+RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
 TINY = load("bert-tiny", architecture="BertForMaskedLM")
 
 
@@ -46,14 +46,14 @@ def test_an_optimizer_moves_the_bytes_of_its_formula():
     sgd = _work(TINY, replace(RUN, optimizer="sgd"))
     assert sgd.moved_bytes - without.moved_bytes == 3 * 4 * params  # reads a parameter and its gradient, writes one
     assert sgd.matmul_flops == without.matmul_flops == {"fp32": step_flops(TINY, RUN)}
-    foreach = _work(TINY, replace(RUN, optimizer="sgd", implementation="foreach"))
+    foreach = _work(TINY, replace(RUN, optimizer="sgd", optimizer_implementation="foreach"))
     assert foreach.moved_bytes == sgd.moved_bytes
     assert foreach.calls < sgd.calls
 
 
 def test_equal_layers_are_repeated_and_recomputation_moves_bytes():
     source = TINY.with_layers(6)
-    run = replace(RUN, autocast="bf16", checkpointing="full", optimizer="none")
+    run = replace(RUN, precision="autocast-bf16", checkpointing="full", optimizer="none")
     full = step_work(source, run)
     assert full == _work(source, run)
     plain = step_work(source, replace(run, checkpointing="none"))
@@ -87,7 +87,7 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
     ]
     (variant,) = cli("estimate", *words, "--autocast").json["variants"]
     found = variant["predicted"]
-    run = replace(RUN, autocast="bf16", implementation="default")
+    run = replace(RUN, precision="autocast-bf16", optimizer_implementation="default")
     work, flops = step_work(TINY, run), step_flops(TINY, run)
     assert found["seconds"] == pytest.approx(work.calls / 100)  # this card starts 100 operators a second
     assert found["tokens_per_second"] == pytest.approx(32 / found["seconds"])

@@ -78,7 +78,7 @@ def test_the_state_of_lion_is_fp32_in_the_fused_kernel_only():
     for implementation, dtype in (("default", torch.bfloat16), ("fused", torch.float32)):
         param = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
         param.grad = torch.ones_like(param)
-        optimizer = make_optimizer([param], RunConfig(optimizer="lion", implementation=implementation))
+        optimizer = make_optimizer([param], RunConfig(optimizer="lion", optimizer_implementation=implementation))
         optimizer.step()
         assert optimizer.state[param]["exp_avg"].dtype == dtype
 
@@ -144,8 +144,8 @@ def test_a_reused_optimizer_step_has_the_events_of_one_that_runs(monkeypatch, op
 def test_an_optimizer_step_of_other_parameters_or_gradients_runs_anew(monkeypatch):
     monkeypatch.setattr(fake_run, "_UPDATES", {})
     run_config = RunConfig(batch=2, seq=8)
-    others = [replace(run_config, dtype="bf16"), replace(run_config, freeze=("embeddings",)),
-              replace(run_config, optimizer="sgd"), replace(run_config, autocast="bf16")]  # fmt: skip
+    others = [replace(run_config, precision="bf16"), replace(run_config, freeze=("embeddings",)),
+              replace(run_config, optimizer="sgd"), replace(run_config, precision="autocast-bf16")]  # fmt: skip
     for number, other in enumerate([run_config, *others], start=1):
         step_trace(other)
         assert len(fake_run._UPDATES) == number

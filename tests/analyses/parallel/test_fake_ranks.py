@@ -78,7 +78,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 
 def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_moments():
     source = small(num_hidden_layers=1)
-    run_config = RunConfig(batch=1, seq=8, parallelism=Parallelism("fsdp", (2**20,), rank=2**20 - 1))
+    run_config = RunConfig(batch=1, seq=8, parallelism=Parallelism(strategy="fsdp", world_size=2**20, rank=2**20 - 1))
     parameters = list(run_model(source, run_config).parameters())
     found = Counter()
     for block, size in source_trace(source, run_config).state:
@@ -132,7 +132,7 @@ def measured(tmp_path_factory):
 
 @pytest.mark.parametrize(("strategy", "checkpointing"), REAL)
 def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing):
-    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, model_implementation="bertscope")
+    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, implementation="bertscope")
     trace = traced(small(**WIDE), run_config, strategy, (2,))
     estimated = {moment.phase: moment.live_bytes - trace.state_bytes for moment in trace.peaks()}
     for rank in measured[strategy, checkpointing]:
@@ -147,7 +147,10 @@ def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model(meas
 def test_a_process_of_a_real_job_is_refused(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(SelectionError, match="belongs to a process group"), fake_ranks(Parallelism("fsdp", (2,))):
+        with (
+            pytest.raises(SelectionError, match="belongs to a process group"),
+            fake_ranks(Parallelism(strategy="fsdp", world_size=2)),
+        ):
             pass
     finally:
         torch.distributed.destroy_process_group()
@@ -155,13 +158,16 @@ def test_a_process_of_a_real_job_is_refused(tmp_path):
 
 def test_a_torch_without_collectives_on_meta_is_an_error_that_names_a_version_that_has_them(monkeypatch):
     monkeypatch.setattr("bertscope.analyses.parallel.fake_ranks.has_kernel", lambda operator, key: False)
-    with pytest.raises(SelectionError, match=r"torch .* tested with torch 2\.11"), fake_ranks(Parallelism("tp", (2,))):
+    with (
+        pytest.raises(SelectionError, match=r"torch .* tested with torch 2\.11"),
+        fake_ranks(Parallelism(strategy="tp", world_size=2)),
+    ):
         pass
     assert not torch.distributed.is_initialized()
 
 
 def test_after_an_estimate_the_process_belongs_to_no_job():
-    with fake_ranks(Parallelism("fsdp", (4,))):
+    with fake_ranks(Parallelism(strategy="fsdp", world_size=4)):
         assert torch.distributed.get_world_size() == 4
     assert not torch.distributed.is_initialized()
 

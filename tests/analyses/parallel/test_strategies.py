@@ -81,7 +81,7 @@ def test_the_optimizer_states_of_all_zero_ranks_are_that_of_one_process(source, 
 
 
 def test_the_shares_of_zero_ranks_are_those_of_torchs_optimizer(source, parameters):
-    parallelism = Parallelism("zero1", (3,))
+    parallelism = Parallelism(strategy="zero1", world_size=3)
     model = run_model(source, STEP)
     with fake_ranks(parallelism):
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -107,7 +107,7 @@ def test_each_rank_updates_the_elements_of_its_shards(source, strategy, mesh):
 
 def test_of_five_rows_of_three_ranks_two_have_two_and_one_has_one():
     model = torch.nn.Linear(4, 5, bias=False)
-    groups = rank_groups(model, Parallelism("fsdp", (3,)))
+    groups = rank_groups(model, Parallelism(strategy="fsdp", world_size=3))
     assert [(group.first, group.last, group.updated_params) for group in groups] == [(0, 1, 8), (2, 2, 4)]
 
 
@@ -161,7 +161,7 @@ def test_buckets_end_when_they_reach_their_limit():
     """From the last parameter on: 1 MiB, then 25 MiB."""
     million = 2**18  # fp32 numbers of 1 MiB
     model = torch.nn.ParameterList(torch.empty(count * million, device="meta") for count in (10, 20, 6, 1))
-    assert [size >> 20 for size in bucket_sizes(model, Parallelism("ddp", (2,)))] == [1, 26, 10]
+    assert [size >> 20 for size in bucket_sizes(model, Parallelism(strategy="ddp", world_size=2))] == [1, 26, 10]
 
 
 @pytest.mark.parametrize("cap", [1, 2, 25])
@@ -170,7 +170,7 @@ def test_buckets_are_those_of_torchs_reducer(cap):
     given = list(model.parameters())[::-1]
     places, _ = torch.distributed._compute_bucket_assignment_by_size(given, [2**20, cap * 2**20], [False] * len(given))
     torchs = [sum(given[place].nbytes for place in bucket) for bucket in places]
-    assert sorted(bucket_sizes(model, Parallelism("ddp", (2,), bucket_cap_mb=cap))) == sorted(torchs)
+    assert sorted(bucket_sizes(model, Parallelism(strategy="ddp", world_size=2, bucket_cap_mb=cap))) == sorted(torchs)
 
 
 def test_accumulated_micro_batches_multiply_what_travels_before_the_optimizer_step(source):
