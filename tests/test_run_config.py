@@ -35,10 +35,10 @@ def test_an_optimizer_has_the_implementations_that_the_table_names(name):
     row = OPTIMIZERS[name]
     for word, arguments in tables.IMPLEMENTATIONS.items():
         if row.has(word):
-            assert make_optimizer([matrix()], RunConfig(optimizer=name, implementation=word))
+            assert make_optimizer([matrix()], RunConfig(optimizer=name, optimizer_implementation=word))
         else:
             with pytest.raises(SelectionError, match=f"there is no {word} {row.class_name}; choose one of default"):
-                RunConfig(optimizer=name, implementation=word)
+                RunConfig(optimizer=name, optimizer_implementation=word)
             if row.in_torch:
                 with pytest.raises((TypeError, RuntimeError)):
                     getattr(torch.optim, row.class_name)([matrix()], **arguments)

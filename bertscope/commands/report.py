@@ -37,8 +37,14 @@ def report(
         typer.Option(metavar="MODEL", help="A second model to show.", autocompletion=complete_model),
     ] = None,
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
-    run: Annotated[Given, Takes(command="report", compared=("precision", "checkpointing"),
-                                usual={"checkpointing": f"{COMPARED}, or those that the model takes"})],
+    run: Annotated[
+        Given,
+        Takes(
+            command="report",
+            compared=("precision", "checkpointing"),
+            usual={"checkpointing": f"{COMPARED}, or those that the model takes"},
+        ),
+    ],
     model: ModelOptions,
     fmt: Annotated[
         Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
+from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces, device_terms, estimate_memory
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.kernels.cuda_attention import kernel_for
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, overhead, workspace_bytes
 from bertscope.errors import SelectionError
-from bertscope.gpus import AllocatorSettings, find_gpu
+from bertscope.gpus import find_gpu
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, small
 
@@ -29,13 +29,14 @@ def rounded(size: int) -> int:
     return -(-size // 512) * 512
 
 
-SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:4")
+DEFAULT, EXPANDABLE = AllocatorSettings(), AllocatorSettings(expandable_segments=True)
+SETTINGS = (DEFAULT, EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60), st.sampled_from(SETTINGS))
 def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_free(moves, conf):
-    allocator, used = Allocator(settings=AllocatorSettings.parse(conf)), []
+    allocator, used = Allocator(settings=conf), []
     for takes, size, choice in moves:
         if takes or not used:
             block = allocator.malloc(size)
@@ -62,7 +63,7 @@ def is_all_that_is_mapped(block: SegmentBlock) -> bool:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 200), st.sampled_from(SETTINGS))
 def test_a_limit_is_obeyed_or_what_is_missing_is_told(sizes, limit_mib, conf):
-    allocator = Allocator(limit_bytes=limit_mib * MIB, settings=AllocatorSettings.parse(conf))
+    allocator = Allocator(limit_bytes=limit_mib * MIB, settings=conf)
     for size in sizes:
         allocator.malloc(size)
     assert (allocator.peak_reserved_bytes > limit_mib * MIB) == (allocator.missing_bytes > 0)
@@ -100,26 +101,8 @@ def test_where_memory_runs_out_free_segments_go_back_first():
 # Settings of the allocator, by hand and by torch's own comment.
 
 
-@pytest.mark.parametrize(
-    ("conf", "size", "rounded_to"),
-    [
-        ("roundup_power2_divisions:4", 1200 * MIB, 1280 * MIB),  # the example in CUDACachingAllocator.cpp, in MiB
-        ("roundup_power2_divisions:4", 1024 * MIB, 1024 * MIB),
-        ("roundup_power2_divisions:4", 5000, 5120),  # below 1 MiB too: 4096, 5120, 6144, 7168
-        ("roundup_power2_divisions:4", 1600, 2048),  # up to 512 bytes x 4 only multiples of 512
-        ("roundup_power2_divisions:8", 3000, 3072),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 600 * MIB, 768 * MIB),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 300 * MIB + 1, 300 * MIB + 512),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2049 * MIB, 2304 * MIB),
-        ("", 1200 * MIB + 1, 1200 * MIB + 512),
-    ],
-)
-def test_a_size_is_rounded_up_to_a_part_of_a_power_of_two(conf, size, rounded_to):
-    assert Allocator(settings=AllocatorSettings.parse(conf)).rounded(size) == rounded_to
-
-
 def test_a_block_of_max_split_size_is_not_split_and_serves_no_smaller_request():
-    allocator = Allocator(settings=AllocatorSettings.parse("max_split_size_mb:100"))
+    allocator = Allocator(settings=AllocatorSettings(max_split_bytes=100 * MIB))
     allocator.free(allocator.malloc(120 * MIB))
     allocator.malloc(30 * MIB)
     assert allocator.reserved_bytes == 150 * MIB
@@ -134,17 +117,17 @@ def test_a_block_of_max_split_size_is_not_split_and_serves_no_smaller_request():
 def test_an_expandable_segment_grows_by_pages_where_others_take_new_segments():
     sizes = (30, 40, 50)  # each does not fit where the one before was
     reserved = {}
-    for conf in ("", "expandable_segments:True"):
-        allocator = Allocator(settings=AllocatorSettings.parse(conf))
+    for conf in (DEFAULT, EXPANDABLE):
+        allocator = Allocator(settings=conf)
         for size in sizes:
             allocator.free(allocator.malloc(size * MIB))
         allocator.malloc(512)
         reserved[conf] = allocator.reserved_bytes // MIB
-    assert reserved == {"": 30 + 40 + 50 + 2, "expandable_segments:True": 60 + 2}
+    assert reserved == {DEFAULT: 30 + 40 + 50 + 2, EXPANDABLE: 60 + 2}
 
 
 def test_free_pages_between_used_ones_are_returned_at_the_limit_and_mapped_again():
-    allocator = Allocator(limit_bytes=100 * MIB, settings=AllocatorSettings.parse("expandable_segments:True"))
+    allocator = Allocator(limit_bytes=100 * MIB, settings=EXPANDABLE)
     _, second, third = (allocator.malloc(20 * MIB) for _ in range(3))
     allocator.free(second)
     large = allocator.malloc(60 * MIB)
@@ -157,24 +140,27 @@ def test_free_pages_between_used_ones_are_returned_at_the_limit_and_mapped_again
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["foo", "max_split_size_mb", "max_split_size_mb:19", "roundup_power2_divisions:3", "expandable_segments:true",
-     "roundup_power2_divisions:[3:1]", "roundup_power2_divisions:[", "backend:cudaMallocAsync",
-     "large_segment_size_mb:40", "max_split_size_mb:128,,", "x" * 10_000],
-)  # fmt: skip
-def test_a_setting_that_is_not_replayed_is_one_line(text):
-    with pytest.raises(SelectionError, match=r"^alloc_conf ") as caught:
-        RunConfig(device="cuda", alloc_conf=text)
-    assert len(str(caught.value)) < 400
+    ("fields", "words"),
+    [
+        ({"max_split_size_mb": 19}, r"max_split_size_mb takes a whole number from 20 to below 2\*\*31; got 19"),
+        ({"expandable_segments": "True"}, "expandable_segments takes true or false; got 'True'"),
+        ({"device": "cpu", "expandable_segments": True}, "expandable_segments has no effect with device cpu"),
+        ({"device": "cpu", "max_split_size_mb": 20}, "max_split_size_mb has no effect with device cpu"),
+    ],
+)
+def test_a_setting_of_the_allocator_that_no_run_has_is_one_line(fields, words):
+    with pytest.raises(SelectionError, match=words):
+        RunConfig(**{"device": "cuda"} | fields)
 
 
-def test_settings_without_effect_on_the_memory_of_a_run_are_taken():
-    text = "garbage_collection_threshold:0.8, backend:native, pinned_use_background_threads:True"
-    assert AllocatorSettings.parse(text) == AllocatorSettings()
+def test_the_settings_of_a_run_are_those_of_the_allocator():
+    run_config = RunConfig(device="cuda", expandable_segments=True, max_split_size_mb=20)
+    assert AllocatorSettings.of(run_config) == AllocatorSettings(expandable_segments=True, max_split_bytes=20 * MIB)
+    assert AllocatorSettings.of(RunConfig(device="cuda")) == DEFAULT
 
 
 def test_the_variable_of_the_environment_is_not_read(monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:2")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:20")
     trace = estimated_trace(small(), RunConfig(batch=4, seq=32, device="cuda"))
     before = replayed(requests(trace)).peak_reserved_bytes
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
@@ -226,11 +212,11 @@ def test_every_loop_is_replayed_and_reserves_at_least_its_peak(fields):
     trace = estimated_trace(small(), RunConfig(batch=4, seq=32, device="cuda", **fields))
     steady = {}
     for conf in SETTINGS:
-        allocator = replayed(requests(trace), settings=AllocatorSettings.parse(conf))
+        allocator = replayed(requests(trace), settings=conf)
         assert allocator.peak_reserved_bytes >= trace.peak_bytes
         steady[conf] = allocator.peak_reserved_bytes
     more = replayed(requests(trace), steps=6)
-    assert more.peak_reserved_bytes == steady[""]  # three steps are enough
+    assert more.peak_reserved_bytes == steady[DEFAULT]  # three steps are enough
 
 
 @pytest.mark.parametrize(("checkpointing", "more"), [("none", 1.03), ("full", 1.15)])
@@ -238,8 +224,7 @@ def test_a_large_run_needs_no_more_with_expandable_segments(checkpointing, more)
     run_config = RunConfig(batch=6, seq=512, device="cuda", checkpointing=checkpointing)
     trace = traces("bert-base-uncased", "BertForMaskedLM").trace(run_config)
     default, expandable = (
-        replayed(requests(trace), settings=AllocatorSettings.parse(conf)).peak_reserved_bytes
-        for conf in ("", "expandable_segments:True")
+        replayed(requests(trace), settings=conf).peak_reserved_bytes for conf in (DEFAULT, EXPANDABLE)
     )
     assert trace.peak_bytes <= expandable <= min(default, more * trace.peak_bytes)
 
@@ -267,22 +252,16 @@ def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
 
 # What an independent program on fake tensors found for BERT-large, batch 32 x 512, AdamW, GiB; none of it on a card.
 PROTOTYPE = [
-    ("eager", "bf16", "none", 46.9),
-    ("sdpa", "bf16", "full", 11.1),
-    ("sdpa", None, "none", 34.4),
+    ("eager", "autocast-bf16", "none", 46.9),
+    ("sdpa", "autocast-bf16", "full", 11.1),
+    ("sdpa", "fp32", "none", 34.4),
 ]
 
 
-@pytest.mark.parametrize(("attention", "autocast", "checkpointing", "gib"), PROTOTYPE)
-def test_the_figures_of_an_independent_program_come_out(attention, autocast, checkpointing, gib):
+@pytest.mark.parametrize(("attention", "precision", "checkpointing", "gib"), PROTOTYPE)
+def test_the_figures_of_an_independent_program_come_out(attention, precision, checkpointing, gib):
     source = load("bert-large-uncased", architecture="BertForMaskedLM", attention=attention)
-    run_config = RunConfig(
-        batch=32,
-        seq=512,
-        precision=f"autocast-{autocast}" if autocast else "fp32",
-        checkpointing=checkpointing,
-        device="cuda",
-    )
+    run_config = RunConfig(batch=32, seq=512, precision=precision, checkpointing=checkpointing, device="cuda")
     found = estimate_memory(source, run_config)
     assert found.peak.peak_bytes / GIB == pytest.approx(gib, rel=0.01)
     assert found.phases[-1].peak_bytes / GIB == pytest.approx(6.24, abs=0.03)
@@ -363,18 +342,16 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
 
 
 @pytest.mark.parametrize(
-    ("architecture", "seq", "batch", "autocast", "card_gib"),
+    ("architecture", "seq", "batch", "precision", "card_gib"),
     [
-        ("BertForPreTraining", 512, 2, None, 16), ("BertForPreTraining", 512, 4, "fp16", 16),
-        ("BertForPreTraining", 128, 64, "fp16", 32), ("BertForQuestionAnswering", 384, 4, None, 16),
-        ("BertForQuestionAnswering", 384, 10, "fp16", 16),
+        ("BertForPreTraining", 512, 2, "fp32", 16), ("BertForPreTraining", 512, 4, "autocast-fp16", 16),
+        ("BertForPreTraining", 128, 64, "autocast-fp16", 32), ("BertForQuestionAnswering", 384, 4, "fp32", 16),
+        ("BertForQuestionAnswering", 384, 10, "autocast-fp16", 16),
     ],
 )  # fmt: skip
-def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, autocast, card_gib):
+def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, precision, card_gib):
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
-    run_config = RunConfig(
-        batch=batch, seq=seq, optimizer="adam", precision=f"autocast-{autocast}" if autocast else "fp32", device="cuda"
-    )
+    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", precision=precision, device="cuda")
     trace = traces("bert-large-uncased", architecture).trace(run_config)
     terms = device_terms(trace, run_config)
     assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB

@@ -69,8 +69,8 @@ def test_cudas_autocast_computes_in_fp32_what_the_hosts_does_not(lower):
     assert dtypes() == before == dict.fromkeys(before, lower)
 
 
-@pytest.mark.parametrize(("autocast", "copied"), [("fp16", 0), ("bf16", 4)])
-def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(autocast, copied):
+@pytest.mark.parametrize(("precision", "copied"), [("autocast-fp16", 0), ("autocast-bf16", 4)])
+def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(precision, copied):
     class Loss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(autocast, copied):
             target = torch.zeros(128, dtype=torch.long)
             return nn.functional.cross_entropy(self.head(given), target)
 
-    found = on_cuda(Loss(), 128, 8, autocast=autocast)
+    found = on_cuda(Loss(), 128, 8, precision=precision)
     state = 4 * 8 * 1000 + 4 * 128 * 8
     casts = 2 * 8 * 1000 + 2 * 128 * 8
     logits = 128 * 1000 * (2 + copied + 4)
@@ -108,12 +108,12 @@ def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
         estimate_memory(small(), RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
 
 
-@pytest.mark.parametrize("autocast", [None, "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["stored", "autocast-bf16", "autocast-fp16"])
 @pytest.mark.parametrize(
     "told", [{"keys": 2}, {"keys": 2, "masked": True}, {"flat": True}, {"heads": 16, "width": 4}], ids=str
 )
-def test_attention_of_any_form_is_estimated(told, autocast):
-    assert on_cuda(Attention(**told), 2, 30, 64, autocast=autocast, mode="training").peak.peak_bytes > 0
+def test_attention_of_any_form_is_estimated(told, precision):
+    assert on_cuda(Attention(**told), 2, 30, 64, precision=precision, mode="training").peak.peak_bytes > 0
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])

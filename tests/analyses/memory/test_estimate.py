@@ -47,16 +47,11 @@ def check(run_config: RunConfig, **model) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "reentrant"), STRATEGIES)
-@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_training_step_is_estimated_to_the_byte(attention, autocast, strategy, reentrant):
+def test_a_training_step_is_estimated_to_the_byte(attention, precision, strategy, reentrant):
     run_config = RunConfig(
-        batch=3,
-        seq=24,
-        precision=f"autocast-{autocast}" if autocast else "fp32",
-        checkpointing=strategy,
-        reentrant=reentrant,
-        optimizer="sgd",
+        batch=3, seq=24, precision=precision, checkpointing=strategy, reentrant=reentrant, optimizer="sgd"
     )
     check(run_config, attention=attention, num_hidden_layers=2)
 
@@ -73,13 +68,10 @@ def test_the_peak_of_each_phase_stands_where_it_really_does(strategy, reentrant)
 
 
 @pytest.mark.parametrize("mode", ["inference", "forward"])
-@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_forward_pass_is_estimated_to_the_byte(attention, autocast, mode):
-    check(
-        RunConfig(batch=3, seq=24, precision=f"autocast-{autocast}" if autocast else "fp32", mode=mode),
-        attention=attention,
-    )
+def test_a_forward_pass_is_estimated_to_the_byte(attention, precision, mode):
+    check(RunConfig(batch=3, seq=24, precision=precision, mode=mode), attention=attention)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +80,12 @@ def test_a_forward_pass_is_estimated_to_the_byte(attention, autocast, mode):
      if (name, way) != ("adafactor", "fused")] + [("none", "default")],
 )  # fmt: skip
 def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
-    check(RunConfig(batch=3, seq=24, optimizer=optimizer, implementation=implementation))
+    check(RunConfig(batch=3, seq=24, optimizer=optimizer, optimizer_implementation=implementation))
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")},
-    {"precision": "bf16"},
+    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")}, {"precision": "bf16"},
      {"precision": "fp16"}, {"padding": 0.5, "dropout": False, "precision": "autocast-bf16"},
      {"precision": "autocast-fp16"}],
     ids=str,
@@ -235,10 +226,21 @@ def test_estimating_a_module_leaves_it_alone_and_allocates_none_of_it():
 
 
 def test_what_the_module_itself_settles_is_refused():
-    for field in ({"checkpointing": "full"}, {"batch": 8}, {"precision": "bf16"}, {"optimiser": "adamw"}):
-        with pytest.raises(SelectionError, match="allowed: mode, autocast"):
-            bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2), **field)
-    assert set(bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2)).run) & {"batch", "seq", "dtype"} == set()
+    refused = {
+        "is determined by the module and its inputs; allowed: mode, precision, ": [
+            {"checkpointing": "full"},
+            {"batch": 8},
+        ],
+        "the module determines its dtypes; precision is stored or autocast-": [{"precision": "bf16"}],
+        "did you mean 'optimizer'": [{"optimiser": "adamw"}],
+        "it is called precision now": [{"dtype": "bf16"}],
+    }
+    for words, fields in refused.items():
+        for field in fields:
+            with pytest.raises(SelectionError, match=words):
+                bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2), **field)
+    found = bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2))
+    assert (found.inputs_given, found.run.precision) == (True, "stored")
 
 
 def test_a_module_that_asks_for_values_is_told_to_be_measured():
@@ -338,15 +340,13 @@ def kept_but_random_states(run_config: RunConfig, **model) -> int:
 @given(
     st.sampled_from(["full", "every-2", "every-3", "selective", "layers:1", "layers:0-2"]),
     st.sampled_from(["eager", "sdpa"]),
-    st.sampled_from([None, "bf16"]),
+    st.sampled_from(["fp32", "autocast-bf16"]),
     st.sampled_from(["cpu", "cuda"]),
     st.integers(1, 4),
     st.integers(1, 32),
 )
-def test_checkpointing_never_raises_what_is_kept(strategy, attention, autocast, device, batch, seq):
-    plain = RunConfig(
-        batch=batch, seq=seq, mode="forward", precision=f"autocast-{autocast}" if autocast else "fp32", device=device
-    )
+def test_checkpointing_never_raises_what_is_kept(strategy, attention, precision, device, batch, seq):
+    plain = RunConfig(batch=batch, seq=seq, mode="forward", precision=precision, device=device)
     other = replace(plain, checkpointing=strategy)
     model = {"attention": attention, "num_hidden_layers": 3}
     assert kept_but_random_states(other, **model) <= kept_but_random_states(plain, **model)
@@ -361,44 +361,39 @@ def test_a_checkpointed_layer_keeps_only_its_input():
 # The closed forms of what a layer keeps for backward, in bytes per token: h wide, i = 4 h, a heads, s keys.
 # Korthikanti et al. 2022 (34 h + 5 a s for 16 bits) doubled, with masks of one byte, is CUDA's fp32 row.
 KEPT = {
-    ("cpu", "eager", None): lambda h, a, s: 72 * h + 12 * a * s + 16,
-    ("cpu", "sdpa", None): lambda h, a, s: 72 * h + 12 * a * s + 16,
-    ("cpu", "eager", "bf16"): lambda h, a, s: 44 * h + 6 * a * s + 16,  # 10 a s where a mask in fp32 is added
-    ("cpu", "sdpa", "bf16"): lambda h, a, s: 50 * h + 12 * a * s + 16,
-    ("cuda", "eager", None): lambda h, a, s: 66 * h + 9 * a * s + 16,
-    ("cuda", "sdpa", None): lambda h, a, s: 66 * h + 4 * a + 16,
-    ("cuda", "eager", "bf16"): lambda h, a, s: 42 * h + 7 * a * s + 16,
-    ("cuda", "sdpa", "bf16"): lambda h, a, s: 42 * h + 4 * a + 16,
+    ("cpu", "eager", "fp32"): lambda h, a, s: 72 * h + 12 * a * s + 16,
+    ("cpu", "sdpa", "fp32"): lambda h, a, s: 72 * h + 12 * a * s + 16,
+    ("cpu", "eager", "autocast-bf16"): lambda h, a, s: 44 * h + 6 * a * s + 16,  # 10 a s where a mask in fp32 is added
+    ("cpu", "sdpa", "autocast-bf16"): lambda h, a, s: 50 * h + 12 * a * s + 16,
+    ("cuda", "eager", "fp32"): lambda h, a, s: 66 * h + 9 * a * s + 16,
+    ("cuda", "sdpa", "fp32"): lambda h, a, s: 66 * h + 4 * a + 16,
+    ("cuda", "eager", "autocast-bf16"): lambda h, a, s: 42 * h + 7 * a * s + 16,
+    ("cuda", "sdpa", "autocast-bf16"): lambda h, a, s: 42 * h + 4 * a + 16,
 }
 
 
-@pytest.mark.parametrize(("device", "attention", "autocast"), KEPT, ids=str)
-def test_what_a_layer_keeps_is_the_closed_form(device, attention, autocast):
+@pytest.mark.parametrize(("device", "attention", "precision"), KEPT, ids=str)
+def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
     run_config = RunConfig(
-        batch=batch,
-        seq=s,
-        mode="forward",
-        precision=f"autocast-{autocast}" if autocast else "fp32",
-        device=device,
-        implementation="bertscope",
+        batch=batch, seq=s, mode="forward", precision=precision, device=device, implementation="bertscope"
     )
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
-    weights = 2 * (4 * h * h + 2 * h * 4 * h) if autocast else 0  # autocast's copies, saved for backward
+    weights = (
+        2 * (4 * h * h + 2 * h * 4 * h) if precision == "autocast-bf16" else 0
+    )  # autocast's copies, saved for backward
     seeds = 2 * 512 if (device, attention) == ("cuda", "sdpa") else 0  # of the fused kernel's dropout
-    assert two - one == batch * s * KEPT[device, attention, autocast](h, a, s) + weights + seeds
+    assert two - one == batch * s * KEPT[device, attention, precision](h, a, s) + weights + seeds
 
 
-@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dropout", [True, False])
-def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
+def test_what_is_kept_is_what_autograd_saves(attention, precision, dropout):
     source, run_config = (
         small(attention=attention),
-        RunConfig(
-            batch=3, seq=24, mode="forward", precision=f"autocast-{autocast}" if autocast else "fp32", dropout=dropout
-        ),
+        RunConfig(batch=3, seq=24, mode="forward", precision=precision, dropout=dropout),
     )
     model = run_model(source, run_config, "cpu")
     inputs = real_inputs(model, run_config, "cpu")
@@ -411,7 +406,7 @@ def test_what_is_kept_is_what_autograd_saves(attention, autocast, dropout):
             saved[storage.data_ptr()] = (tensor, storage.nbytes())  # held, so that no address comes twice
         return tensor
 
-    autocasting = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None)
+    autocasting = torch.autocast("cpu", dtype=torch.bfloat16, enabled=run_config.autocast is not None)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocasting:
         loss = model(**inputs).loss
     assert loss.requires_grad
@@ -436,7 +431,7 @@ def test_an_additive_mask_keeps_the_probabilities_in_fp32():
 def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
     for optimizer, way in (("adamw", "foreach"), ("sgd", "foreach"), ("adafactor", "loop")):
         run_config = RunConfig(batch=1, seq=4, device="cuda", optimizer=optimizer)
-        asked = replace(run_config, implementation=way)
+        asked = replace(run_config, optimizer_implementation=way)
         assert same_events(estimated_trace(small(), run_config), estimated_trace(small(), asked))
 
 
@@ -531,7 +526,7 @@ def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 65 GiB; what counts here is the process."""
     code = (
         "import re; from bertscope import load; from bertscope.analyses.memory.estimate import estimate_memory;"
-        "from bertscope.run_config import RunConfig;"
+        "from bertscope.settings.run_config import RunConfig;"
         "found = estimate_memory(load('bert-large-zh'), RunConfig(batch=32, seq=512, optimizer='sgd'));"
         # not getrusage: its mark is inherited from the process that started this one
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"
@@ -557,14 +552,16 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"batch": 0}, "batch must be at least 1"),
+        ({"batch": 0}, "batch takes a whole number from 1 to below 2\\*\\*31; got 0"),
         ({"seq": 2**31}, "below 2\\*\\*31"),
         ({"mode": "train"}, "inference, forward, training"),
         ({"optimizer": "adamx"}, "none, sgd, adam, adamw, adafactor"),
         ({"padding": 1.0}, "from 0 to below 1"),
-        ({"precision": "autocast-bf16", "dtype": "bf16"}, "parameters in fp32; leave dtype fp32"),
-        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "no fused Adafactor"),
-        ({"autocast": "fp32"}, "bf16, fp16"),
+        (
+            {"optimizer": "adafactor", "optimizer_implementation": "fused"},
+            "no optimizer_implementation fused of optimizer adafactor; use default",
+        ),
+        ({"precision": "autocast-fp32"}, "autocast-bf16, autocast-fp16, stored"),
     ],
 )
 def test_a_run_that_means_nothing_is_refused_with_what_is_allowed(fields, words):

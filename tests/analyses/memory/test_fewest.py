@@ -10,7 +10,7 @@ import bertscope
 from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.ranks.fewest import fewest_report
 from bertscope.errors import SelectionError
-from bertscope.settings.parallelism import TRIED, ranks_of
+from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
@@ -30,8 +30,8 @@ def peaks(source):
     """The peak of a rank by strategy and number of ranks, for the batch of all."""
 
     def peak(strategy, size):
-        ranks = ranks_of(strategy, size)
-        return source_trace(source, replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks)).peak_bytes
+        run_config = replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks_of(strategy, size))
+        return source_trace(source, run_config).peak_bytes
 
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
 
@@ -53,7 +53,7 @@ def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, pe
 def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
     budget = (peaks["fsdp"][2] + min(peaks["ddp"][2], peaks["fsdp"][1])) // 2
     report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
-    assert {row.strategy for row in report.rows} == set(TRIED)
+    assert {row.strategy for row in report.rows} == set(SEARCHED)
     assert [row.ranks for row in report.rows if row.fits] == sorted(row.ranks for row in report.rows if row.fits)
     assert (report.rows[0].ranks, report.batch_total) == (3, TOTAL)
 

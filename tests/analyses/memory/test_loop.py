@@ -37,7 +37,7 @@ def measured(source, run_config):
         return {"input_ids": ids} | ({} if source.architecture == "BertModel" else {"labels": labels})
 
     arguments = {name: getattr(run_config, name) for name in ("momentum", "amsgrad") if getattr(run_config, name)}
-    arguments |= {"fused": True} if run_config.implementation == "fused" else {}
+    arguments |= {"fused": True} if run_config.optimizer_implementation == "fused" else {}
     row = OPTIMIZERS[run_config.optimizer]
     kind = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
     loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler")
@@ -109,7 +109,7 @@ def test_the_estimate_is_the_peak_of_a_plain_loop_whose_peak_is_in_the_optimizer
     trace = estimated_trace(source, run_config)
     assert trace.peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
     highest = max(trace.peaks(), key=lambda moment: moment.live_bytes)
-    is_in_place = run_config.implementation == "fused" or run_config.optimizer == "adamw-8bit"
+    is_in_place = run_config.optimizer_implementation == "fused" or run_config.optimizer == "adamw-8bit"
     assert highest.phase == ("backward" if is_in_place else "optimizer")
 
 
@@ -140,16 +140,28 @@ def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"accumulate": 0}, "accumulate must be at least 1"),
-        ({"momentum": 0.9}, "adamw has no momentum; leave it out, or choose one of sgd"),
-        ({"optimizer": "sgd", "amsgrad": True}, "sgd has no amsgrad; leave it out, or choose one of adam, adamw"),
+        ({"accumulate": 0}, r"accumulate takes a whole number from 1 to below 2\*\*31; got 0"),
+        (
+            {"momentum": 0.9},
+            "momentum has no effect with optimizer adamw; leave it out, or use optimizer sgd or rmsprop",
+        ),
+        (
+            {"optimizer": "sgd", "amsgrad": True},
+            "amsgrad has no effect with optimizer sgd; leave it out, or use optimizer adam or adamw",
+        ),
         ({"optimizer": "sgd", "momentum": 1.0}, "from 0 to below 1"),
-        ({"mode": "inference", "ema": True}, "ema concerns a training step"),
-        ({"mode": "forward", "grad_scaler": True}, "grad_scaler concerns a training step"),
-        ({"dtype": "fp16", "grad_scaler": True}, "GradScaler takes no fp16 gradients"),
+        (
+            {"mode": "inference", "ema": True},
+            "ema has no effect with mode inference; leave it out, or use mode training",
+        ),
+        (
+            {"mode": "forward", "grad_scaler": True},
+            "grad_scaler has no effect with mode forward; leave it out, or use mode training",
+        ),
+        ({"precision": "fp16", "grad_scaler": True}, "GradScaler takes no fp16 gradients"),
         (
             {"optimizer": "lamb", "optimizer_implementation": "foreach"},
-            "no foreach Lamb; choose one of default, loop, fused",
+            "no optimizer_implementation foreach of optimizer lamb; use default",
         ),
     ],
 )

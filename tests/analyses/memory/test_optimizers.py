@@ -78,7 +78,7 @@ def test_the_state_of_lion_is_fp32_in_the_fused_kernel_only():
     for implementation, dtype in (("default", torch.bfloat16), ("fused", torch.float32)):
         param = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
         param.grad = torch.ones_like(param)
-        optimizer = make_optimizer([param], RunConfig(optimizer="lion", implementation=implementation))
+        optimizer = make_optimizer([param], RunConfig(optimizer="lion", optimizer_implementation=implementation))
         optimizer.step()
         assert optimizer.state[param]["exp_avg"].dtype == dtype
 
