@@ -81,7 +81,7 @@ def measured_rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         done = subprocess.run([sys.executable, __file__, "--one", json.dumps(asked)], capture_output=True, text=True)  # noqa: S603  this file
         batch, _, seq = size.partition("x")
         row = {"loop": asked["loop"], "implementation": implementation, "model": model, "batch": batch, "seq": seq,
-               "attention": attention, "precision": f"{autocast} autocast" if autocast else "fp32",
+               "attention": attention, "precision": f"autocast-{autocast}" if autocast else "fp32",
                "checkpointing": strategy, "mode": mode, "peaks": 1, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
         peaks = [("not measured", "", "")] if done.returncode else json.loads(done.stdout.splitlines()[-1])
         for phase, measured, estimated in peaks:

@@ -22,7 +22,19 @@ _stage: ContextVar[str] = ContextVar("stage", default="")
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Call the listener with each stage of the work inside the block."""
+    """Call the listener with each stage of the work inside the block.
+
+    >>> class Printer:
+    ...     def __call__(self, text):
+    ...         print(text)
+    ...     def expect(self, stages):
+    ...         print(stages, "more")
+    >>> with bertscope.listening(Printer()):
+    ...     report = bertscope.estimate("bert-tiny", checkpointing="none,full")
+    2 more
+    estimating none
+    estimating full
+    """
     token = _listener.set(listener)
     try:
         yield

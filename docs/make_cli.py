@@ -13,6 +13,8 @@ import typer
 
 from bertscope.cli import app
 from bertscope.commands.process import EXIT_CODES
+from bertscope.settings.generate import markdown
+from bertscope.settings.run_config import MEASURED
 
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = 100  # of every block, whatever the terminal
@@ -44,12 +46,20 @@ of TOML, ignores the table and says so.
 
 ```toml
 [tool.bertscope]
-gpu = "t4"                              # of fit and report, unless --budget is given
-precision = "autocast-bf16"             # of fit and report; a single one also of estimate and profile
-head = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
-lang = "zh"                             # of all commands: Chinese
-check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
+gpu = "t4"                         # any setting of a run, in each command that takes it
+precision = ["fp32", "autocast-bf16"]  # several values only where they are compared
+architecture = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
+lang = "zh"                        # of all commands: Chinese
+check = ["models.bertscope.yaml"]  # the files of check, relative to pyproject.toml
 ```
+
+## Settings of a run
+
+A setting is an option of each command that takes it (`--clip-grad-norm`), a keyword in Python (`clip_grad_norm=True`), and
+a key of a grid, of the runs of an expectation file and of `[tool.bertscope]`. A setting without effect on any run is an
+error, except among defaults.
+
+{settings}
 
 ## Commands
 
@@ -68,7 +78,7 @@ def page() -> str:
         context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
         blocks.append(f"## bertscope {name}\n\n{_fenced(command, context)}")
     codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
-    return f"{HEAD.format(codes=codes)}{index}\n" + "\n".join(blocks)
+    return f"{HEAD.format(codes=codes, settings=markdown(*MEASURED).strip())}{index}\n" + "\n".join(blocks)
 
 
 def _summary(group, top, name: str) -> str:

@@ -95,7 +95,7 @@ def _alias(own: Row) -> str:
 def _type(own: Row) -> str:
     plain = "int | str" if own.is_size else own.kind.__name__
     one = _alias(own) if own.words and not own.convert else plain
-    text = f"{one} | str | Sequence[{one}]" if one != "str" else "str | Sequence[str]"
+    text = f"{one} | Sequence[{one}]" if one in ("str", "int") else f"{one} | str | Sequence[{one}]"
     several = own.is_list or own.name in ("batch", "seq", "precision", "checkpointing", "gpu")
     return (text if several else one) + (" | None" if own.default is None else "")
 

@@ -76,7 +76,7 @@ ReduceDtype = Literal[
 class FitSettings(TypedDict, total=False):
     """Settings of a run."""
 
-    seq: int | str | Sequence[int]
+    seq: int | Sequence[int]
     mode: Mode
     precision: Precision | str | Sequence[Precision]
     optimizer: Optimizer
@@ -117,7 +117,7 @@ class FitSettings(TypedDict, total=False):
 class RunSettings(FitSettings, total=False):
     """Settings of a run."""
 
-    batch: int | str | Sequence[int]
+    batch: int | Sequence[int]
     budget: int | str | None
 
 

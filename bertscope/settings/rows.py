@@ -82,8 +82,9 @@ class Row:
             return f"{'a word such as' if self.convert else 'one of'} {', '.join(self.words)}"
         if self.is_size:
             return "a size such as 16GiB"
-        below = f"2**{int(self.below).bit_length() - 1}" if self.below > 1 else "1"
-        numbers = f"from {self.low:g} to below {below}"
+        power = int(self.below).bit_length() - 1
+        most = f"{int(self.below) - 1:,}" if self.below != 2**power else f"below 2**{power}" if power else "below 1"
+        numbers = f"from {self.low:g} to {most}"
         one = {bool: "true or false", int: f"a whole number {numbers}", float: f"a number {numbers}", str: "a text"}
         return one[self.kind] + (", or a list" if self.is_list else "")
 

@@ -268,6 +268,7 @@ PHRASES = {
     "a size such as 16GiB": "大小，例如 16GiB",
     "true or false": "true 或 false",
     "a whole number from {low} to below {high}": "从 {low} 到小于 {high} 的整数",
+    "a whole number from {low} to {high}": "从 {low} 到 {high} 的整数",
     "a number from {low} to below {high}": "从 {low} 到小于 {high} 的数",
     "{name} has no effect with {other} {value}; leave it out, or {words}": "{name} 在 {other} {value} 时不起作用；请去掉它，或{words}",
     "use {name} {words_values}": "用 {name} {words_values}",
