@@ -51,6 +51,11 @@ class Asked:
         own = Layer(file.fields, where=file.path, is_default=True)
         return cls((*asked, own, *defaults), compared, records, file)
 
+    @property
+    def named(self) -> set[str]:
+        """Return the settings that were asked for, without defaults."""
+        return {name for layer in self.layers if not layer.is_default for name in layer}
+
     def without(self, *names: str) -> Asked:
         """Return the same without the defaults of these settings, for which the function has another meaning."""
         for layer in self.layers:

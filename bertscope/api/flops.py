@@ -51,11 +51,10 @@ def flops(
     """
     given = inputs_of(inputs, input_size, dtypes)
     asked = Asked.of(settings, layers, compared=("batch", "seq"))
-    named = {key for layer in asked.layers for key in layer if not layer.is_default}
-    if unused := sorted(named - set(OF_FLOPS)):
+    if unused := sorted(asked.named - set(OF_FLOPS)):
         raise SelectionError(f"FLOPs do not depend on {unused[0]}; allowed: {', '.join(OF_FLOPS)}")
     if given is not None:
-        if unused := sorted(named - {"mode"}):
+        if unused := sorted(asked.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
         module, shown = built(model, name)
         ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points

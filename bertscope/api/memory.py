@@ -24,8 +24,8 @@ from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.settings.generate import with_settings
-from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, SINGLE, WORLD_SIZES
-from bertscope.settings.resolve import Layer
+from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
+from bertscope.settings.resolve import Layer, Resolved
 from bertscope.settings.run_config import (
     AUTOCAST,
     CUDA,
@@ -160,15 +160,19 @@ def profile_source(
     source: ModelSource, asked: Asked, *, wants_snapshot: bool = False
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
     """Return the measurement of a model that new processes build, and with `wants_snapshot` that of each step."""
+    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size", "nnodes"}:
+        raise asked.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
     resolved = asked.resolved(source, **DEFAULTS["profile"])
     runs = [run for run, *_ in resolved.points]
     _, _, measurement, launch = resolved.points[0]
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
     if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
-        raise SelectionError(
-            f"real ranks are nproc x nnodes, {(launch.nproc or 1) * launch.nnodes:,}; the strategy has "
-            f"{runs[0].parallelism.world_size:,}; give nproc and a strategy, and leave world_size out"
+        name = "mesh" if "mesh" in asked.named else "world_size"
+        raise asked.error(
+            f"{{nproc}} and {{nnodes}} start {(launch.nproc or 1) * launch.nnodes:,} ranks; {{{name}}} has "
+            f"{runs[0].parallelism.world_size:,}; give as many",
+            name,
         )
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
@@ -185,10 +189,6 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
     """Return the launch of real ranks; None if there are none."""
     if launch.nproc is None:
         return None
-    if launch.nnodes > 1 and not launch.rdzv_endpoint:
-        raise SelectionError("several machines need the place where they meet: rdzv_endpoint HOST:PORT")
-    if launch.node_rank >= launch.nnodes:
-        raise SelectionError(f"node_rank is from 0 to {launch.nnodes - 1}; got {launch.node_rank}")
     return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch))
 
 
@@ -241,9 +241,12 @@ def fits(
     ['t4', 'a10']
     """
     given = {**settings} if budget is None else {**settings, "budget": budget}
-    asked = Asked.of(given, layers, compared=_SEARCHED, training_file=training_file).without("batch")
+    compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
+    asked = Asked.of(given, layers, compared=compared, training_file=training_file).without("batch")
     source = source_of(model, name=name)
     search = _Search(source, asked, batch, batch_total)
+    if batch_total is not None:
+        search.check_total()
     return tuple(map(search.report, search.limits()))
 
 
@@ -259,10 +262,26 @@ class _Search:
 
     def limits(self) -> tuple[Limit, ...]:
         """Return the GPUs or the budget; raises SelectionError without one."""
-        found = self.asked.resolved(self.source, **DEFAULTS["fit"]).limits
+        found = self._resolved().limits
         if found[0].gpu is None and found[0].budget is None:
             raise self.asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
         return found
+
+    def _resolved(self, **defaults: Any) -> Resolved:
+        ranks = {} if self.batch_total is None else {"strategy": SEARCHED, "world_size": 2}
+        return self.asked.resolved(self.source, **DEFAULTS["fit"], **ranks, **defaults)
+
+    def check_total(self) -> None:
+        """Raise SettingError for settings that say what `batch_total` searches, or that it cannot search."""
+        self.asked.without("strategy", "world_size", "mesh", "rank")
+        if self.batch is not None:
+            raise self.asked.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
+        strategies = {name for layer in self.asked.layers for name in layer.get("strategy", ())}
+        if self.asked.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
+            raise self.asked.error(
+                f"{{batch_total}} searches the number of ranks of {', '.join(SEARCHED)}; for others, for a mesh or a "
+                "rank give {batch}, that of a rank"
+            )
 
     def report(self, limit: Limit) -> FitReport:
         """Return the report for one limit."""
@@ -288,32 +307,21 @@ class _Search:
         """Return the runs for one limit, with the precisions that suit its card."""
         card = find_gpu(limit.gpu) if limit.gpu else None
         plain = STORED if self.source.has_own_dtypes else FP32.name
-        found = self.asked.resolved(
-            self.source, precision=[plain, f"{AUTOCAST}{half_precision(card)}"], **DEFAULTS["fit"],
+        found = self._resolved(
+            precision=[plain, f"{AUTOCAST}{half_precision(card)}"],
             checkpointing=list(self.source.strategies(self.source.build())),
-        )  # fmt: skip
+        )
         order = {name: number for number, name in enumerate(dict.fromkeys(run.precision for run in found.runs))}
-        ranks = [run.parallelism for run in found.runs]
-        if self.batch_total is not None and ranks[0].mesh != str(ranks[0].world_size):
-            raise SelectionError("batch_total searches the number of ranks; for a mesh give batch, that of a rank")
         return sorted((run for run, other in found.points if other == limit), key=lambda run: order[run.precision])
 
     def _fewest(self, variants: Sequence[RunConfig], seqs: Sequence[int], memory: int | Gpu, limit: Limit) -> FitReport:
         """Return the fewest ranks for the batch of all of them."""
-        ranks = variants[0].parallelism
-        if self.batch is not None:
-            raise SelectionError("batch is that of one rank and batch_total that of all; give one of them")
-        tried = SEARCHED if ranks.strategy == SINGLE else (ranks.strategy,)
-        sizes = WORLD_SIZES if ranks.world_size == 1 else (ranks.world_size,)
-        expect(len(seqs) * (len(tried) + 1))
-        alone = [replace(run, parallelism=ONE_PROCESS) for run in variants]
-        usual = ONE_PROCESS.flat()
-        chosen = {name: value for name, value in ranks.flat().items() if value != usual[name]}
-        for name in ("strategy", "world_size", "mesh"):
-            chosen.pop(name, None)
-        return fewest_report(self.source, alone, seqs, memory, self.batch_total or 1, strategies=tried,
-                             world_sizes=sizes, settings=chosen, context_bytes=limit.context,
-                             known_steps=self.steps)  # fmt: skip
+        ranks = tuple(dict.fromkeys(run.parallelism for run in variants))
+        sizes = (ranks[0].world_size,) if "world_size" in self.asked.named else WORLD_SIZES
+        alone = dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants)
+        expect(len(seqs) * (len(ranks) + 2))
+        return fewest_report(self.source, tuple(alone), seqs, memory, self.batch_total or 1, strategies=ranks,
+                             world_sizes=sizes, context_bytes=limit.context, known_steps=self.steps)  # fmt: skip
 
 
 def _timed(report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:

@@ -29,7 +29,7 @@ def option_name(name: str) -> str:
 
 
 _ALL = rows(*MEASURED)
-OPTIONS = {name: option_name(name) for name in _ALL}
+OPTIONS = {name: option_name(name) for name in (*_ALL, "batch_total")}
 
 
 def changed(*records: Settings) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The strategies and meshes by which the ranks of a training job share the model and the batch."""
 
+from __future__ import annotations
+
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.settings.rows import SettingError, Settings, row
@@ -111,7 +112,7 @@ class Parallelism(Settings):
     mesh: str = row(
         "", "The ranks in two dimensions: groups x ranks of a group for hsdp, FSDP x tensor parallelism for tp+fsdp.",
         section="ranks", of_modules=False, metavar="AxB", convert=_mesh,
-        implies={"world_size": lambda text: prod(mesh_sizes(text))},
+        implies={"world_size": lambda text, given: prod(mesh_sizes(text))},
     )  # fmt: skip
     rank: int = row(0, "The rank that is estimated; 0 has the most.", section="ranks", of_modules=False)
     param_dtype: str | None = row(
@@ -133,16 +134,16 @@ class Parallelism(Settings):
 
     def complete(self) -> None:
         """Set the mesh from the number of ranks, or the reverse; raises SettingError."""
-        form = " x ".join(self.row.dimensions)
-        if not self.mesh and len(self.row.dimensions) > 1:
-            raise SettingError(
-                f"{{strategy}} {self.strategy} needs {{mesh}}, the numbers of ranks of {form}, such as 2x4",
-                ["strategy", "mesh"],
-            )
+        names = self.row.dimensions
+        form = f"the numbers of ranks of {' x '.join(names)}, such as 2x4" if names[1:] else "a number, such as 8"
+        if not self.mesh and names[1:]:
+            raise SettingError(f"{{strategy}} {self.strategy} needs {{mesh}}, {form}", ["strategy", "mesh"])
         mesh = self.mesh or str(self.world_size)
         ranks = prod(mesh_sizes(mesh))
-        if len(mesh_sizes(mesh)) != len(self.row.dimensions):
-            raise SettingError(f"{{mesh}} of {{strategy}} {self.strategy} is {form}; got {mesh}", ["mesh", "strategy"])
+        if len(mesh_sizes(mesh)) != len(names):
+            raise SettingError(
+                f"{{mesh}} of {{strategy}} {self.strategy} takes {form}; got {mesh}", ["mesh", "strategy"]
+            )
         if self.world_size not in (1, ranks):
             raise SettingError(
                 f"{{mesh}} {mesh} has {ranks:,} ranks and {{world_size}} is {self.world_size:,}; give one of them",
@@ -152,13 +153,15 @@ class Parallelism(Settings):
             raise SettingError(f"a {{mesh}} has at most {MAX_WORLD_SIZE:,} ranks; got {ranks:,}", ["mesh"])
         if self.strategy == SINGLE and ranks > 1:
             names = ", ".join(name for name in STRATEGIES if name != SINGLE)
-            raise SettingError(
-                f"{{world_size}} {ranks:,} needs {{strategy}}; choose one of {names}", ["world_size", "strategy"]
-            )
+            raise SettingError(f"{ranks:,} ranks need {{strategy}}; choose one of {names}", ["strategy", "world_size"])
         if self.rank >= ranks:
             raise SettingError(f"{{rank}} is from 0 to {ranks - 1:,}; got {self.rank:,}", ["rank"])
         object.__setattr__(self, "mesh", mesh)
         object.__setattr__(self, "world_size", ranks)
+
+    def of_size(self, world_size: int) -> Parallelism:
+        """Return so many ranks of one dimension with the same strategy; one rank needs none."""
+        return ONE_PROCESS if world_size == 1 else replace(self, world_size=world_size, mesh="", rank=0)
 
     @property
     def row(self) -> ParallelStrategy:
@@ -184,6 +187,6 @@ class Parallelism(Settings):
 ONE_PROCESS = Parallelism()
 
 
-def ranks_of(strategy: str, world_size: int, **settings: Any) -> Parallelism:
+def ranks_of(strategy: str, world_size: int) -> Parallelism:
     """Return so many ranks that share the work by a strategy; one rank needs none."""
-    return ONE_PROCESS if world_size == 1 else Parallelism(strategy=strategy, world_size=world_size, **settings)
+    return ONE_PROCESS if world_size == 1 else Parallelism(strategy=strategy, world_size=world_size)

@@ -84,6 +84,7 @@ class Point(NamedTuple):
 
     values: dict[str, Any]
     idle: frozenset[str]
+    used: frozenset[str]  # by their values; a default among other values does not tell
     records: tuple[Any, ...] = ()
     error: SettingError | None = None
 
@@ -99,10 +100,13 @@ def points(kept: Mapping[str, Sequence[Any]], records: tuple[type[Settings], ...
         while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
             idle.update(further)
             effective |= {name: first[name] for name in further}
+        given = kept.keys() - idle
+        used = frozenset(name for name in given if effective[name] != first[name] or len(kept[name]) == 1)
         try:
-            yield Point(effective, frozenset(idle), tuple(record.of(effective) for record in records))
+            made = tuple(record.of(effective) for record in records)
+            yield Point(effective, frozenset(idle), used, made)
         except SettingError as error:
-            yield Point(effective, frozenset(idle), error=error)
+            yield Point(effective, frozenset(idle), used, error=error)
 
 
 def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> Resolved:
@@ -120,7 +124,7 @@ def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> 
     for point in points(kept, records):
         if point.error is not None:
             raise placed(point.error, layers)
-        used |= kept.keys() - point.idle
+        used |= point.used
         found[point.records] = None
     check_use(layers, kept, used, records)
     return Resolved(tuple(found), tuple(sorted(kept.keys() - used)))
@@ -148,9 +152,10 @@ def merged(layers: Sequence[Layer], table: Mapping[str, Row]) -> dict[str, tuple
     for layer in layers:
         own = {name: values for name, values in layer.items() if not kept.keys() & {name, *table[name].yields_to}}
         implied: dict[str, tuple[Any, ...]] = {}
-        for name, values in own.items():
+        for name in (name for name in table if name in own):
             for other, value_of in table[name].implies.items():
-                implied[other] = tuple(dict.fromkeys(value_of(value) for value in values if value is not None))
+                found = (value_of(value, kept | own) for value in own[name] if value is not None)
+                implied.setdefault(other, tuple(dict.fromkeys(found)))
         kept |= {name: values for name, values in (implied | own).items() if name not in kept}
     return kept
 

@@ -112,9 +112,12 @@ class Row:
         return found
 
     def _number(self, text: str) -> Any:
-        return (
-            self.kind(text) if self.kind in (int, float) and not self.is_size and _is_number(text, self.kind) else text
-        )
+        if self.is_size and (plain := re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)) and int(plain[1]):
+            meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
+            units = "B, KiB, MiB and GiB are units of a size"
+            raise SettingError(f"{{{self.name}}} {plain[1]} has no unit; {meant}? {units}", [self.name])
+        is_number = self.kind in (int, float) and not self.is_size and _is_number(text, self.kind)
+        return self.kind(text) if is_number else text
 
     def _item(self, value: Any) -> Any:
         item = value
@@ -146,7 +149,7 @@ class Row:
 
 def near_word(given: str, words: Sequence[str]) -> str:
     """Return the word that is nearest to `given`, or that has such another name; empty if there is none."""
-    known = {word: word for word in words}
+    known = {"-".join(reversed(word.split("-"))): word for word in words} | {word: word for word in words}
     known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
     known |= {"gpu": "cuda"} if "cuda" in words else {}
     return known.get(nearest(given, known), "")
@@ -223,7 +226,9 @@ class Rule(NamedTuple):
 
     names: tuple[str, ...]
     is_broken: Callable[..., Any]
-    text: str  # with settings in braces, and their values in angle brackets: `{optimizer} <optimizer>`
+    # With settings in braces and their values in angle brackets, as in `{optimizer} <optimizer>`; <> is what the test
+    # returned.
+    text: str
 
 
 RULES: list[Rule] = []
@@ -235,13 +240,16 @@ def check(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
         if own.concerns and values[name] != own.default and (other := own.unmet(values)):
             raise SettingError(no_effect(own, table[other], values[other]), [name, other])
     for rule in RULES:
-        if values.keys() >= set(rule.names) and rule.is_broken(*(values[name] for name in rule.names)):
-            text = re.sub(r"<(\w+)>", lambda found: _plain(str(values[found[1]])), rule.text)
+        if values.keys() >= set(rule.names) and (found := rule.is_broken(*(values[name] for name in rule.names))):
+            text = rule.text.replace("<>", str(found))
+            text = re.sub(r"<(\w+)>", lambda found: _plain(str(values[found[1]])), text)
             raise SettingError(text, rule.names)
 
 
 def no_effect(own: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
     words = [word for word in other.words if own.concerns[other.name](word)]
+    if value is None:
+        return f"{{{own.name}}} has no effect without {{{other.name}}}; give it too, or leave {{{own.name}}} out"
     remedy = f"use {{{other.name}}} {' or '.join(words[:4])}" if words else f"change {{{other.name}}}"
     return f"{{{own.name}}} has no effect with {{{other.name}}} {_plain(str(value))}; leave it out, or {remedy}"

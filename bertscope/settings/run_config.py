@@ -60,6 +60,12 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _others(implementation: str, optimizer: str) -> str:
+    """Return the implementations of an optimizer that does not have this one; empty if it has."""
+    own = OPTIMIZERS.get(optimizer)
+    return "" if own is None or own.has(implementation) else ", ".join(filter(own.has, IMPLEMENTATIONS))
+
+
 def _takes(argument: str, optimizer: str) -> bool:
     return optimizer in takers(argument)
 
@@ -211,7 +217,7 @@ class Limit(Settings):
 
     gpu: str | None = row(
         None, "The GPU.", section="device", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
-        concerns=_OF_CUDA, implies={"device": lambda gpu: CUDA}, yields_to=("budget",),
+        concerns=_OF_CUDA, implies={"device": lambda gpu, given: CUDA}, yields_to=("budget",),
     )  # fmt: skip
     budget: int | None = row(
         None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="device", kind=int,
@@ -264,7 +270,7 @@ class Launch(Settings):
 
     nproc: int | None = row(
         None, "Run N real ranks on this machine, and measure each.", section="measurement", kind=int, low=1, below=1025,
-        metavar="N", implies={"world_size": lambda ranks: ranks},
+        metavar="N", implies={"world_size": lambda ranks, given: ranks * given.get("nnodes", (1,))[0]},
     )  # fmt: skip
     nnodes: int = row(
         1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025,
@@ -299,8 +305,15 @@ RULES += [
          f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} "
          f"{_AUTOCAST_FP16}"),
     Rule(("optimizer_implementation", "optimizer"),
-         lambda implementation, name: name in OPTIMIZERS and not OPTIMIZERS[name].has(implementation),
-         "there is no {optimizer_implementation} <optimizer_implementation> of {optimizer} <optimizer>; use default"),
+         lambda implementation, name: _others(implementation, name),
+         "there is no {optimizer_implementation} <optimizer_implementation> of {optimizer} <optimizer>; choose one of "
+         "<>"),
+    Rule(("nproc", "nnodes"), lambda ranks, machines: (ranks, machines) == (1, 1),
+         "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
+    Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,
+         "several machines need the place where they meet: {rdzv_endpoint} HOST:PORT"),
+    Rule(("node_rank", "nnodes"), lambda number, machines: number >= machines,
+         "there is no {node_rank} <node_rank> with {nnodes} <nnodes>; the first machine is 0"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
          "give either {gpu} or {budget}"),
 ]  # fmt: skip

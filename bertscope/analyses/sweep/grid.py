@@ -47,7 +47,7 @@ class Grid:
         """
         used: set[str] = set()
         for point in points(self.values, SWEPT):
-            used |= point.values.keys() - point.idle
+            used |= point.used
             yield point
         check_use((self.layer,), self.values, used, SWEPT)
 

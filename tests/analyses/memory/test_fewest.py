@@ -77,3 +77,17 @@ def test_python_takes_the_settings_of_ranks():
         bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
     with pytest.raises(SelectionError, match="nproc is the number of ranks, 4; got 2"):
         bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
+
+
+def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli):
+    def rows(*words):
+        result = cli("fit", "bert-tiny", "--budget", "120MiB", "--batch-total", "64", "--seq", "8", "--checkpointing",
+                     "none", "--precision", "fp32", "--format", "json", *words)  # fmt: skip
+        assert result.code == 0, result.err
+        return {row["strategy"]: (row["ranks"], row["peak_bytes"]) for row in result.json["rows"]}
+
+    plain, buckets = rows("--world-size", "4"), rows("--world-size", "4", "--gradient-as-bucket-view")
+    assert {ranks for ranks, _ in plain.values()} == {4}
+    assert set(plain) == set(buckets) == set(SEARCHED)
+    assert {name for name in plain if plain[name] != buckets[name]} == {"ddp", "zero1"}
+    assert rows("--strategy", "fsdp").keys() == {"fsdp"}
