@@ -377,7 +377,8 @@ expected:
     ),
     "heads.yaml": grid(
         f"{_LOOP}head: [null, BertForMaskedLM]; attention: [null, eager]; lora: [null, 'r=4,target=query']; "
-        "threads: 1; implementation: [transformers, bertscope]; pooler: [null, false]; optimizer: rmsprop; momentum: 0.5"
+        "threads: 1; implementation: [transformers, bertscope]; pooler: [null, false]; "
+        "optimizer: rmsprop; momentum: 0.5"
     ),
     "wrong.yaml": "model: bert-tiny\nbach: 2\n",
     "project/pyproject.toml": '[tool.bertscope]\ngpu = "t4"\nprecision = "autocast-fp16"\n'
