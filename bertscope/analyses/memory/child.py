@@ -96,7 +96,7 @@ class ForkServer:
 
     def __init__(self, imports: str, entry: str) -> None:
         self.socket, theirs = socket.socketpair()
-        names = f"{imports} {entry} {theirs.fileno()}"
+        names = f"{imports} {entry} {theirs.fileno()} {os.getpid()}"
         self.process = subprocess.Popen(  # noqa: S603 words of this program
             child_command("bertscope.analyses.memory.child:serve"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(),
@@ -176,10 +176,12 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def die_with_parent() -> None:
-    """Have the system kill this process when its parent dies."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the system kill this process when its parent dies; end it if the parent, whose id this is, has died."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def output_for_parent() -> BinaryIO:
@@ -210,10 +212,11 @@ def collect_lines(stream: Any, lines: deque[bytes]) -> None:
 
 def serve() -> None:
     """Be the server: import, and fork a child for each request until the parent closes its socket."""
-    imports, entry, number = sys.stdin.readline().split()
-    die_with_parent()
+    imports, entry, number, parent = sys.stdin.readline().split()
+    die_with_parent(int(parent))
     pkgutil.resolve_name(imports)()
     requests = socket.socket(fileno=int(number))
+    server = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
     while True:
         try:
@@ -224,17 +227,19 @@ def serve() -> None:
             return
         if not os.fork():
             requests.close()
-            _watch(entry, files)
+            _watch(entry, files, server)
         for descriptor in files:
             os.close(descriptor)
 
 
-def _watch(entry: str, files: list[int]) -> None:
+def _watch(entry: str, files: list[int], server: int) -> None:
     """Fork the child, write its process id, wait for its end, and write its exit status: several children may live."""
-    die_with_parent()
+    die_with_parent(server)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    watcher = os.getpid()
     pid = os.fork()
     if not pid:
+        die_with_parent(watcher)
         _be_child(entry, files)
     with suppress(OSError):  # the parent has closed its end
         os.write(files[3], struct.pack("i", pid))

@@ -142,6 +142,13 @@ def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(served):
     child.kill_group()
 
 
+def test_a_server_whose_parent_was_killed_before_it_ran_ends(served, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("bertscope.analyses.memory.child.os.getpid", lambda: 2**22)  # a process that is gone
+        server = served("import time\ndef load():\n    time.sleep(600)\n")
+    assert server.process.wait(60) == 1
+
+
 def test_a_child_that_is_killed_before_it_exists_ends_its_server(served):
     child = served("import time\ndef load():\n    time.sleep(600)\n").start()
     child.kill_group()

@@ -109,7 +109,10 @@ def _environment(launch: Launch, rank: int, local: int) -> dict[str, str]:
     found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": launch.nproc * launch.nnodes}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if launch.nnodes == 1 else ()
-    return {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback)
+    # NCCL's RAS subsystem (from 2.24 on) would open a port too.
+    return (
+        {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback) | {"NCCL_RAS_ENABLE": "0"}
+    )
 
 
 def _forked(launch: Launch, rank: int, local: int) -> int:
