@@ -66,7 +66,8 @@ def test_the_keywords_of_the_functions_are_the_rows_of_settings():
         function = getattr(bertscope, name)
         assert inspect.signature(function).parameters.keys() >= rows(*records).keys()
         assert all(f"{own.name}: {own.help}" in function.__doc__
-                   for own in rows(*records).values() if name != "fit" or own.name not in ("batch", "budget"))  # fmt: skip
+                   for own in rows(*records).values() if name != "fit" or own.name not in ("batch",
+                   "budget"))  # fmt: skip
 
 
 RIGHT_AND_WRONG = """

@@ -152,8 +152,8 @@ class Parallelism(Settings):
         if ranks > MAX_WORLD_SIZE:
             raise SettingError(f"a {{mesh}} has at most {MAX_WORLD_SIZE:,} ranks; got {ranks:,}", ["mesh"])
         if self.strategy == SINGLE and ranks > 1:
-            names = ", ".join(name for name in STRATEGIES if name != SINGLE)
-            raise SettingError(f"{ranks:,} ranks need {{strategy}}; choose one of {names}", ["strategy", "world_size"])
+            known = ", ".join(name for name in STRATEGIES if name != SINGLE)
+            raise SettingError(f"{ranks:,} ranks need {{strategy}}; choose one of {known}", ["strategy", "world_size"])
         if self.rank >= ranks:
             raise SettingError(f"{{rank}} is from 0 to {ranks - 1:,}; got {self.rank:,}", ["rank"])
         object.__setattr__(self, "mesh", mesh)

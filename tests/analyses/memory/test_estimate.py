@@ -85,7 +85,8 @@ def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")}, {"precision": "bf16"},
+    [{"padding": 0.5}, {"dropout": False}, {"freeze": ("bert.embeddings", "bert.encoder.layer.0")},
+    {"precision": "bf16"},
      {"precision": "fp16"}, {"padding": 0.5, "dropout": False, "precision": "autocast-bf16"},
      {"precision": "autocast-fp16"}],
     ids=str,

@@ -15,6 +15,8 @@ from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, P
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 
+_EACH = tuple(ranks_of(name, 2) for name in SEARCHED)
+
 
 def fewest_report(
     source: ModelSource,
@@ -23,7 +25,7 @@ def fewest_report(
     budget: int | Gpu,
     total: int,
     *,
-    strategies: Sequence[Parallelism] = tuple(ranks_of(name, 2) for name in SEARCHED),
+    strategies: Sequence[Parallelism] = _EACH,
     world_sizes: Sequence[int] = WORLD_SIZES,
     context_bytes: int | None = None,
     known_steps: dict[str | None, Steps] | None = None,
