@@ -251,7 +251,9 @@ class GridModel(Settings):
 class Measurement(Settings):
     """The way in which a real step is run and measured."""
 
-    steps: int = row(3, "The number of timed steps.", section="measurement", low=1, below=1001, metavar="N")
+    steps: int = row(
+        3, "The number of timed steps; 0 measures memory only.", section="measurement", below=1001, metavar="N"
+    )
     threads: int | None = row(
         None, "The threads of torch; default: its own choice.", kind=int, section="measurement", low=1, below=1025,
         metavar="N",

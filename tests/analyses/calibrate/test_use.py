@@ -89,10 +89,10 @@ def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     device = found.json["variants"][0]["estimated"]["device"]
     assert (device["context_low_bytes"], device["context_high_bytes"]) == (504 * MIB, 532 * MIB)
     assert device["workspace_bytes"] == 67 * MIB
-    assert found.json["notes"][0].startswith("h200: calibrated on this machine")
+    assert found.json["card"]["calibration"].startswith("calibrated on this machine")
     ignored = cli(*OF_ESTIMATE, "--no-calibration").json
     assert ignored["variants"][0]["estimated"]["device"]["workspace_bytes"] == 64 * MIB  # of Hopper
-    assert not any("calibrat" in note for note in ignored["notes"])
+    assert not ignored["card"]["calibration"]
 
 
 def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatch):
@@ -100,7 +100,7 @@ def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatc
     notes = []
     for card in here:
         monkeypatch.setattr("bertscope.analyses.calibrate.card.this_card", lambda card=card: card)
-        notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "--format", "json").json["notes"][0])
+        notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
     assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
 
 

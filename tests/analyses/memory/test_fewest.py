@@ -40,13 +40,13 @@ def peaks(source):
 @pytest.mark.parametrize("place", [0, 1, 3, 5])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
-    (row,) = fewest_report(source, [STEP], [8], budget, TOTAL, strategies=[strategy], world_sizes=SIZES).rows
+    (row,) = fewest_report(source, [STEP], [8], budget, TOTAL, strategies=[ranks_of(strategy, 2)], world_sizes=SIZES).rows
     expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
     assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
 
 
 def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
-    (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=["ddp"], world_sizes=SIZES).rows
+    (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=[ranks_of("ddp", 2)], world_sizes=SIZES).rows
     assert (row.fits, row.ranks, row.peak_bytes) == (False, 6, peaks["ddp"][-1])
 
 
@@ -71,7 +71,7 @@ def test_python_takes_the_settings_of_ranks():
     settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
     report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
     assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
-    with pytest.raises(SelectionError, match="strategy concerns ranks"):
+    with pytest.raises(SelectionError, match="strategy is determined by the module"):
         bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
     with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
         bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)

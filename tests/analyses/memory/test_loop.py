@@ -161,7 +161,7 @@ def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
         ({"precision": "fp16", "grad_scaler": True}, "GradScaler takes no fp16 gradients"),
         (
             {"optimizer": "lamb", "optimizer_implementation": "foreach"},
-            "no optimizer_implementation foreach of optimizer lamb; use default",
+            "no optimizer_implementation foreach of optimizer lamb; choose one of default",
         ),
     ],
 )

@@ -178,9 +178,9 @@ def test_after_an_estimate_the_process_belongs_to_no_job():
     ("strategy", "mesh", "words"),
     [
         ("fdsp", (2,), "did you mean 'fsdp'"),
-        ("hsdp", (8,), "the mesh of hsdp has the form (replicate ranks)x(shard ranks); got 8"),
-        ("fsdp", (0,), "got 0"),
-        ("none", (2,), "2 ranks need a strategy"),
+        ("hsdp", (8,), "takes the numbers of ranks of replicate x shard, such as 2x4; got 8"),
+        ("fsdp", (0,), "got '0'"),
+        ("none", (2,), "2 ranks need strategy; choose one of ddp"),
         ("fsdp", (2**21,), "at most 1,048,576 ranks"),
     ],
 )
