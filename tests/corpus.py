@@ -94,7 +94,7 @@ budget: 256MiB
 PROJECT = """[tool.bertscope]
 gpu = "t4"
 precision = "autocast-bf16"
-head = "BertForMaskedLM"
+architecture = "BertForMaskedLM"
 lang = "zh"
 check = ["good.yaml"]
 """

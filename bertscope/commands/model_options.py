@@ -115,9 +115,13 @@ class ModelOptions:
         """Return the source; the class that pyproject.toml sets is for BERTs only."""
         own = project()
         if own is None or own.architecture != self.architecture or not own.architecture:
-            return find(**vars(self))
-        source = find(**vars(self) | {"architecture": None})
+            return find(**self._own())
+        source = find(**self._own() | {"architecture": None})
         return source.with_options(architecture=own.architecture) if source.bert_config else source
+
+    def _own(self) -> dict[str, Any]:
+        """Return the options of one model."""
+        return {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
 
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
         """Return the source that MODEL names, and its model on meta."""
@@ -144,8 +148,7 @@ class ModelsOptions(ModelOptions):
 
         Several models are all found before the work for the first begins.
         """
-        changes = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
-        models = [ModelOptions(**changes | {"model": name}) for name in (self.model, *self.others)]
+        models = [ModelOptions(**self._own() | {"model": name}) for name in (self.model, *self.others)]
         for model in models if self.others else ():
             self._named(model, ModelOptions._found)
         return tuple(self._named(model, result_of) for model in models)

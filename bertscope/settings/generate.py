@@ -34,10 +34,8 @@ OPTIONS = {name: option_name(name) for name in (*_ALL, "batch_total")}
 
 def changed(*records: Settings) -> dict[str, Any]:
     """Return the settings whose values differ from their defaults."""
-    values: dict[str, Any] = {}
-    for record in records:
-        values |= record.flat()
-    return {name: values[name] for name, own in rows(*map(type, records)).items() if values[name] != own.default}
+    pairs = [(record.flat(), type(record)().flat()) for record in records]
+    return {name: value for values, first in pairs for name, value in values.items() if value != first[name]}
 
 
 def option_words(own: Row, value: Any) -> list[str]:

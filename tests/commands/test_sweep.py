@@ -61,7 +61,7 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     (folder / "grid.yaml").write_text("model: bert-tiny\nstrategy: none\nworld_size: 2\n")
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl", "--format", "csv")
     assert result.code == 1
-    assert "world_size 2 needs strategy" in result.out
+    assert "2 ranks need strategy" in result.out
     assert json.loads((folder / "results.jsonl").read_text())["outcome"] == "refused"
 
 

@@ -270,5 +270,5 @@ def test_the_commands_of_a_page_name_the_adapters():
     from bertscope.analyses.page.report import page_report
     from bertscope.render.page import report as renderer
 
-    page = page_report([adapted("r=4")], RunConfig(batch=1, seq=8), None)
+    page = page_report([adapted("r=4")], [[RunConfig(batch=1, seq=8)]], None, None)
     assert "<span>--lora r=4,alpha=8,target=query+value</span>" in renderer.html(page)

@@ -18,6 +18,7 @@ from bertscope.reports.check import Finding
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow
 from bertscope.reports.params import CountRow, TreeRow
+from bertscope.settings.run_config import RunConfig
 
 ROWS = [SimpleNamespace(name="query", work=SimpleNamespace(flops=1536), note="tied")]
 COLUMNS = (
@@ -53,7 +54,7 @@ def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
         by="layer",
         asked_batch=None,
         batch_total=None,
-        run={},
+        run=RunConfig(),
         totals=SimpleNamespace(frozen_params=0),
     )
     (header,) = csv.reader(io.StringIO(renderer.csv(report)))

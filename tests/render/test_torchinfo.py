@@ -133,7 +133,7 @@ CALLS = (GOLDEN / "torchinfo-calls.txt").read_text().split("\n# ")[1:]
 @pytest.mark.parametrize(("model", "given", "is_exact"), [
     (Reused, {"input_size": (2, 3, 16, 16)}, True),
     (nested, {"input_size": (4, 6)}, True),
-    (lambda: bertscope.load("bert-tiny").build(), {"input_data": torch.zeros(2, 16, dtype=torch.long)}, False),
+    (lambda: bertscope.load("bert-tiny").build(), {"inputs": torch.zeros(2, 16, dtype=torch.long)}, False),
 ], ids=["reused", "nested", "bert-tiny"])  # fmt: skip
 def test_each_call_has_the_row_of_torchinfo(request, model, given, is_exact):
     name = request.node.callspec.id

@@ -106,7 +106,7 @@ def test_every_report_has_its_schema_and_every_schema_its_test(cli):
     [
         lambda data: data.pop("totals"),
         lambda data: data.update(more=1),
-        lambda data: data.update(schema=2),
+        lambda data: data.update(schema=1),
         lambda data: data.update(kind="tree"),
         lambda data: data["totals"].update(distinct_params="4385920"),
         lambda data: data["rows"][0].update(params=None),

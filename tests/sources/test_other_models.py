@@ -274,7 +274,7 @@ def test_inputs_are_given_by_name_shape_and_dtype(cli, code):
         shown = cli(command, f"{code}:Pixels", "--shapes", *image, "--format", "json").json
         assert shown["rows"][0]["outputs"][0]["shape"] == [2, 4, 4, 3]
     run = cli("estimate", f"{code}:Pixels", *image, "--mode", "inference", "--format", "json").json
-    assert run["run"]["inputs"] == ["image=Bx3x8x6:float32"]
+    assert run["run"]["input"] == ["image=Bx3x8x6:float32"]
     parts = run["variants"][0]["estimated"]["phases"][0]["parts"]
     assert parts["inputs"] == 2 * 3 * 8 * 6 * 4, parts
 

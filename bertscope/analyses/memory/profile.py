@@ -22,6 +22,7 @@ from bertscope.analyses.memory.profile_job import MESSAGES, Job, end_text
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, RankRow, Timing, Variant
@@ -30,7 +31,6 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import implementation_name
 from bertscope.units import bytes_text
 
-_Progress = Callable[[str], None]
 _Start = Callable[[], Child | ForkedChild]
 _ENTRY = "bertscope.analyses.memory.profile_worker:main"
 _POLL_SECONDS = 0.2
@@ -39,7 +39,7 @@ INTERRUPTED = ("interrupted", "was interrupted")
 
 
 def profile_report(
-    jobs: Sequence[Job], *, timeout_seconds: float = 600.0, progress: _Progress = lambda text: None
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
     """Run one model's step for each job in a separate child; return the measurements, and snapshots as files.
 
@@ -53,7 +53,7 @@ def profile_report(
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.peak.peak_bytes if children and children[0].sent.estimated else 0
-                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, progress, start))
+                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
@@ -149,9 +149,9 @@ def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
-    def __init__(self, job: Job, timeout_seconds: float, progress: _Progress, start: _Start) -> None:
+    def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
         self.watch = None if job.launch is None else RanksWatch(job)
-        self.job, self.progress = job if self.watch is None else self.watch.job, progress
+        self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = self.left_seconds = timeout_seconds
         self.sent = _Sent()
         self.problem: tuple[str, str] | None = None
@@ -222,7 +222,7 @@ class _Child:
             if self.watch is not None:
                 self._look_at_ranks()
             if self.problem is None:
-                self.progress(shown())
+                progress(shown())
         self.left_seconds = deadline - time.monotonic()
 
     def _keep(self, kind: str, content: Any) -> None:

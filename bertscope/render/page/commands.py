@@ -36,7 +36,7 @@ def _step(model: ModelPart, **others: Any) -> dict[str, Any]:
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
-    found = {**changed(run), **named, **others}
+    found = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **others}
     return {name: value for name, value in found.items() if value not in ("", None, STORED)}
 
 
@@ -47,14 +47,14 @@ def estimate_command(model: ModelPart) -> str:
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:
     """Return the command that gives a fit table of the page."""
-    return model_command(model, "fit", setting_options(_fit_settings(model, fit) | {"batch": fit.asked_batch}))
+    return model_command(model, "fit", setting_options(_fit_settings(model, fit, batch=fit.asked_batch)))
 
 
-def _fit_settings(model: ModelPart, fit: FitReport) -> dict[str, Any]:
+def _fit_settings(model: ModelPart, fit: FitReport, **others: Any) -> dict[str, Any]:
     table = model.fit or fit
     strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in table.rows))
     precisions = ",".join(dict.fromkeys(row.precision for row in table.rows))
-    return _step(model, checkpointing=strategies, precision=precisions, **_limit(fit))
+    return _step(model, checkpointing=strategies, precision=precisions, **_limit(fit), **others)
 
 
 def page_command(report: PageReport) -> str:

@@ -139,7 +139,7 @@ def measured(tmp_path_factory):
 
 def test_stdout_is_data_and_stderr_is_progress(measured):
     _, data, err = measured
-    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (1, "memory", "measured")
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (2, "memory", "measured")
     assert "none: " in err
     assert "full: " in err
     assert "\x1b" not in err
@@ -339,7 +339,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
     result = cli("profile", "small.yaml", "--device", "cuda")
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines()[-1] == (
-        "error: torch finds no CUDA device here; use --device cpu, or estimate --device cuda"
+        "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda"
     )
 
 
@@ -348,12 +348,12 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
     [
         (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
-        (("--mode", "inference", "--checkpointing"), "--checkpointing concerns what is saved for backward"),
+        (("--mode", "inference", "--checkpointing"), "--checkpointing has no effect with --mode inference"),
         (("--checkpointing", "half"), "--checkpointing takes none, full"),
-        (("--dtype", "fp32", "--precision", "autocast-bf16"), "autocast computes in bf16 or fp16"),
+        (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision now"),
         (("--seq", "4096"), "at most max_position_embeddings"),
         (("--freeze", "nothing.here"), "matches no parameter"),
-        (("--batch", "0"), "batch must be at least 1"),
+        (("--batch", "0"), "--batch takes a whole number from 1"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):

@@ -73,7 +73,7 @@ def test_a_wrong_grid_is_an_error_with_its_line(points, monkeypatch, text, messa
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("world_size: 2", "world_size 2 needs strategy; choose one of ddp, zero1"),
+        ("world_size: 2", "2 ranks need strategy; choose one of ddp, zero1"),
         ("mesh: 2x2\nworld_size: 8\nstrategy: hsdp", "2x2 has 4 ranks"),
         ("gpu: t4\nbudget: 1GiB", "give either gpu or budget"),
     ],

@@ -104,7 +104,7 @@ def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatc
             "cuda",
             {"precision": "autocast-fp16", "optimizer_implementation": "loop"},
         ),
-        ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "dtype": "bf16"}),
+        ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "precision": "bf16"}),
         ("BertForQuestionAnswering", "eager", "cuda", {"optimizer": "adafactor"}),
     ):
         monkeypatch.setattr(fake_run, "_RESULTS", OperatorResults())
