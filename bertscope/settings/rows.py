@@ -84,8 +84,9 @@ class Row:
             return "a size such as 16GiB"
         power = int(self.below).bit_length() - 1
         most = f"{int(self.below) - 1:,}" if self.below != 2**power else f"below 2**{power}" if power else "below 1"
-        numbers = f"from {self.low:g} to {most}"
-        one = {bool: "true or false", int: f"a whole number {numbers}", float: f"a number {numbers}", str: "a text"}
+        low = f"{self.low:g}"
+        one = {bool: "true or false", int: f"a whole number from {low} to {most}", float: f"a number from {low} to {most}",
+               str: "a text"}  # fmt: skip
         return one[self.kind] + (", or a list" if self.is_list else "")
 
     def read(self, value: Any) -> Any:
