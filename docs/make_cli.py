@@ -55,9 +55,9 @@ check = ["models.bertscope.yaml"]  # the files of check, relative to pyproject.t
 
 ## Settings of a run
 
-A setting is an option of each command that takes it (`--clip-grad-norm`), a keyword in Python (`clip_grad_norm=True`), and
-a key of a grid, of the runs of an expectation file and of `[tool.bertscope]`. A setting without effect on any run is an
-error, except among defaults.
+A setting is an option of each command that takes it (`--clip-grad-norm`), a keyword in Python (`clip_grad_norm=True`),
+and a key of a grid, of the runs of an expectation file and of `[tool.bertscope]`. A setting without effect on any run
+is an error, except among defaults.
 
 {settings}
 

@@ -7,7 +7,7 @@ Read `run_config.py` for the rows themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,7 +52,7 @@ class Row:
     help: str = ""  # one sentence
     section: str = "step"  # of --help and of the documentation
     kind: type = str  # of one value: bool, int, float or str
-    words: tuple[str, ...] = ()  # the allowed words; with `convert`, examples
+    words: Collection[str] = ()  # the allowed words; with `convert`, examples
     low: float = 0
     below: float = MAX_SIZE
     is_size: bool = False  # bytes, also as text such as 16GiB
@@ -85,8 +85,10 @@ class Row:
         power = int(self.below).bit_length() - 1
         most = f"{int(self.below) - 1:,}" if self.below != 2**power else f"below 2**{power}" if power else "below 1"
         low = f"{self.low:g}"
-        one = {bool: "true or false", int: f"a whole number from {low} to {most}", float: f"a number from {low} to {most}",
-               str: "a text"}  # fmt: skip
+        one = {
+            bool: "true or false", int: f"a whole number from {low} to {most}",
+            float: f"a number from {low} to {most}", str: "a text",
+        }  # fmt: skip
         return one[self.kind] + (", or a list" if self.is_list else "")
 
     def read(self, value: Any) -> Any:
@@ -148,7 +150,7 @@ class Row:
         return next((name for name, test in others if not test(values[name])), "")
 
 
-def near_word(given: str, words: Sequence[str]) -> str:
+def near_word(given: str, words: Collection[str]) -> str:
     """Return the word that is nearest to `given`, or that has such another name; empty if there is none."""
     known = {"-".join(reversed(word.split("-"))): word for word in words} | {word: word for word in words}
     known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}

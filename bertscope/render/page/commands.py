@@ -7,7 +7,7 @@ from bertscope.reports.base import Subject
 from bertscope.reports.memory import FitReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.settings.generate import changed, setting_options
-from bertscope.settings.run_config import CPU, INFERENCE, STORED
+from bertscope.settings.run_config import CPU, INFERENCE, STORED, RunConfig
 
 
 def model_command(model: ModelPart, name: str, words: str = "") -> str:
@@ -30,9 +30,8 @@ def flops_command(model: ModelPart, words: str, *, is_training: bool = False) ->
     return model_command(model, "flops", _joined(setting_options(values), words))
 
 
-def _step(model: ModelPart, **others: Any) -> dict[str, Any]:
-    """Return the settings of the step of the page, with the strategies that it compares."""
-    run = model.memory.run
+def _step(model: ModelPart, run: RunConfig, **others: Any) -> dict[str, Any]:
+    """Return the settings of a run of the page, with the strategies that it compares."""
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
@@ -42,7 +41,7 @@ def _step(model: ModelPart, **others: Any) -> dict[str, Any]:
 
 def estimate_command(model: ModelPart) -> str:
     """Return the command that estimates the step of the page."""
-    return model_command(model, "estimate", setting_options(_step(model)))
+    return model_command(model, "estimate", setting_options(_step(model, model.memory.run)))
 
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:
@@ -54,13 +53,13 @@ def _fit_settings(model: ModelPart, fit: FitReport, **others: Any) -> dict[str, 
     table = model.fit or fit
     strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in table.rows))
     precisions = ",".join(dict.fromkeys(row.precision for row in table.rows))
-    return _step(model, checkpointing=strategies, precision=precisions, **_limit(fit), **others)
+    return _step(model, fit.run, checkpointing=strategies, precision=precisions, **_limit(fit), **others)
 
 
 def page_command(report: PageReport) -> str:
     """Return the command that writes the page."""
     model = report.models[0]
-    settings = _step(model) if model.fit is None else _fit_settings(model, model.fit)
+    settings = _step(model, model.memory.run) if model.fit is None else _fit_settings(model, model.fit)
     compared = " ".join(f"--compare {shlex.quote(other.tree.subject.name)}" for other in report.models[1:])
     words = _joined(compared, "--no-fit" if model.fit is None else "", setting_options(settings))
     return _command("report", words, *(part.tree.subject for part in report.models))

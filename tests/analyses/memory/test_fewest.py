@@ -40,7 +40,9 @@ def peaks(source):
 @pytest.mark.parametrize("place", [0, 1, 3, 5])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
-    (row,) = fewest_report(source, [STEP], [8], budget, TOTAL, strategies=[ranks_of(strategy, 2)], world_sizes=SIZES).rows
+    (row,) = fewest_report(
+        source, [STEP], [8], budget, TOTAL, strategies=[ranks_of(strategy, 2)], world_sizes=SIZES
+    ).rows
     expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
     assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
 

@@ -13,7 +13,7 @@ from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_siz
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.analyses.parallel.shares import rank_groups
 from bertscope.errors import SelectionError
-from bertscope.settings.parallelism import STRATEGIES, Parallelism, parse_parallelism
+from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
@@ -224,23 +224,26 @@ def test_gradients_on_two_meshes_are_clipped_without_more_memory_at_the_peaks(so
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"strategy": "fsdp"}, "fsdp needs --world-size"),
-        ({"strategy": "hsdp", "world_size": 8}, "hsdp needs --mesh, the numbers of ranks of replicate x shard"),
-        ({"strategy": "hsdp", "world_size": 8, "mesh": "2x2"}, "--mesh 2x2 has 4 ranks and --world-size is 8"),
-        ({"strategy": "fsdp", "mesh": "2-2"}, "--mesh has the form 8 or 2x4; got '2-2'"),
-        ({"world_size": 8}, "8 ranks need a strategy"),
-        ({"strategy": "ddp", "world_size": 2, "param_dtype": "bf16"}, "param_dtype concerns FSDP2"),
-        ({"strategy": "fsdp", "world_size": 2, "reduce_dtype": "fp8"}, "reduce_dtype must be one of fp32, bf16, fp16"),
-        ({"strategy": "fsdp", "world_size": 2, "bucket_cap_mb": 50}, "bucket_cap_mb concerns ddp and zero1"),
-        ({"strategy": "fsdp", "world_size": 2, "rank": 2}, "the ranks are 0 to 1; got rank 2"),
+        ({"strategy": "fsdp"}, "strategy has no effect with world_size 1"),
+        ({"strategy": "hsdp", "world_size": 8}, "hsdp needs mesh, the numbers of ranks of replicate x shard"),
+        ({"strategy": "hsdp", "world_size": 8, "mesh": "2x2"}, "mesh 2x2 has 4 ranks and world_size is 8"),
+        ({"strategy": "fsdp", "mesh": "2-2"}, "mesh: the form is 8 or 2x4; got '2-2'"),
+        ({"world_size": 8}, "8 ranks need strategy"),
+        (
+            {"strategy": "ddp", "world_size": 2, "param_dtype": "bf16"},
+            "has no effect with strategy ddp; leave it out",
+        ),
+        ({"strategy": "fsdp", "world_size": 2, "reduce_dtype": "fp8"}, "reduce_dtype takes one of fp32, bf16, fp16"),
+        ({"strategy": "fsdp", "world_size": 2, "bucket_cap_mb": 50}, "bucket_cap_mb has no effect with strategy fsdp"),
+        ({"strategy": "fsdp", "world_size": 2, "rank": 2}, "rank is from 0 to 1; got 2"),
     ],
 )
 def test_ranks_that_cannot_be_say_why(given, words):
     with pytest.raises(SelectionError) as error:
-        parse_parallelism(**given)
+        Parallelism(**given)
     assert words in str(error.value)
 
 
 def test_a_mesh_gives_the_number_of_ranks_and_of_batches():
-    found = parse_parallelism("tp+fsdp", mesh="2x4")
-    assert (found.world_size, found.batches, found.mesh_text) == (8, 2, "2x4")
+    found = Parallelism(strategy="tp+fsdp", mesh="2x4")
+    assert (found.world_size, found.batches, found.mesh) == (8, 2, "2x4")
