@@ -189,7 +189,7 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
     """Return the launch of real ranks; None if there are none."""
     if launch.nproc is None:
         return None
-    return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch))
+    return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch) | {"node_rank": launch.node_rank or 0})
 
 
 @with_settings(*ESTIMATED)

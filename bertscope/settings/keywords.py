@@ -131,5 +131,5 @@ class MeasurementSettings(RunSettings, total=False):
     timeout: float
     nproc: int | None
     nnodes: int
-    node_rank: int
+    node_rank: int | None
     rdzv_endpoint: str

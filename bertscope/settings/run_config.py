@@ -279,8 +279,9 @@ class Launch(Settings):
         metavar="N",
         concerns={"nproc": lambda ranks: ranks is not None},
     )  # fmt: skip
-    node_rank: int = row(
-        0, "The number of this machine, from 0, as for torchrun.", section="measurement", below=1024, metavar="R",
+    node_rank: int | None = row(
+        None, "The number of this machine, from 0, as for torchrun.", section="measurement", kind=int, below=1024,
+        metavar="R",
         concerns={"nnodes": lambda machines: machines > 1},
     )  # fmt: skip
     rdzv_endpoint: str = row(
@@ -314,8 +315,8 @@ RULES += [
          "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,
          "several machines need the place where they meet: {rdzv_endpoint} HOST:PORT"),
-    Rule(("node_rank", "nnodes"), lambda number, machines: number >= machines,
-         "there is no {node_rank} <node_rank> with {nnodes} <nnodes>; the first machine is 0"),
+    Rule(("node_rank", "nnodes"), lambda number, machines: machines > 1 and (number is None or number >= machines),
+         "{node_rank} is the number of this machine, from 0 to below {nnodes}, which is <nnodes>; got <node_rank>"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
          "give either {gpu} or {budget}"),
 ]  # fmt: skip

@@ -246,18 +246,18 @@ def test_a_model_that_a_strategy_cannot_divide_is_a_wrong_question(cli, own):
     [
         (("--strategy", "fsdp"), "give their number, such as --nproc 2"),
         (("--nproc", "1", "--strategy", "fsdp"), "--nproc 1 is a job of one rank"),
-        (("--nproc", "2"), "2 ranks need a strategy"),
+        (("--nproc", "2"), "2 ranks need --strategy"),
         (("--nproc", "2", "--nnodes", "2", "--strategy", "fsdp"), "--rdzv-endpoint HOST:PORT"),
         (
             ("--nproc", "2", "--nnodes", "2", "--strategy", "fsdp", "--rdzv-endpoint", "a:1"),
             "--node-rank is the number",
         ),
-        (("--nproc", "2", "--node-rank", "0", "--strategy", "fsdp"), "--node-rank is the number of this machine"),
+        (("--nproc", "2", "--node-rank", "0", "--strategy", "fsdp"), "--node-rank has no effect with --nnodes 1"),
         (
             ("--nproc", "2", "--nnodes", "2", "--node-rank", "0", "--strategy", "fsdp", "--rdzv-endpoint", "a b"),
             "HOST:PORT; got",
         ),
-        (("--nproc", "4", "--strategy", "hsdp", "--mesh", "2x4"), "has 8 ranks; --nproc and --nnodes start 4"),
+        (("--nproc", "4", "--strategy", "hsdp", "--mesh", "2x4"), "--nproc and --nnodes start 4 ranks; --mesh has 8"),
     ],
 )
 def test_ranks_that_cannot_be_say_why(cli, words, message):
