@@ -94,7 +94,11 @@ if not TYPE_CHECKING:  # a type checker would accept any name
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
+        import_module("bertscope.reports.base").set_display(_display)
         return getattr(import_module(_HOMES[name]), name)
+
+    def _display(report: object, form: str, **options: object) -> str:
+        return import_module("bertscope.render.views").display(report, form, **options)
 
 
 def __dir__() -> list[str]:

@@ -18,10 +18,10 @@ from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, one_line
 from bertscope.render.console import choose_color
-from bertscope.render.texts import LANGUAGES, in_language, phrase, say
 from bertscope.settings.generate import OPTIONS
 from bertscope.settings.resolve import new_name
 from bertscope.settings.rows import near_word
+from bertscope.texts import LANGUAGES, in_language, phrase, say
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(

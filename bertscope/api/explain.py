@@ -1,7 +1,6 @@
 """`bertscope.explain` and `bertscope.diagram`."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
@@ -19,7 +18,6 @@ def explain(
     model: Model,
     path: str | None = None,
     *,
-    language: Literal["en", "zh"] = "en",
     batch: int = 1,
     seq: int = 128,
     inputs: Sequence[str] = (),
@@ -43,7 +41,7 @@ def explain(
             name=name or architecture, config=model.config, architecture=architecture, add_pooling_layer=has_pooler
         )
     source = source_of(model, name=name)
-    return steps.explain(source, path, language=language, batch=batch, seq=seq, inputs=inputs)
+    return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs)
 
 
 def diagram(

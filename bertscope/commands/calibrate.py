@@ -11,7 +11,6 @@ from bertscope.commands.output import Format, Progress, note, output_option, sho
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError, SourceError
 from bertscope.gpus import may_have_cuda
-from bertscope.render.tool import calibrate as renderer
 from bertscope.reports.calibration import PLANNED, CalibrationReport
 
 EXAMPLES = """
@@ -42,7 +41,7 @@ def calibrate(
     if dry_run:
         from bertscope.analyses.calibrate.session import planned_report
 
-        show(planned_report(), renderer, fmt, output)
+        show(planned_report(), fmt, output)
         return 0
     if not may_have_cuda():
         raise SelectionError("no CUDA driver and torch for CUDA are here; --dry-run lists what would be measured")
@@ -69,7 +68,7 @@ def calibrate(
     if output is not None:
         write_file(output, report.to_json())
         write_file(output.with_suffix(".md"), report.to_markdown())
-    show(report, renderer, fmt, None)
+    show(report, fmt, None)
     return 3 if report.failed else 0
 
 

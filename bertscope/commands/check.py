@@ -100,7 +100,7 @@ def check(
         report, changes = analyse(names, architecture=architecture, allow_code=allow_code), {}
     if any(map(os.path.isdir, names)):
         _note_searched(report)
-    show(report, renderer, fmt, output)
+    show(report, fmt, output)
     for path, values in changes.items():
         write_file(path, with_expected(path, values))
         note(f"updated {path}: {', '.join(values)}")

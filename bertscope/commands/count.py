@@ -20,10 +20,9 @@ from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError
-from bertscope.render import count as renderer
-from bertscope.render.texts import phrase
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
+from bertscope.texts import phrase
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def count(
         return analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
 
     reports = model.each(report_of)
-    out.show_all(reports, renderer)
+    out.show_all(reports)
     totals = reports[0].totals
     return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
 
@@ -141,10 +140,9 @@ def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> "Stored":
     """Show the contents of a checkpoint; torch is not imported."""
     from bertscope.analyses.checkpoint.stored import stored_report
     from bertscope.checkpoints.reading import read_checkpoint
-    from bertscope.render import checkpoint as checkpoint_renderer
 
     report = stored_report(read_checkpoint(path), by=by)
-    out.show(report, checkpoint_renderer)
+    out.show(report)
     return report.stored
 
 

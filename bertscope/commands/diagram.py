@@ -138,7 +138,6 @@ def diagram(
         source.require("--kind forward")
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
-    from bertscope.render.diagram import diagram as renderer
 
     inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
     report = analyse(
@@ -146,6 +145,6 @@ def diagram(
         implementation=implementation, nn_module=nn_module,
     )  # fmt: skip
     suffix = output.suffix.lower() if output else ""
-    show(report, renderer, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
+    show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
     if kind == "forward" and attention is None and own_kernel != _STEP_BY_STEP:
         note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {own_kernel} draws the model's, as one box")

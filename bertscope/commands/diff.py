@@ -15,7 +15,6 @@ from bertscope.commands.model_options import (
 )
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.render import diff as renderer
 
 EXAMPLES = """
   bertscope diff bert-base-cased bert-base-uncased
@@ -49,5 +48,5 @@ def diff(
     from bertscope.analyses.page.diff import diff as analyse
 
     report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)
-    out.show(report, renderer)
+    out.show(report)
     return 1 if exit_code and not report.is_empty else 0

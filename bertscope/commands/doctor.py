@@ -2,7 +2,6 @@
 
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.render.tool import doctor as renderer
 
 EXAMPLES = """
   bertscope doctor
@@ -19,4 +18,4 @@ def doctor(*, out: OutputOptions) -> None:
     """
     from bertscope.analyses.check.doctor import doctor as analyse
 
-    out.show(analyse(), renderer)
+    out.show(analyse())

@@ -6,7 +6,6 @@ from bertscope.commands.model_options import ModelOptions, ModelsOptions
 from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, ViewOptions, WithBareCheckpointing
-from bertscope.render import memory as renderer
 from bertscope.reports.memory import MemoryReport
 
 EXAMPLES = """
@@ -55,7 +54,7 @@ def estimate(
 
     reports = model.each(report_of)
     print_notes(reports[0])
-    out.show_all(reports, renderer, **({} if model.others else {"shown_rows": view.rows}))
+    out.show_all(reports, **({} if model.others else {"shown_rows": view.rows}))
     if not model.others:
         view.write_timeline(reports[0])
     if view.snapshot is not None:

@@ -7,8 +7,6 @@ import typer
 from bertscope.commands.model_options import Inputs, ModelOptions, SizeOptions
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
-from bertscope.render import explain as renderer
-from bertscope.render.texts import language
 
 EXAMPLES = """
   bertscope explain bert-large-zh
@@ -51,5 +49,5 @@ def explain(
         source.require("--naming")
     from bertscope.analyses.explain.steps import explain as analyse
 
-    report = analyse(source, path, language=language(), batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
-    out.show(report, renderer, naming=naming)
+    report = analyse(source, path, batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
+    out.show(report, naming=naming)

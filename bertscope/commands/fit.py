@@ -9,7 +9,6 @@ from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
-from bertscope.render import fit as renderer
 from bertscope.settings.checkpointing import CHEAPEST_FIRST
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 
@@ -62,5 +61,5 @@ def fit(
         reports = fits(source, batch=batch, batch_total=batch_total, **run.keywords)
     for number, report in enumerate(reports):
         print_notes(report if not number else replace(report, training_file=None))
-    out.show_all(reports, renderer)
+    out.show_all(reports)
     return 0 if any(report.fits for report in reports) else 1

@@ -1,8 +1,6 @@
 """`bertscope flops`."""
 
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import typer
@@ -12,7 +10,6 @@ from bertscope.commands.output import DetailedOutputOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes
 from bertscope.errors import SelectionError
-from bertscope.render import flops as renderer
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.run_config import OF_FLOPS
 
@@ -64,6 +61,6 @@ def flops(
         (report,) = reports
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
-        out.show(report, SimpleNamespace(table=partial(renderer.convention, name=convention)))
+        out.show(report, convention=convention)
     else:
-        out.show_all(reports, renderer.operators if operators else renderer)
+        out.show_all(reports, view="operators" if operators and not model.others else "")

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,9 +20,9 @@ from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.progress import listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
-from bertscope.render.texts import phrase, say
+from bertscope.render.views import display
 from bertscope.reports.base import to_json
-from bertscope.units import visible_lines
+from bertscope.texts import language, phrase, say
 
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
 _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
@@ -59,19 +58,18 @@ class OutputOptions:
     fmt: Format = "table"
     output: Output = None
 
-    def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+    def show(self, report: Any, **options: Any) -> None:
         """Write the report in this format."""
-        show(report, renderer, self.fmt, self.output, **table_options)
+        show(report, self.fmt, self.output, **options)
 
-    def show_all(self, reports: Sequence[Any], renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+    def show_all(self, reports: Sequence[Any], **options: Any) -> None:
         """Write the only report as `show` does, and several reports of one kind as one comparison."""
         if len(reports) == 1:
-            self.show(reports[0], renderer, **table_options)
+            self.show(reports[0], **options)
         else:
-            from bertscope.render import comparison
             from bertscope.reports.page import ComparisonReport
 
-            self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)), comparison)
+            self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +78,9 @@ class DetailedOutputOptions(OutputOptions):
 
     verbose: Verbose = False
 
-    def show(self, report: Any, renderer: ModuleType | SimpleNamespace, **table_options: Any) -> None:
+    def show(self, report: Any, **options: Any) -> None:
         """Write the report in this format."""
-        super().show(report, renderer, verbose=self.verbose, **table_options)
+        super().show(report, verbose=self.verbose, **options)
 
 
 def print_notes(report: Any) -> None:
@@ -98,25 +96,17 @@ def print_notes(report: Any) -> None:
 
 
 def show(
-    report: Any,
-    renderer: ModuleType | SimpleNamespace,
-    fmt: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    **table_options: Any,
+    report: Any, fmt: str, output: Path | None, *, verbose: bool = False, view: str = "", **table_options: Any
 ) -> None:
-    """Write the report by `renderer.table` (with the options), `.csv`, `.markdown`, `.text` ..., or as JSON."""
+    """Write the report as a table (with the options), or in another form of its view, or as JSON."""
     if fmt == "json":
-        text = to_json(report)
-    elif fmt == "table":
+        write(to_json(report), output)
+        return
+    options: dict[str, Any] = {}
+    if fmt == "table":
         target = replace(Target() if output else stdout_target(), verbose=verbose)
-        text = visible_lines(renderer.table(report, target, **table_options), color=target.color)
-    else:
-        text = getattr(renderer, fmt)(report)
-        if fmt not in ("html", "svg"):  # they contain scripts and style sheets; the templates escape every value
-            text = visible_lines(text)
-    write(text, output)
+        options = {"target": target, **table_options}
+    write(display(report, fmt, language=language(), view=view, **options), output)
 
 
 def write(text: str, output: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from bertscope.commands.output import DetailedOutputOptions
 from bertscope.commands.registry import command
-from bertscope.render.tool import presets as renderer
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.presets import preset_paths, read_preset
 
@@ -27,4 +26,4 @@ def presets(*, out: DetailedOutputOptions) -> None:
         )
         for source in map(read_preset, preset_paths().values())
     )
-    out.show(PresetsReport(rows=rows), renderer)
+    out.show(PresetsReport(rows=rows))

@@ -9,7 +9,6 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
-from bertscope.render.tool import print_model as renderer
 from bertscope.reports.tool import PrintReport
 
 EXAMPLES = """
@@ -40,7 +39,7 @@ def print_model(
     from bertscope.analyses.modules.totals import subject
 
     report = PrintReport(subject=subject(built, source.name), text=f"{built}\n")
-    show(report, renderer, fmt, output)
+    show(report, fmt, output)
     if source.bert_config and _NEWER in report.text:
         torch = report.subject.torch_version
         note(f"torch {torch} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not")

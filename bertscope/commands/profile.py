@@ -7,7 +7,6 @@ from bertscope.commands.output import DetailedOutputOptions, note, print_notes, 
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, ViewOptions, WithBareCheckpointing
-from bertscope.render import memory as renderer
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED, Limit
 
@@ -60,7 +59,7 @@ def profile(
     failures = [variant.failure for variant in report.variants if variant.failure]
     try:  # the table first; an output that fails does not prevent the others
         if is_shown:
-            out.show(report, renderer, shown_rows=view.rows)
+            out.show(report, shown_rows=view.rows)
         for variant in report.variants:
             if variant.failure:
                 note(f"{variant.checkpointing} could not be measured: {variant.failure}")

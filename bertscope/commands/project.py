@@ -20,9 +20,9 @@ from typer.core import TyperCommand
 
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
-from bertscope.render.texts import LANGUAGES, phrase
 from bertscope.settings.resolve import Layer, unknown_setting
 from bertscope.settings.run_config import ESTIMATED
+from bertscope.texts import LANGUAGES, phrase
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
 HEADED = ("estimate", "profile", "fit", "flops", "report")

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import ModelOptions, complete_model
-from bertscope.commands.output import note, output_option, print_notes, progress_shown, show, write
+from bertscope.commands.output import note, output_option, print_notes, progress_shown, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.render.texts import language
 from bertscope.settings.checkpointing import COMPARED
 
 EXAMPLES = """
@@ -63,13 +62,10 @@ def report(
             raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
     sources = [replace(model, model=name).found() for name in (model.model, compare) if name]
     from bertscope.api import page
-    from bertscope.render.page import report as renderer
 
     with progress_shown():
         found = page.report(*sources, fit=fit, **run.keywords)
     print_notes(found.models[0].memory)
+    show(found, fmt, output)
     if fmt == "html":
-        write(renderer.html(found, language()), output)
         note(f"the page is in {output}")
-    else:
-        show(found, renderer, fmt, output)

@@ -10,7 +10,6 @@ from bertscope.commands.output import output_option, show, write
 from bertscope.commands.registry import command
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, suggestion
-from bertscope.render.tool import schemas as renderer
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.units import json_text
@@ -47,7 +46,7 @@ def schema(
     It is generated from the classes of the reports, so it matches the installed version.
     """  # fmt: skip
     if kind is None:
-        show(report_json.schemas(), renderer, fmt or "table", output)
+        show(report_json.schemas(), fmt or "table", output)
     elif fmt not in (None, "json"):
         raise SelectionError(f"a schema is JSON; leave --format {fmt} out, or leave KIND out for the list")
     elif kind not in (kinds := [*report_json.report_classes(), CONFIG]):

@@ -15,7 +15,7 @@ from bertscope.commands.output import Format, Progress, Verbose, note, output_op
 from bertscope.commands.registry import command
 from bertscope.commands.results_file import results_file
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.render.sweep import rows as renderer
+from bertscope.render.sweep.rows import ordered
 from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def sweep(
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))
-    renderer.ordered(report, sort)  # an error before the work begins
+    ordered(report, sort)  # an error before the work begins
     with results_file(output, {point.key: point.point for point in points}) as file:
         done = file.done()
         left = [point for point in points if point.key not in done]
@@ -96,7 +96,7 @@ def sweep(
                     progress(f"point {number + 1:,}: {row.point['model']}")
         file.finish([row.key for row in blank])
         report = replace(report, rows=tuple(file.rows[row.key] for row in blank))
-    show(report, renderer, fmt, None, verbose=verbose, rows=rows, sort=sort)
+    show(report, fmt, None, verbose=verbose, rows=rows, sort=sort)
     _write(report, plot, parquet)
     return 0 if report.number(COMPUTED) == len(blank) else 1
 
@@ -149,4 +149,6 @@ def _write(report: SweepReport, plot: Path | None, parquet: Path | None) -> None
         write_file(plot, html(report))
         note(f"the page is in {plot}")
     if parquet is not None:
-        write_file(parquet, renderer.parquet(report))
+        from bertscope.render.sweep.rows import parquet as as_parquet
+
+        write_file(parquet, as_parquet(report))

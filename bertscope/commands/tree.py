@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,7 +11,6 @@ from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.render import torchinfo
-from bertscope.render import tree as renderer
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import count_text
 
@@ -94,7 +91,7 @@ def tree(
     from bertscope.analyses.params.tree import tree as analyse
 
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
-    out.show(report, renderer)
+    out.show(report)
 
 
 def check_style(out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:
@@ -116,7 +113,7 @@ def show_as_torchinfo(
     from bertscope.analyses.params.tree import tree as analyse
 
     report = analyse(model, name=source.name, folded=False, shapes=shapes)
-    out.show(report, SimpleNamespace(table=partial(torchinfo.table, columns=columns)), depth=depth)
+    out.show(report, view="torchinfo", columns=columns, depth=depth)
     totals = report.totals
     if totals.distinct_params != totals.layer_params:
         note(f"torchinfo counts a tied tensor at each use; the model has {count_text(totals.distinct_params)} unique "

@@ -8,7 +8,6 @@ from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.commands.model_options import Architecture, Download, ModelOptions, Pooler, complete_model
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import OneOf, command
-from bertscope.render.checkpoint import verify as renderer
 from bertscope.sources.find import weights_path
 from bertscope.units import PRECISIONS
 
@@ -64,5 +63,5 @@ def verify(
     from bertscope.analyses.checkpoint.verify import verify as analyse
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())
-    out.show(report, renderer)
+    out.show(report)
     return 0 if report.fits else 1

@@ -7,9 +7,9 @@ from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
+from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3

@@ -13,12 +13,12 @@ from bertscope.render.footer import notes_text
 from bertscope.render.memory import PARTS
 from bertscope.render.memory_words import footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
-from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.params import CountReport
+from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text
 
 SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt

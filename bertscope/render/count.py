@@ -9,9 +9,9 @@ from itertools import groupby
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import footer, lines_markdown, lines_text, title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say
 from bertscope.render.tree import Line, tensor_columns
 from bertscope.reports.params import CountReport, CountRow, sum_of_rows
+from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")

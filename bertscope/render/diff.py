@@ -5,9 +5,9 @@ from typing import Any
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.render.texts import phrase
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
+from bertscope.texts import phrase
 from bertscope.units import count_text, shape_text, signed_text
 
 _FIELDS = (

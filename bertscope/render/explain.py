@@ -7,8 +7,9 @@ from typing import Any
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
-from bertscope.render.texts import in_language, phrase, say
+from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
+from bertscope.texts import in_language, phrase, say, word
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -43,39 +44,58 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
-    with in_language(report.language):
-        return _table(report, target, naming)
-
-
-def _table(report: ExplainReport, target: Target, naming: str | None) -> str:
     blocks = "\n".join(_step(step, target, naming) for step in report.steps)
     sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
-    questions = "".join(f"\n{item.question}\n{_wrapped(item.answer, target)}" for item in report.questions)
+    questions = "".join(
+        f"\n{_said('question', item)}\n{_wrapped(_said('answer', item), target)}" for item in report.questions
+    )
     if report.steps:
         blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
     sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
     return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
 
 
+def _said(kind: str, note: Note) -> str:
+    return say(f"explain_{kind}_{note.key}", **note.values)
+
+
+def _sentence(step: Step) -> str:
+    return say("sentence_break").join(_said("step", note) for note in step.sentences)
+
+
 def _section(section: Section, target: Target) -> str:
     """Return the title, the notes, and the points with their numbers."""
-    notes = "".join(_wrapped(text, target) for text in section.notes)
+    notes = "".join(_wrapped(_text(section, key), target) for key in section.notes)
     points = "".join(
-        wrapped(f"{f'{number}.':>4} {_point(point)}", target, 5) for number, point in enumerate(section.points, 1)
+        wrapped(f"{f'{number}.':>4} {_point(section, point)}", target, 5)
+        for number, point in enumerate(section.points, 1)
     )
-    return f"{section.title}\n{notes}{points}"
+    return f"{_title(section)}\n{notes}{points}"
 
 
-def _point(point: Point) -> str:
+def _title(section: Section) -> str:
+    return say(f"explain_title_{section.key}", **section.values)
+
+
+def _text(section: Section, key: str) -> str:
+    return say(f"explain_{section.key}_{key}", **section.values)
+
+
+def _point(section: Section, point: Point) -> str:
     shape = f" {point.shape}" if point.shape else ""
     sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
-    return say("named", name=f"{point.name}{shape}{sizes}", text=point.sentence)
+    return say("named", name=f"{word('explain_point', point.name)}{shape}{sizes}", text=_text(section, point.key))
 
 
 def _conditions(report: ExplainReport) -> str:
     if report.batch is None:
-        return phrase(report.note)
+        return _notes(report)
     return say("explain_sizes", batch=report.batch, seq=report.seq)
+
+
+def _notes(report: ExplainReport) -> str:
+    """Return why there are no shapes."""
+    return "".join(say(note.key, reason=phrase(note.values["reason"])) for note in report.notes)
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
@@ -89,7 +109,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     lines.append("  " + say("explain_params", formula=_formula(step.params)))
     if step.flops is not None:
         lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
-    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(step.sentence, target)
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(_sentence(step), target)
 
 
 def _marks(step: Step) -> str:
@@ -128,29 +148,24 @@ def _columns() -> list[Column]:
         Column(say("explain_flow"), _flow, {"flow": _flow}),
         Column(say("explain_column_params"), lambda step: _formula(step.params), _formula_values("params")),
         Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
-        Column(say("explain_sentence"), lambda step: step.sentence, values("sentence")),
+        Column(say("explain_sentence"), _sentence, {"sentence": _sentence}),
     ]
 
 
 def markdown(report: ExplainReport) -> str:
     """Return the report for a page."""
-    with in_language(report.language):
-        return _markdown(report)
-
-
-def _markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
-    questions = "".join(f"\n**{item.question}** {item.answer}\n" for item in report.questions)
-    note = f"{phrase(report.note)}\n\n" if report.note else ""
+    questions = "".join(f"\n**{_said('question', item)}** {_said('answer', item)}\n" for item in report.questions)
+    note = f"{_notes(report)}\n\n" if report.notes else ""
     steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
     sections = "".join(_section_markdown(section) for section in report.sections)
     return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
 
 
 def _section_markdown(section: Section) -> str:
-    notes = "".join(f"{text}\n\n" for text in section.notes)
-    points = "".join(f"{number}. {_point(point)}\n" for number, point in enumerate(section.points, 1))
-    return f"\n**{section.title}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
+    notes = "".join(f"{_text(section, key)}\n\n" for key in section.notes)
+    points = "".join(f"{number}. {_point(section, point)}\n" for number, point in enumerate(section.points, 1))
+    return f"\n**{_title(section)}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
 def csv(report: ExplainReport) -> str:

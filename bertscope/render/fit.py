@@ -9,10 +9,10 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
 from bertscope.render.memory_words import range_text, time_notes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text, title
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say, word
 from bertscope.render.tree import indented, lines_of, row_name
 from bertscope.reports.flops import FlopsReport
+from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
@@ -74,8 +74,10 @@ def _sizes(report: FlopsReport) -> str:
     return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
 
 
-def table(report: FlopsReport, target: Target) -> str:
-    """Return the report for the terminal."""
+def table(report: FlopsReport, target: Target, convention: str | None = None) -> str:
+    """Return the report for the terminal; with a convention its number, rule and source."""
+    if convention is not None:
+        return _convention(report, target, convention)
     lines = lines_of(report.rows, target.unicode)
     body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
     sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
@@ -115,7 +117,7 @@ operators = SimpleNamespace(
 )
 
 
-def convention(report: FlopsReport, target: Target, name: str) -> str:
+def _convention(report: FlopsReport, target: Target, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
     items = sorted(report.conventions, key=lambda item: item.name != name)
     lines = [

@@ -5,9 +5,9 @@ from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, padded, wrapped
-from bertscope.render.texts import TEXTS, say, word
 from bertscope.reports.base import Subject
 from bertscope.reports.params import CountReport, TreeReport, WrittenSum
+from bertscope.texts import ENGLISH, say, texts, word
 from bertscope.units import bytes_text, count_text, flops_text
 
 SHOWN_TIES = 8
@@ -34,9 +34,9 @@ def subtitle(report: Any) -> str:
 
 def _whose(implementation: str) -> str:
     """Return `as in transformers 4.43.4`, `bertscope's own` or another name of an implementation."""
-    if implementation == TEXTS["own"][0]:
+    if implementation == texts(ENGLISH)["own"]:
         return say("own")
-    start = TEXTS["as_in"][0].format(name="")
+    start = texts(ENGLISH)["as_in"].format(name="")
     return say("as_in", name=implementation.removeprefix(start)) if implementation.startswith(start) else implementation
 
 

@@ -11,11 +11,11 @@ from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
 from bertscope.render.memory_words import bars, notes, verdict
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, stacked, tables_text, values
-from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import part_name, variant_name
 from bertscope.render.traffic import ranks_markdown, ranks_text, traffic_markdown, traffic_text
 from bertscope.reports.memory import KeptRow, MemoryReport, Parts, PhasePeak, ProcessMemory, Timing, Variant
 from bertscope.settings.run_config import INFERENCE
+from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
 
 PARTS = tuple(field.name for field in fields(Parts))

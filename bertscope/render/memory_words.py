@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.texts import phrase, say, word
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, variant_name
 from bertscope.render.traffic import parallel_words, ranks_notes, traffic_notes
 from bertscope.reports.calibration import StepTime
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, PhasePeak, Variant
 from bertscope.reports.training import TrainingFile, TrainingKey
+from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text
 
 _BAR_WIDTH = 48

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.render.console import Target, unbroken, wrapped
-from bertscope.render.texts import phrase
+from bertscope.texts import phrase
 from bertscope.units import count_text, visible
 
 Strong = Callable[[Any], object] | None  # true for the rows in bold

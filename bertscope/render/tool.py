@@ -9,9 +9,9 @@ from bertscope.errors import one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
-from bertscope.render.texts import phrase, say
 from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
 from bertscope.reports.tool import DoctorReport
+from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text
 
 
@@ -56,6 +56,7 @@ schemas = _listing(
 )
 print_model = SimpleNamespace(
     text=lambda report: report.text,
+    table=lambda report, target: report.text,
     markdown=lambda report: f"```text\n{report.text}```\n",
 )
 

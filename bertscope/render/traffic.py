@@ -7,11 +7,11 @@ from statistics import median
 
 from bertscope.render.console import Target
 from bertscope.render.table import Column, markdown_text, table_text
-from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import MemoryReport, RankRow, Variant
 from bertscope.reports.parallel import REDUCE_SCATTER, TrafficRow
 from bertscope.settings.run_config import RunConfig
+from bertscope.texts import say, word
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks

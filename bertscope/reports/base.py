@@ -1,23 +1,20 @@
 """The base of all reports: frozen, keyword-only dataclasses of plain data in base units, without text for display.
 
 Every report becomes JSON by `to_json`, with `schema` and `kind` in front; `from_json` reads it back. `Report` has the
-methods for Python users; it finds the text of a report by the name of a module of `render`, which imports the reports.
+methods for Python users; what shows a report is set from outside.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from bertscope.errors import MissingExtraError, RowError, suggestion
 from bertscope.reports.layer_ranges import expand
-from bertscope.units import html_text, json_text, visible_lines
+from bertscope.units import json_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -104,25 +101,43 @@ def to_json(report: Any) -> str:
     return json_text({"schema": SCHEMA, "kind": report.kind, **dataclasses.asdict(report)})
 
 
+class Display(Protocol):
+    """What shows a report in a form, such as text, markdown or csv."""
+
+    def __call__(self, report: Report, form: str, **options: Any) -> str:
+        """Return the report in this form."""
+
+
+_display: list[Display] = []  # the package sets it, since reports know nothing of render
+
+
+def set_display(display: Display) -> None:
+    """Set what shows reports."""
+    _display[:] = [display]
+
+
 class Report:
     """A result: `print` shows it as the command does, a notebook as HTML, and `to_...` convert it."""
 
     kind: ClassVar[str]
-    renderer: ClassVar[str] = ""  # the module in `render`, with `:name` for an object in it; by default `kind`
 
     def __str__(self) -> str:
-        target = import_module("bertscope.render.console").stdout_target()
-        unicode = target.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
-        return self._shown(self._renderer(), dataclasses.replace(target, color=False, unicode=unicode))
+        return self.shown("text")
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         """Return the text at its full width, for a notebook."""
-        text = self._shown(self._renderer(), import_module("bertscope.render.console").Target())
-        lines = "\n".join(map(html_text, text.split("\n")))
-        return f'<pre style="white-space: pre; overflow-x: auto; line-height: 1.2">{lines}</pre>'
+        return self.shown("notebook")
+
+    def shown(self, form: str, **options: Any) -> str:
+        """Return the report in a form of its view, such as `text` or `markdown`; `language` is en or zh.
+
+        >>> bertscope.explain("bert-tiny", "pooler").shown("text", language="zh").isascii()
+        False
+        """
+        return _display[0](self, form, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, with `schema` and `kind` in front."""
@@ -134,15 +149,7 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report for a page or a pull request, as `--format markdown` prints it."""
-        return visible_lines(self._renderer().markdown(self))
-
-    def _renderer(self) -> Any:
-        name, _, attribute = (self.renderer or self.kind).partition(":")
-        module = import_module(f"bertscope.render.{name}")
-        return attrgetter(attribute)(module) if attribute else module
-
-    def _shown(self, renderer: Any, target: Any) -> str:
-        return visible_lines(renderer.table(self, target))
+        return self.shown("markdown")
 
 
 class TableReport(Report, Generic[Row]):
@@ -188,7 +195,7 @@ class TableReport(Report, Generic[Row]):
 
     def to_csv(self) -> str:
         """Return the rows for a spreadsheet, as `--format csv` prints them."""
-        return visible_lines(self._renderer().csv(self))
+        return self.shown("csv")
 
     def to_pandas(self) -> DataFrame:
         """Return the rows as a DataFrame with the columns of `to_csv`; raises MissingExtraError without pandas."""

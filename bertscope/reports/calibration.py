@@ -156,7 +156,6 @@ class CalibrationReport(TableReport[CalibrationRow]):
     """The measurements of `calibrate` on one card; without a machine the plan."""
 
     kind: ClassVar[str] = "calibrate"
-    renderer = "tool:calibrate"
     machine: Machine | None
     rows: tuple[CalibrationRow, ...]
 

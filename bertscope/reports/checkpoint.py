@@ -107,7 +107,6 @@ class VerifyReport(TableReport[VerifyRow]):
     """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
 
     kind: ClassVar[str] = "verify"
-    renderer = "checkpoint:verify"
     subject: Subject
     stored: Stored
     fits: bool

@@ -1,10 +1,9 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bertscope.reports.base import Report, Subject, TensorShape
-from bertscope.units import visible_lines
 
 NN_MODULE = "torch.nn.Module"  # the address of the base class of every module
 
@@ -12,22 +11,17 @@ NN_MODULE = "torch.nn.Module"  # the address of the base class of every module
 class DiagramReport(Report):
     """A diagram; its text is Mermaid's."""
 
-    renderer = "diagram.diagram"
-
     def to_mermaid(self) -> str:
         """Return the diagram in Mermaid's language; raises SelectionError for one that Mermaid would refuse."""
-        return visible_lines(self._renderer().mermaid(self))
+        return self.shown("mermaid")
 
     def to_svg(self) -> str:
         """Return the drawn diagram; raises MissingExtraError without Graphviz."""
-        return str(self._renderer().svg(self))
+        return self.shown("svg")
 
     def to_markdown(self) -> str:
         """Return the diagram for a page that draws Mermaid, such as a README on GitHub."""
         return f"```mermaid\n{self.to_mermaid()}```\n"
-
-    def _shown(self, renderer: Any, target: Any) -> str:
-        return self.to_mermaid()
 
 
 @dataclass(frozen=True, kw_only=True)

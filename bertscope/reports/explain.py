@@ -1,9 +1,9 @@
 """The report of `explain`: the steps of a model, with formulas and their values."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from bertscope.reports.base import Subject, TableReport
+from bertscope.reports.base import Note, Subject, TableReport
 
 Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 
@@ -39,7 +39,7 @@ class Step:
     params: Formula | None
     flops: Formula | None
     copies: int
-    sentence: str
+    sentences: tuple[Note, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +60,26 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A frequent question, answered for this model."""
-
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
     """One input, output or step of a section: its shape with names of dimensions, and with numbers."""
 
+    key: str  # of its sentence
     name: str
     shape: str = ""  # "(layers + 1) x [batch, seq, hidden_size]": a tuple of so many tensors
     sizes: str = ""  # "13 x [1, 128, 768]"
-    sentence: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section on the whole model: inputs, outputs, caches, positions or checkpointing."""
+    """A section on the whole model: inputs, outputs, caches, positions or checkpointing.
+
+    `notes` are keys of sentences; the `values` are those of the title and of all sentences.
+    """
 
     key: str
-    title: str
     notes: tuple[str, ...]
     points: tuple[Point, ...]
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -94,11 +89,10 @@ class ExplainReport(TableReport[Step]):
     kind: ClassVar[str] = "explain"
     rows_in = "steps"
     subject: Subject
-    language: str
-    batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `note` has the reason
+    batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `notes` have the reason
     seq: int | None
     steps: tuple[Step, ...]
     sums: tuple[Sum, ...]
-    questions: tuple[Question, ...]
-    note: str = ""
+    questions: tuple[Note, ...]
+    notes: tuple[Note, ...] = ()
     sections: tuple[Section, ...] = ()  # of a BERT

@@ -46,7 +46,6 @@ class PageReport(TableReport[ModelPart | TreeRow]):
     """One model, or two models and their differences; its rows are the models, and by path their modules."""
 
     kind: ClassVar[str] = "report"
-    renderer = "page.report"
     rows_in = "models"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
@@ -54,7 +53,7 @@ class PageReport(TableReport[ModelPart | TreeRow]):
 
     def to_html(self, language: str = "en") -> str:
         """Return the page in English (en) or Chinese (zh); raises MissingExtraError without plotly."""
-        return str(self._renderer().html(self, language))
+        return self.shown("html", language=language)
 
     @property
     def tables(self) -> Iterator[Report]:

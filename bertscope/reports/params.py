@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import accumulate
 from typing import ClassVar
 
@@ -154,7 +153,5 @@ class TreeReport(TableReport[TreeRow]):
         ========================================================================================
         ...
         """
-        layout = import_module("bertscope.render.torchinfo")
-        target = import_module("bertscope.render.console").Target()
-        text: str = layout.table(self, target, depth, col_names, col_width, row_settings)
-        return text.rstrip("\n")
+        layout = {"depth": depth, "columns": col_names, "column_width": col_width, "row_settings": row_settings}
+        return self.shown("table", view="torchinfo", **layout).rstrip("\n")

@@ -61,7 +61,6 @@ class SweepReport(TableReport[SweepRow]):
     """The points of a grid in its order; `varied` are the settings with several values."""
 
     kind: ClassVar[str] = "sweep"
-    renderer = "sweep.rows"
     grid: str
     varied: dict[str, Any]
     rows: tuple[SweepRow, ...]

@@ -1,7 +1,7 @@
 """The reports of `doctor`, `schema`, `print` and `presets`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bertscope.reports.base import Report, Subject
 
@@ -11,12 +11,8 @@ class PrintReport(Report):
     """The model in PyTorch's print format."""
 
     kind: ClassVar[str] = "print"
-    renderer = "tool:print_model"
     subject: Subject
     text: str
-
-    def _shown(self, renderer: Any, target: Any) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +29,6 @@ class SchemasReport(Report):
     """The kinds of report; each has a JSON Schema."""
 
     kind: ClassVar[str] = "schemas"
-    renderer = "tool:schemas"
     rows: tuple[SchemaRow, ...]
 
 
@@ -63,7 +58,6 @@ class DoctorReport(Report):
     """The environment of bertscope: versions, packages, devices; `problems` prevent bertscope from working."""
 
     kind: ClassVar[str] = "doctor"
-    renderer = "tool:doctor"
     bertscope_version: str
     bertscope_path: str
     python_version: str
@@ -97,5 +91,4 @@ class PresetsReport(Report):
     """All presets."""
 
     kind: ClassVar[str] = "presets"
-    renderer = "tool:presets"
     rows: tuple[PresetRow, ...]

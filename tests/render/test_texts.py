@@ -18,7 +18,7 @@ from bertscope.analyses.explain import section_texts
 from bertscope.analyses.explain import texts as sentences
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
-from bertscope.render.texts import (
+from bertscope.texts import (
     CATALOGUES,
     PHRASES,
     TEXTS,

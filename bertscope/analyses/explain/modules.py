@@ -13,7 +13,6 @@ from bertscope.analyses.explain.rules import (
     rule_of,
     tensor_name,
 )
-from bertscope.analyses.explain.texts import LANGUAGES, SENTENCES
 from bertscope.analyses.flops.count import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Node, fold, read
 from bertscope.analyses.modules.totals import subject
@@ -22,6 +21,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
 from bertscope.errors import BertscopeError, SelectionError, suggestion
+from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Step, Sum
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.checkpointing import NONE
@@ -36,7 +36,6 @@ def explain_modules(
     model: nn.Module,
     path: str | None,
     *,
-    language: str,
     batch: int,
     seq: int,
     inputs: Sequence[str] = (),
@@ -46,7 +45,7 @@ def explain_modules(
     Without `inputs` a model whose forward pass cannot run is explained without shapes and FLOPs; the note has the
     reason. Raises SelectionError for a path that no module has, and the error of the run with `inputs`.
     """
-    recorded, runs, note = None, dict[str, Run](), ""
+    recorded, runs, notes = None, dict[str, Run](), tuple[Note, ...]()
 
     def made(device: str) -> nn.Module:
         """Return the model on a device."""
@@ -59,18 +58,17 @@ def explain_modules(
     except BertscopeError as error:
         if inputs:
             raise
-        note = f"without shapes and FLOPs, since the forward pass did not run: {error.message}"
+        notes = (Note(key="explain_no_forward", values={"reason": error.message}),)
     root = read(model, lambda path: runs.get(path, Run()))
-    walk = _Walk(model, fold(root), tuple(runs), language)
+    walk = _Walk(model, fold(root), tuple(runs))
     return ExplainReport(
         subject=subject(model, source.name),
-        language=language,
         batch=None if recorded is None else batch,
         seq=None if recorded is None else seq,
         steps=tuple(walk.steps(walk.root if path is None else _at(root, walk, path))),
         sums=tuple(_sums(model, walk, recorded)),
         questions=(),
-        note=note,
+        notes=notes,
     )
 
 
@@ -110,8 +108,8 @@ def _at(root: Node, walk: "_Walk", path: str) -> Node:
 class _Walk:
     """Maker of the steps of a folded tree."""
 
-    def __init__(self, model: nn.Module, root: Node, order: Sequence[str], language: str) -> None:
-        self.root, self.language = root, LANGUAGES.index(language)
+    def __init__(self, model: nn.Module, root: Node, order: Sequence[str]) -> None:
+        self.root = root
         self.modules = dict(model.named_modules())
         self.order = {path: place for place, path in enumerate(order)}
         top = root
@@ -144,16 +142,14 @@ class _Walk:
         own = [held for held in node.held if held.is_parameter]
         rule = rule_of(module, own, run)
         keys = [rule.key, *([OWN_SUM] if own and not rule.tensors and rule.flops else [])]
-        texts = [SENTENCES[key][self.language] for key in keys]
-        texts += [
-            SENTENCES["tied"][self.language].format(name=tensor_name(held), tied_to=held.tied_to)
+        said = [Note(key=key) for key in keys]
+        said += [
+            Note(key="tied", values={"name": tensor_name(held), "tied_to": held.tied_to})
             for held in own
             if held.tied_to
         ]
-        if any(held.shape is None for held in own):
-            texts.append(SENTENCES["unknown"][self.language])
-        if self.order and not run.outputs:
-            texts.append(SENTENCES["not_called"][self.language])
+        said += [Note(key="unknown")] if any(held.shape is None for held in own) else []
+        said += [Note(key="not_called")] if self.order and not run.outputs else []
         return Step(
             group=self.group(node.path) or _OWN,
             name=node.path or _OWN,
@@ -165,7 +161,7 @@ class _Walk:
             params=params_formula(module, rule, [item for item in own if not item.tied_to and item.shape is not None]),
             flops=flops_formula(module, rule, run) if run.flops else None,
             copies=copies,
-            sentence=("" if self.language else " ").join(texts),
+            sentences=tuple(said),
         )
 
 

@@ -1,29 +1,20 @@
 """Sections of `explain` on the whole of a BERT: inputs, outputs, caches, relative positions, checkpointing."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from bertscope.analyses.explain.section_texts import (
-    CACHES,
-    CHECKPOINTING,
-    INPUTS,
-    NAMES,
-    OUTPUTS,
-    POSITIONS,
-    TITLES,
-)
-from bertscope.analyses.explain.texts import LANGUAGES
 from bertscope.analyses.tracing.derived_inputs import CHOICES
 from bertscope.model import CLASSES
 from bertscope.reports.explain import Point, Section
 from bertscope.sources.bert import BertSource
 from bertscope.units import FP32, bytes_text
 
-SECTIONS = tuple(TITLES)
+SECTIONS = ("inputs", "outputs", "caches", "positions", "checkpointing")
 _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested tuples
 _WITH_ENCODER = ("BertModel", "BertForMaskedLM", "BertLMHeadModel")  # the classes that take an encoder's states
+_DEFAULTS = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")  # of arguments
 _WORDS = ("batch", "seq", "vocab_size")
 _LOGITS: dict[str, dict[str, tuple[str, ...]]] = {
     "BertForPreTraining": {"prediction_logits": _WORDS, "seq_relationship_logits": ("batch", "2")},
@@ -37,12 +28,12 @@ _LOGITS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def sections(source: BertSource, *, language: str, batch: int, seq: int, layer_flops: int) -> tuple[Section, ...]:
+def sections(source: BertSource, *, batch: int, seq: int, layer_flops: int) -> tuple[Section, ...]:
     """Return the five sections with the numbers of this model at these sizes.
 
     `layer_flops` are the FLOPs of a forward pass of one layer.
     """
-    writer = _Writer(source, language, batch, seq)
+    writer = _Writer(source, batch, seq)
     return (
         writer.inputs(),
         writer.outputs(),
@@ -55,8 +46,8 @@ def sections(source: BertSource, *, language: str, batch: int, seq: int, layer_f
 class _Writer:
     """Maker of the sections; `sizes` are the numbers of the dimensions."""
 
-    def __init__(self, source: BertSource, language: str, batch: int, seq: int) -> None:
-        self.source, self.config, self.language = source, source.config, LANGUAGES.index(language)
+    def __init__(self, source: BertSource, batch: int, seq: int) -> None:
+        self.source, self.config = source, source.config
         self.architecture = source.architecture
         config, is_choice = source.config, source.architecture == "BertForMultipleChoice"
         self.sizes = {
@@ -74,19 +65,10 @@ class _Writer:
         crosses = config.is_decoder and config.add_cross_attention and self.architecture in _WITH_ENCODER
         self.pairs = 4 if crosses else 2  # tensors in the cache of a layer
 
-    def text(self, texts: Mapping[str, tuple[str, str]], key: str, **values: Any) -> str:
-        """Return a sentence in the language of the report."""
-        return texts[key][self.language].format(**self.sizes | values)
-
-    def point(
-        self, texts: Mapping[str, tuple[str, str]], key: str, dims: Sequence[str] | None = None, times: _Times = (),
-        name: str | None = None, **values: Any,
-    ) -> Point:  # fmt: skip
+    def point(self, key: str, dims: Sequence[str] | None = None, times: _Times = (), name: str = "") -> Point:
         """Return a numbered point; `dims` are names of sizes, or numbers."""
-        if name is None:
-            name = NAMES[key][self.language] if key in NAMES else key
         shape, sizes = self.shape(dims, times) if dims is not None else ("", "")
-        return Point(name=name, shape=shape, sizes=sizes, sentence=self.text(texts, key, **values))
+        return Point(key=key, name=name or key, shape=shape, sizes=sizes)
 
     def shape(self, dims: Sequence[str], times: _Times = ()) -> tuple[str, str]:
         """Return a shape with names and with numbers, such as `layers x [batch, seq]` and `12 x [1, 128]`."""
@@ -101,9 +83,8 @@ class _Writer:
         return " = ".join(self.shape(dims))
 
     def section(self, key: str, points: Sequence[Point], notes: Sequence[str] = (), **values: Any) -> Section:
-        """Return a section."""
-        title = self.text(TITLES, key, **values)
-        return Section(key=key, title=title, notes=tuple(notes), points=tuple(points))
+        """Return a section with the values of its sentences."""
+        return Section(key=key, notes=tuple(notes), points=tuple(points), values=values)
 
     # ---- inputs and outputs ----
 
@@ -124,14 +105,18 @@ class _Writer:
             "labels": (("batch", "seq") if one_token else ("batch",), ()),
             **dict.fromkeys(("next_sentence_label", "start_positions", "end_positions"), (("batch",), ())),
         }
+        fields = config.to_dict()
         values = {
-            **config.to_dict(),
             "last_id": config.vocab_size - 1,
             "last_type": config.type_vocab_size - 1,
             "last_position": config.max_position_embeddings - 1,
+            "past": self.sizes["past"],
+            **{
+                name: fields[name] for name in ("output_attentions", "output_hidden_states", "return_dict", "use_cache")
+            },
         }
-        points = [self.point(INPUTS, name, *shapes.get(name, (None,)), **values) for name in names]
-        return self.section("inputs", points, architecture=self.architecture, count=len(names))
+        points = [self.point(name, *shapes.get(name, (None,))) for name in names]
+        return self.section("inputs", points, architecture=self.architecture, count=len(names), **values)
 
     def outputs(self) -> Section:
         """Return the outputs of the class in the order of its tuple, as if all of them were asked for."""
@@ -139,7 +124,7 @@ class _Writer:
         made: list[Point] = []
 
         def add(name: str, dims: Sequence[str] | None, times: _Times = (), key: str | None = None) -> None:
-            made.append(self.point(OUTPUTS, key or name, dims, times, name=f"output[{len(made)}] {name}"))
+            made.append(self.point(key or name, dims, times, name=f"output[{len(made)}] {name}"))
 
         if self.architecture == "BertModel":
             add("last_hidden_state", self.states)
@@ -157,9 +142,8 @@ class _Writer:
         add("attentions", self.scores, (layers,))
         if self.pairs == 4:
             add("cross_attentions", (self.batch, "heads", "seq", "encoder_seq"), (layers,))
-        notes = [self.text(OUTPUTS, "order", place=place)]
-        notes += [] if config.is_decoder else [self.text(OUTPUTS, "encoder")]
-        return self.section("outputs", made, notes, architecture=self.architecture)
+        notes = ["order", *([] if config.is_decoder else ["encoder"])]
+        return self.section("outputs", made, notes, architecture=self.architecture, place=place)
 
     # ---- attention ----
 
@@ -168,20 +152,23 @@ class _Writer:
         of_encoder = ("batch", "heads", "encoder_seq", "head_size")
         states = ("batch", "encoder_seq", "hidden_size")
         points = [
-            self.point(CACHES, "cross_cached", of_encoder),
-            self.point(CACHES, "cross", of_encoder, encoder_states=self.both(states)),
-            self.point(CACHES, "self_cached", self.keys),
-            self.point(CACHES, "self", self.keys, states=self.both(self.states)),
+            self.point("cross_cached", of_encoder),
+            self.point("cross", of_encoder),
+            self.point("self_cached", self.keys),
+            self.point("self", self.keys),
         ]
         factors = [self.sizes["layers"], self.pairs, *(self.sizes[name] for name in self.keys)]
-        size = {
+        values = {
+            "encoder_states": self.both(states),
+            "states": self.both(self.states),
+            "seq": self.sizes["seq"],
+            "past": self.sizes["past"],
             "cache_terms": " x ".join(map(str, factors)),
             "cache_numel": prod(factors),
             "cache_size": bytes_text(prod(factors) * FP32.size_bytes),
         }
-        notes = [self.text(CACHES, "size", **size)]
-        notes += [] if self.config.is_decoder else [self.text(CACHES, "no_cache")]
-        return self.section("caches", points, notes)
+        notes = ["size", *([] if self.config.is_decoder else ["no_cache"])]
+        return self.section("caches", points, notes, **values)
 
     def positions(self) -> Section:
         """Return the steps of relative positions, as method 4 of Huang et al. 2020 has them unless only for queries."""
@@ -190,7 +177,7 @@ class _Writer:
         values: dict[str, Any] = {
             "kind": kind, "positions": last + 1, "last_position": last, "least": last - (self.sizes["seq"] - 1),
             "most": last + (self.sizes["seq"] - 1), "table": (2 * last + 1) * self.sizes["head_size"],
-            "terms": "query x key + of_queries" + " + of_keys" * with_keys,
+            "terms": "query x key + of_queries" + " + of_keys" * with_keys, "head_size": self.sizes["head_size"],
         }  # fmt: skip
         steps: list[tuple[str, tuple[str, ...]]] = [
             ("distance", ("seq", "seq")),
@@ -199,9 +186,8 @@ class _Writer:
             *([("of_keys", self.scores)] if with_keys else []),
             ("scores", self.scores),
         ]
-        points = [self.point(POSITIONS, key, dims, **values) for key, dims in steps]
-        notes = [self.text(POSITIONS, "absolute")] if kind == "absolute" else []
-        return self.section("positions", points, notes, kind=kind)
+        points = [self.point(key, dims) for key, dims in steps]
+        return self.section("positions", points, ["absolute"] if kind == "absolute" else [], **values)
 
     # ---- training ----
 
@@ -212,10 +198,8 @@ class _Writer:
             "enabled": str(self.config.gradient_checkpointing).lower(), "saved_terms": " x ".join(map(str, factors)),
             "saved_size": bytes_text(prod(factors) * FP32.size_bytes), "layer_flops": layer_flops,
             "recomputed_flops": self.sizes["layers"] * layer_flops, "model": self.source.name,
+            "layers": self.sizes["layers"],
         }  # fmt: skip
         dims = {"forward": (self.states, (self.layers,))}
-        points = [
-            self.point(CHECKPOINTING, key, *dims.get(key, (None,)), **values)
-            for key in ("enable", "forward", "backward", "cost")
-        ]
-        return self.section("checkpointing", points, [self.text(CHECKPOINTING, "no_cache")])
+        points = [self.point(key, *dims.get(key, (None,))) for key in ("enable", "forward", "backward", "cost")]
+        return self.section("checkpointing", points, ["no_cache"], **values)

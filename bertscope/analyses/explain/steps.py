@@ -11,7 +11,6 @@ from typing import Any
 from bertscope.analyses.explain.formulas import formula
 from bertscope.analyses.explain.modules import explain_modules
 from bertscope.analyses.explain.sections import SECTIONS, sections
-from bertscope.analyses.explain.texts import LANGUAGES, QUESTIONS, SENTENCES
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.count import count
@@ -19,7 +18,8 @@ from bertscope.analyses.tracing.derived_inputs import CHOICES
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
-from bertscope.reports.explain import Dims, ExplainReport, Formula, Question, Step, Sum
+from bertscope.reports.base import Note
+from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.reports.params import CountReport
@@ -34,11 +34,15 @@ CLASSIFIERS = {
     "BertForQuestionAnswering": ("qa_outputs", "num_labels", True),
 }
 NORM = "2 * hidden_size"
+# The frequent questions, with the names of the values in their answers.
+_QUESTIONS: dict[str, tuple[str, ...]] = {
+    "layer_norm": ("norm", "hidden"), "token_type": (), "padding_idx": ("padding",), "totals": ("distinct", "layers"),
+}  # fmt: skip
 SQUARE = "hidden_size * hidden_size + hidden_size"
 
 
 def explain(
-    source: ModelSource, path: str | None = None, *, language: str = "en", batch: int = 1, seq: int = 128,
+    source: ModelSource, path: str | None = None, *, batch: int = 1, seq: int = 128,
     inputs: Sequence[str] = (),
 ) -> ExplainReport:  # fmt: skip
     """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
@@ -47,33 +51,30 @@ def explain(
     BERT, or that has adapters, are its modules; `inputs` are those of `inputs_for` that cannot be derived. Raises
     SelectionError for a path that no step has.
     """
-    if language not in LANGUAGES:
-        raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
     model = source.build(attention=META_ATTENTION)
     if not isinstance(model, BertPreTrainedModel):
-        return explain_modules(source, model, path, language=language, batch=batch, seq=seq, inputs=inputs)
+        return explain_modules(source, model, path, batch=batch, seq=seq, inputs=inputs)
     if inputs:
         raise SelectionError("the inputs of a BERT are known; leave --input out")
     source = source.require("explain")
     counted = count(model, by="group", name=source.name)
     worked = FlopsRun(source=source).at(batch, seq)
-    walk = _Walk(source, language, batch, seq)
+    walk = _Walk(source, batch, seq)
     steps = tuple(walk.steps())
     layer_flops = sum(step.flops.value for step in steps if step.group == "layer" and step.flops)
-    written = sections(source, language=language, batch=batch, seq=seq, layer_flops=layer_flops)
+    written = sections(source, batch=batch, seq=seq, layer_flops=layer_flops)
     if path in SECTIONS:
         return ExplainReport(
-            subject=subject(model, source.name), language=language, batch=batch, seq=seq, steps=(), sums=(),
+            subject=subject(model, source.name), batch=batch, seq=seq, steps=(), sums=(),
             questions=(), sections=tuple(section for section in written if section.key == path),
         )  # fmt: skip
     return ExplainReport(
         subject=subject(model, source.name),
-        language=language,
         batch=batch,
         seq=seq,
         steps=steps if path is None else _under(steps, path, source.config.num_hidden_layers),
         sums=tuple(_sums(steps, counted, worked, source.config.num_hidden_layers)),
-        questions=tuple(_questions(counted, source, language)),
+        questions=tuple(_questions(counted, source)),
         sections=written if path is None else (),
     )
 
@@ -81,8 +82,8 @@ def explain(
 class _Walk:
     """Maker of the steps; `values` are the names that formulas may use."""
 
-    def __init__(self, source: BertSource, language: str, batch: int, seq: int) -> None:
-        self.source, self.config, self.language = source, source.config, language
+    def __init__(self, source: BertSource, batch: int, seq: int) -> None:
+        self.source, self.config = source, source.config
         self.prefix = "" if source.architecture == "BertModel" else "bert."
         is_choice = source.architecture == "BertForMultipleChoice"
         self.batch = "batch_choices" if is_choice else "batch"
@@ -116,7 +117,7 @@ class _Walk:
             params=self.formula(params),
             flops=self.formula(flops),
             copies=self.layers if group == "layer" else 1,
-            sentence=SENTENCES[key][LANGUAGES.index(self.language)].format(dropout=self.config.hidden_dropout_prob),
+            sentences=(Note(key=key, values={"dropout": self.config.hidden_dropout_prob} if key == "dropout" else {}),),
         )
 
     def steps(self) -> Iterator[Step]:
@@ -285,7 +286,7 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
               counted_flops=whole[1])  # fmt: skip
 
 
-def _questions(counted: CountReport, source: BertSource, language: str) -> Iterator[Question]:
+def _questions(counted: CountReport, source: BertSource) -> Iterator[Note]:
     padding = source.config.pad_token_id
     values = {
         "norm": 2 * source.config.hidden_size,
@@ -294,6 +295,5 @@ def _questions(counted: CountReport, source: BertSource, language: str) -> Itera
         "distinct": counted.totals.distinct_params,
         "layers": counted.totals.layer_params,
     }
-    for texts in QUESTIONS.values():
-        question, answer = texts[LANGUAGES.index(language)]
-        yield Question(question=question.format(**values), answer=answer.format(**values))
+    for key, names in _QUESTIONS.items():
+        yield Note(key=key, values={name: values[name] for name in names})

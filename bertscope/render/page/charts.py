@@ -6,10 +6,10 @@ from itertools import accumulate
 from typing import Any
 
 from bertscope.render.colors import ROLES, variable
-from bertscope.render.texts import phrase, say
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import CountReport, CountRow, TreeReport
+from bertscope.texts import phrase, say
 from bertscope.units import count_text, flops_text, share_text
 
 # The role of a module -> the names and classes of that module or of one around it, of BERTs and of other families.

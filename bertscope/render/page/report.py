@@ -28,19 +28,19 @@ from bertscope.render.page.commands import (
 from bertscope.render.page.templating import markup, page
 from bertscope.render.page.verdict import figures, place, verdict
 from bertscope.render.table import Column, csv_only, csv_text, number
-from bertscope.render.texts import in_language, phrase, say
 from bertscope.render.timeline.html import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
+from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text, html_text
 
 
 def table(report: PageReport, target: Target) -> str:
     """Return the tables of all parts for the terminal."""
-    return "\n".join(part._renderer().table(part, target) for part in report.tables)
+    return "\n".join(part.shown("table", target=target) for part in report.tables)
 
 
 def markdown(report: PageReport) -> str:
@@ -60,31 +60,30 @@ def _of_line(read: Callable[[Any], Any], record: tuple[str, Any]) -> Any:
     return read(record[1])
 
 
-def html(report: PageReport, language: str = "en") -> str:
+def html(report: PageReport) -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
     subject = report.models[0].tree.subject
     written = {"date": report.written, "torch": subject.torch_version, "bertscope": subject.bertscope_version}
-    with in_language(language):
-        names = [model.tree.subject.name for model in report.models]
-        titles = [title(model.tree) for model in report.models]
-        subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
-        totals = [model.tree.totals for model in report.models]
-        are_tied = any(found.layer_params != found.distinct_params for found in totals)
-        differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
-        headings = names if differ_by_name else titles
-        return page(
-            "report.html",
-            title=say("comma").join(titles),
-            shown_names=names,
-            subtitles=subtitles,
-            models=[
-                {"title": heading, "sections": _sections(model, are_tied=are_tied)}
-                for heading, model in zip(headings, report.models, strict=True)
-            ],
-            diff=None if report.diff is None else _differences(report.diff),
-            written=say("written", **written),
-            command=page_command(report),
-        )
+    names = [model.tree.subject.name for model in report.models]
+    titles = [title(model.tree) for model in report.models]
+    subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
+    totals = [model.tree.totals for model in report.models]
+    are_tied = any(found.layer_params != found.distinct_params for found in totals)
+    differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
+    headings = names if differ_by_name else titles
+    return page(
+        "report.html",
+        title=say("comma").join(titles),
+        shown_names=names,
+        subtitles=subtitles,
+        models=[
+            {"title": heading, "sections": _sections(model, are_tied=are_tied)}
+            for heading, model in zip(headings, report.models, strict=True)
+        ],
+        diff=None if report.diff is None else _differences(report.diff),
+        written=say("written", **written),
+        command=page_command(report),
+    )
 
 
 def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:

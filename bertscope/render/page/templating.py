@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.render.colors import declarations
 from bertscope.render.table import Column, shown
-from bertscope.render.texts import language, say
+from bertscope.texts import language, say
 from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from typing import Any
 from bertscope.render.colors import PARTS, variable
 from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import subtitle
-from bertscope.render.texts import say
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.reports.page import ModelPart
 from bertscope.settings.run_config import STORED
+from bertscope.texts import say
 from bertscope.units import bytes_text, count_text, flops_text
 
 CONTEXT = "context"  # of CUDA, with the workspaces of cuBLAS

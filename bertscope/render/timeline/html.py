@@ -7,7 +7,6 @@ from bertscope.render.colors import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
 from bertscope.render.table import Column
-from bertscope.render.texts import say, word
 from bertscope.render.timeline.panels import (
     Panel,
     PhaseMark,
@@ -18,6 +17,7 @@ from bertscope.render.timeline.panels import (
     variant_name,
 )
 from bertscope.reports.memory import MemoryReport
+from bertscope.texts import say, word
 from bertscope.units import bytes_text, html_text
 
 _TITLE = {"size": 13}  # as the other words of a chart

@@ -5,9 +5,9 @@ import textwrap
 from typing import Any
 
 from bertscope.render.footer import title
-from bertscope.render.texts import say
 from bertscope.render.timeline.panels import COLORS, Panel, PhaseMark, Pictured, part_name, pictured, run_text
 from bertscope.reports.memory import MemoryReport
+from bertscope.texts import say
 
 _PANEL_INCHES = (6.4, 4.2)
 _SETTINGS: dict[Any, Any] = {

@@ -6,12 +6,12 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from bertscope.render.colors import PARTS
-from bertscope.render.texts import has_text, say, word
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CUDA, STORED, TRAINING, RunConfig
+from bertscope.texts import has_text, say, word
 from bertscope.units import binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground

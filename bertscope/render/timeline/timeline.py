@@ -8,10 +8,10 @@ from typing import Any
 
 from bertscope.errors import SelectionError, install_command
 from bertscope.render.table import csv_only, csv_text, values
-from bertscope.render.texts import in_language
 from bertscope.render.timeline.panels import COLORS, variant_name
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport
+from bertscope.texts import in_language
 from bertscope.units import json_text
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
