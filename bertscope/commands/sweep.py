@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bertscope.commands.model_options import AllowCode
-from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
+from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.commands.results_file import results_file
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.render.sweep.rows import ordered
+from bertscope.render.sweep import ordered
 from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
   bertscope sweep grid.yaml -o results.jsonl
   bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
-  bertscope sweep grid.yaml -o results.jsonl --plot results.html
+  bertscope sweep grid.yaml -o results.jsonl --sort peak_bytes
 """
 ENGINES = ("local", "ray", "dask")
 
@@ -62,10 +62,6 @@ def sweep(
         str | None,
         typer.Option(metavar="COLUMN", help="Sort the rows by a column of the CSV, such as peak_bytes."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the peaks as an interactive page (.html).")
-    ] = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet too.")] = None,
     verbose: Verbose = False,
 ) -> int:
     """Estimate memory and FLOPs of every point of a grid: models x batches x lengths x precisions x strategies ...
@@ -76,7 +72,7 @@ def sweep(
     from bertscope.analyses.sweep.grid import read_grid
     from bertscope.analyses.sweep.tasks import tasks_of, usable_cores
 
-    address = _check(engine, workers, address, plot, parquet)
+    address = _check(engine, workers, address)
     found = read_grid(grid, allow_code=allow_code)
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
@@ -97,11 +93,10 @@ def sweep(
         file.finish([row.key for row in blank])
         report = replace(report, rows=tuple(file.rows[row.key] for row in blank))
     show(report, fmt, None, verbose=verbose, rows=rows, sort=sort)
-    _write(report, plot, parquet)
     return 0 if report.number(COMPUTED) == len(blank) else 1
 
 
-def _check(engine: str, workers: int | None, address: str | None, plot: Path | None, parquet: Path | None) -> str:
+def _check(engine: str, workers: int | None, address: str | None) -> str:
     """Return the address of the cluster, if one computes the points.
 
     Raises an error before the work begins for options that exclude each other, and for a missing package.
@@ -110,18 +105,10 @@ def _check(engine: str, workers: int | None, address: str | None, plot: Path | N
         raise SelectionError("--address names a cluster; give --engine ray or --engine dask too")
     if engine != "local" and workers is not None:
         raise SelectionError("the cluster has its own workers; leave --workers out")
-    if plot is not None and plot.suffix.lower() != ".html":
-        raise SelectionError(f"--plot writes a page; name a file such as {plot.stem}.html")
-    for option, given, package, extra in (
-        ("--plot", plot, "plotly", "plot"),
-        ("--parquet", parquet, "pyarrow", "parquet"),
-        ("--engine ray", engine == "ray" or None, "ray", "ray"),
-        ("--engine dask", engine == "dask" or None, "distributed", "dask"),
-    ):
-        if given is not None and find_spec(package) is None:
-            raise MissingExtraError(option, extra)
     if engine == "local":
         return ""
+    if find_spec({"ray": "ray", "dask": "distributed"}[engine]) is None:
+        raise MissingExtraError(f"--engine {engine}", engine)
     from bertscope.analyses.sweep.engines import cluster_address
 
     return cluster_address(engine, address)
@@ -139,16 +126,3 @@ def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address:
         yield from local_rows(tasks, workers)
     else:
         yield from (ray_rows if engine == "ray" else dask_rows)(tasks, address)
-
-
-def _write(report: SweepReport, plot: Path | None, parquet: Path | None) -> None:
-    """Write the page and the file of columns."""
-    if plot is not None:
-        from bertscope.render.sweep.page import html
-
-        write_file(plot, html(report))
-        note(f"the page is in {plot}")
-    if parquet is not None:
-        from bertscope.render.sweep.rows import parquet as as_parquet
-
-        write_file(parquet, as_parquet(report))

@@ -13,7 +13,7 @@ from bertscope.units import html_text, visible_lines
 VIEWS = {
     "calibrate": "tool:calibrate", "diagram": "diagram.diagram", "doctor": "tool:doctor",
     "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
-    "schemas": "tool:schemas", "sweep": "sweep.rows", "verify": "checkpoint:verify",
+    "schemas": "tool:schemas", "verify": "checkpoint:verify",
 }  # fmt: skip
 _MARKUP = ("html", "svg")  # with scripts and style sheets; the templates escape every value
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from importlib.util import find_spec
 
 import pytest
 
@@ -38,19 +36,10 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     assert "note: results.jsonl:2 was not written to its end; its point is computed again\n" in second.err
     assert "note: results.jsonl has 1 of 4 points; 3 are left\n" in second.err
     assert ((folder / "results.jsonl").read_bytes(), second.out) == (content, first.out)
-    third = cli(*sweep, "--sort", "peak_bytes", "--rows", "1", "--plot", "page.html")
+    third = cli(*sweep, "--sort", "peak_bytes", "--rows", "1")
     assert "note: results.jsonl has 4 of 4 points; none is left\n" in third.err
     assert re.search(r"\n bert-tiny +8 +yes +96.56 MiB", third.out)
     assert "3 more rows: --rows 0 shows all\n" in third.out
-    page = (folder / "page.html").read_text()
-    figures = [json.loads(text) for text in re.findall(r'class="figure">(.*?)</script>', page, re.DOTALL)]
-    assert [[line["name"], line["x"]] for line in figures[0][0]] == [["bert-tiny", [8, 32]], ["bert-mini", [8, 32]]]
-    if find_spec("pyarrow"):
-        from pyarrow import parquet
-
-        cli(*sweep, "--parquet", "rows.parquet")
-        found = parquet.read_table(io.BytesIO((folder / "rows.parquet").read_bytes())).to_pylist()
-        assert [row["peak_bytes"] for row in found] == [row["peak_bytes"] for row in rows]
     # rows of another grid stay, behind those of this one
     (folder / "grid.yaml").write_text(GRID.replace("[8, 32]", "32"))
     assert cli(*sweep).code == 0
@@ -70,7 +59,6 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     [
         ("grid.yaml -o notes.txt", "notes.txt:1: no row of a sweep; name another file"),
         ("grid.yaml -o results.jsonl --address tcp://a:1", "--address names a cluster; give --engine ray or"),
-        ("grid.yaml -o results.jsonl --plot a.png", "--plot writes a page; name a file such as a.html"),
         (
             "grid.yaml -o results.jsonl --sort peek_bytes",
             "no column 'peek_bytes' to sort by; did you mean 'peak_byte",

@@ -38,7 +38,6 @@ EXTRAS = {
     ),
     "explore": (("textual",), "explore, in the terminal"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),
-    "parquet": (("pyarrow",), "sweep --parquet"),
     "ray": (("ray",), "sweep --engine ray, on a cluster"),
     "dask": (("distributed",), "sweep --engine dask, on a cluster"),
 }

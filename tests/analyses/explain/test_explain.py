@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bertscope.analyses.explain.texts import QUESTIONS, SENTENCES
 
 import bertscope
 from bertscope.analyses.explain.formulas import value_of
-from bertscope.analyses.explain.texts import QUESTIONS, SENTENCES
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.sources.presets import preset_paths

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bertscope.analyses.explain.section_texts import CACHES, CHECKPOINTING, INPUTS, NAMES, OUTPUTS, POSITIONS, TITLES
 
 import bertscope
-from bertscope.analyses.explain.section_texts import CACHES, CHECKPOINTING, INPUTS, NAMES, OUTPUTS, POSITIONS, TITLES
 from bertscope.analyses.explain.sections import SECTIONS
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError

@@ -23,9 +23,9 @@ from bertscope.render.page.charts import flops_bars, parameter_map, role
 from bertscope.render.page.commands import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column, number
-from bertscope.texts import LANGUAGES
 from bertscope.render.timeline.panels import pictured
 from bertscope.sources.find import load
+from bertscope.texts import LANGUAGES
 from bertscope.units import bytes_text, flops_text
 from tests.render.test_texts import words_of
 

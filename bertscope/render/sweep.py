@@ -1,11 +1,11 @@
-"""The report of `sweep` as a table, CSV, Markdown and Parquet."""
+"""The report of `sweep` as a table, CSV and Markdown."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import MissingExtraError, SelectionError, one_line, suggestion
+from bertscope.errors import SelectionError, one_line, suggestion
 from bertscope.render.colors import PARTS
 from bertscope.render.console import Target, wrapped
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
@@ -136,19 +136,3 @@ def markdown(report: SweepReport) -> str:
 def csv(report: SweepReport) -> str:
     """Return all rows with every setting, in base units."""
     return csv_text(columns(report), report.rows)
-
-
-def parquet(report: SweepReport) -> bytes:
-    """Return the columns of the CSV as a Parquet file; raises MissingExtraError without pyarrow."""
-    try:
-        import pyarrow
-        from pyarrow import parquet as writer
-    except ImportError:
-        raise MissingExtraError("--parquet", "parquet", otherwise="; --format csv needs nothing") from None
-    found = {name: read for column in columns(report) for name, read in column.csv.items()}
-    rows = {name: [read(row) for row in report.rows] for name, read in found.items()}
-    rows = {name: [None if value == "" else value for value in cells] for name, cells in rows.items()}
-    sink = pyarrow.BufferOutputStream()
-    writer.write_table(pyarrow.table(rows), sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
