@@ -180,7 +180,7 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
       "--depth 1", "--attention eager", "--implementation transformers-installed", "--operators",
       "--batch 1,8 --depth 0", *HEADS[1:4]]),
     ("flops {} --seq 16 --mode training -f json", [*FAMILIES, *OWN, "adapter"]),
-    ("flops bert-tiny --convention {}", ["torch", "macs", "calflops", "fvcore", "electra", "palm"]),
+    ("flops bert-tiny --convention {}", ["torch", "macs", "calflops", "fvcore", "palm"]),
     ("flops bert-tiny bert-mini --seq 32,64 {}", ["", "-f csv", "-f markdown", "-f json"]),
     ("count bert-tiny --by {} {}", ["group", "layer", "module", "parameter"], ["-f json", "-f csv", "-v"]),
     ("count bert-tiny {} -f json", [*HEADS, LORA, "--no-pooler", "--freeze embeddings", "--dtype bf16", "--unfold",

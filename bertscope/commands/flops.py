@@ -33,7 +33,7 @@ def flops(
     ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator instead of the modules.")] = False,
     convention: Annotated[
-        Literal["torch", "macs", "calflops", "fvcore", "electra", "palm"] | None,
+        Literal["torch", "macs", "calflops", "fvcore", "palm"] | None,
         typer.Option(help="Show the total under every convention, this one first."),
     ] = None,
     out: DetailedOutputOptions,

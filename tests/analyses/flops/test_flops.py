@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,10 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.flops.conventions import ElectraSizes, electra_forward
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
-from bertscope.sources.find import find
 from tests.models import RUNNING
 
 CLASSIFIER = "BertForSequenceClassification"
@@ -91,71 +88,6 @@ def test_what_fvcore_prints_is_reproduced():
     # fvcore 0.1.5 on transformers 4.43.4, eager, 1 x 128
     assert conventions_of("bert-base-uncased", "BertModel", seq=128)["fvcore"] == 11_186_503_680
     assert conventions_of("bert-large-uncased", "BertModel", seq=128)["fvcore"] == 39_493_173_248
-
-
-@pytest.mark.parametrize(
-    ("preset", "seq", "training", "inference"),
-    [  # the numbers of google-research/electra, flops_computation.py, at 62e478a
-        ("bert-base-uncased", 128, 58_860_278_640, 28_616_498_688),
-        ("bert-base-uncased", 512, 251_106_840_000, 122_298_857_472),
-        ("bert-large-uncased", 128, 176_984_956_784, 87_465_671_680),
-        ("bert-large-uncased", 512, 748_909_788_608, 370_347_667_456),
-    ],
-)
-def test_electras_script_is_reproduced_to_the_last_digit(preset, seq, training, inference):
-    sizes = ElectraSizes.of(bertscope.load(preset).config.to_dict())
-    assert 2 * electra_forward(sizes, seq, decoded=True) == training
-    assert electra_forward(sizes, seq, decoded=False) == inference
-
-
-def test_electras_closed_form_gives_the_training_flops_that_it_published():
-    # Clark et al. 2020, arXiv:2003.10555, table 1 and 8: BERT-Base 6.4e19, BERT-Large 1.9e20, 1M steps of 256 x 512
-    for preset, published in (("bert-base-uncased", 6.4e19), ("bert-large-uncased", 1.9e20)):
-        sizes = ElectraSizes.of(bertscope.load(preset).config.to_dict())
-        assert 2 * 256 * 1e6 * electra_forward(sizes, 512, decoded=True) == pytest.approx(published, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("hidden", "seq", "discriminator", "inference", "generator"),
-    [  # the same script: ELECTRA-Small's discriminator and its generator of a quarter of the width
-        (256, 128, 7_354_563_584, 3_677_281_792, None),
-        (256, 512, 34_539_499_520, 17_269_749_760, None),
-        (64, 128, None, 1_216_634_368, 2_752_809_840),
-        (64, 512, None, 5_544_441_856, 12_367_048_128),
-    ],
-)
-def test_electras_script_is_reproduced_for_electras(hidden, seq, discriminator, inference, generator):
-    sizes = ElectraSizes(hidden=hidden, embedding=128, layers=12, heads=hidden // 64, inner=4 * hidden, vocab=30522)
-    assert electra_forward(sizes, seq, decoded=False) == inference
-    assert discriminator in (None, 2 * inference)
-    assert generator in (None, 2 * electra_forward(sizes, seq, decoded=True))
-
-
-def test_electra_base_has_the_training_flops_that_it_published():
-    # Clark et al. 2020, arXiv:2003.10555, table 1: 6.4e19 for 766k steps of 256 x 512, discriminator and generator
-    found = 0.0
-    for hidden, decoded in ((768, False), (256, True)):
-        sizes = ElectraSizes(hidden=hidden, embedding=768, layers=12, heads=hidden // 64, inner=4 * hidden, vocab=30522)
-        found += 2 * 256 * 766_000 * electra_forward(sizes, 512, decoded=decoded)
-    assert found == pytest.approx(6.4e19, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "mode", "flops"),
-    [  # the same script with these sizes
-        ("ElectraForPreTraining", "training", 441_920),
-        ("ElectraForMaskedLM", "training", 432_784),
-        ("ElectraForMaskedLM", "inference", 220_960),
-    ],
-)
-def test_an_electras_config_json_has_the_convention_of_electra(tmp_path, architecture, mode, flops):
-    pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "embedding_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "intermediate_size": 24, "vocab_size": 96, "max_position_embeddings": 40}  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "electra", "architectures": [architecture], **sizes}))
-    run = FlopsRun(source=find(str(path)), run=RunConfig(mode=mode))
-    assert {item.name: item.value for item in flops_model(run, (1,), (16,)).conventions}["electra"] == flops
 
 
 def conventions_of(preset, architecture, *, seq, mode="inference"):
