@@ -163,7 +163,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
     @once
     def measured(job: Any, seconds: float) -> Any:
         with profile._starting([job]) as start:
-            child = real(job, seconds, lambda text: None, start)
+            child = real(job, seconds, start)
         try:
             child.measure()
             child.run_timed_steps()

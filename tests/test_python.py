@@ -88,7 +88,7 @@ bertscope.fit("bert-tiny", gpu=4)  # wrong
 report.totals.nope  # wrong
 report["encoder"].parms  # wrong
 bertscope.flops("bert-tiny")["encoder"].nope  # wrong
-bertscope.explain("bert-tiny", language="fr")  # wrong
+bertscope.explain("bert-tiny", batch="8")  # wrong
 bertscope.BertConfig(hidden_sizes=3)  # wrong
 """
 

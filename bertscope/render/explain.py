@@ -59,32 +59,37 @@ def _said(kind: str, note: Note) -> str:
     return say(f"explain_{kind}_{note.key}", **note.values)
 
 
-def _sentence(step: Step) -> str:
+def sentence(step: Step) -> str:
+    """Return what a step does."""
     return say("sentence_break").join(_said("step", note) for note in step.sentences)
 
 
 def _section(section: Section, target: Target) -> str:
     """Return the title, the notes, and the points with their numbers."""
-    notes = "".join(_wrapped(_text(section, key), target) for key in section.notes)
+    notes = "".join(_wrapped(section_text(section, key), target) for key in section.notes)
     points = "".join(
         wrapped(f"{f'{number}.':>4} {_point(section, point)}", target, 5)
         for number, point in enumerate(section.points, 1)
     )
-    return f"{_title(section)}\n{notes}{points}"
+    return f"{section_title(section)}\n{notes}{points}"
 
 
-def _title(section: Section) -> str:
+def section_title(section: Section) -> str:
+    """Return the title of a section with its values."""
     return say(f"explain_title_{section.key}", **section.values)
 
 
-def _text(section: Section, key: str) -> str:
+def section_text(section: Section, key: str) -> str:
+    """Return a sentence of a section with its values."""
     return say(f"explain_{section.key}_{key}", **section.values)
 
 
 def _point(section: Section, point: Point) -> str:
     shape = f" {point.shape}" if point.shape else ""
     sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
-    return say("named", name=f"{word('explain_point', point.name)}{shape}{sizes}", text=_text(section, point.key))
+    return say(
+        "named", name=f"{word('explain_point', point.name)}{shape}{sizes}", text=section_text(section, point.key)
+    )
 
 
 def _conditions(report: ExplainReport) -> str:
@@ -109,7 +114,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     lines.append("  " + say("explain_params", formula=_formula(step.params)))
     if step.flops is not None:
         lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
-    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(_sentence(step), target)
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(sentence(step), target)
 
 
 def _marks(step: Step) -> str:
@@ -148,7 +153,7 @@ def _columns() -> list[Column]:
         Column(say("explain_flow"), _flow, {"flow": _flow}),
         Column(say("explain_column_params"), lambda step: _formula(step.params), _formula_values("params")),
         Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
-        Column(say("explain_sentence"), _sentence, {"sentence": _sentence}),
+        Column(say("explain_sentence"), sentence, {"sentence": sentence}),
     ]
 
 
@@ -163,9 +168,9 @@ def markdown(report: ExplainReport) -> str:
 
 
 def _section_markdown(section: Section) -> str:
-    notes = "".join(f"{_text(section, key)}\n\n" for key in section.notes)
+    notes = "".join(f"{section_text(section, key)}\n\n" for key in section.notes)
     points = "".join(f"{number}. {_point(section, point)}\n" for number, point in enumerate(section.points, 1))
-    return f"\n**{_title(section)}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
+    return f"\n**{section_title(section)}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
 def csv(report: ExplainReport) -> str:

@@ -1,5 +1,6 @@
 """The view of each kind of report: what shows it as a table, CSV, Markdown and in its other forms."""
 
+import sys
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -28,9 +29,9 @@ def view_of(kind: str) -> Any:
 def display(
     report: Any, form: str, *, language: str = ENGLISH, view: str = "", target: Target | None = None, **options: Any
 ) -> str:
-    """Return a report in a form of its view: text, notebook, table, csv, markdown, html ...
+    """Return a report in a form of its view: printed, notebook, table, csv, markdown, html ...
 
-    `text` is what `print` shows, and `notebook` HTML of full width. `view` is another view than that of the kind.
+    `printed` is what `print` shows, and `notebook` HTML of full width. `view` is another view than that of the kind.
     Raises SelectionError for an unknown language.
     """
     if language not in LANGUAGES:
@@ -40,8 +41,10 @@ def display(
         if form == "notebook":
             lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
             return f'<pre style="white-space: pre; overflow-x: auto; line-height: 1.2">{lines}</pre>'
-        if form == "text":
-            return visible_lines(_text(shown, report, replace(stdout_target(), color=False)))
+        if form == "printed":
+            to = stdout_target()
+            unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
+            return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode)))
         if form == "table":
             wanted = target or Target()
             return visible_lines(shown.table(report, wanted, **options), color=wanted.color)

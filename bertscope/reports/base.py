@@ -102,7 +102,7 @@ def to_json(report: Any) -> str:
 
 
 class Display(Protocol):
-    """What shows a report in a form, such as text, markdown or csv."""
+    """A function that shows a report in a form, such as `printed`, `markdown` or `csv`."""
 
     def __call__(self, report: Report, form: str, **options: Any) -> str:
         """Return the report in this form."""
@@ -122,7 +122,7 @@ class Report:
     kind: ClassVar[str]
 
     def __str__(self) -> str:
-        return self.shown("text")
+        return self.shown("printed")
 
     def __repr__(self) -> str:
         return str(self)
@@ -132,9 +132,9 @@ class Report:
         return self.shown("notebook")
 
     def shown(self, form: str, **options: Any) -> str:
-        """Return the report in a form of its view, such as `text` or `markdown`; `language` is en or zh.
+        """Return the report in a form of its view, such as `printed` or `markdown`; `language` is en or zh.
 
-        >>> bertscope.explain("bert-tiny", "pooler").shown("text", language="zh").isascii()
+        >>> bertscope.explain("bert-tiny", "pooler").shown("printed", language="zh").isascii()
         False
         """
         return _display[0](self, form, **options)

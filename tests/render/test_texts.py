@@ -14,18 +14,10 @@ import pytest
 import typer
 
 import bertscope
-from bertscope.analyses.explain import section_texts
-from bertscope.analyses.explain import texts as sentences
 from bertscope.analyses.memory import summary
 from bertscope.render.console import Target, wrapped
-from bertscope.texts import (
-    CATALOGUES,
-    PHRASES,
-    TEXTS,
-    in_language,
-    phrase,
-    say,
-)
+from bertscope.texts import CHINESE as ZH
+from bertscope.texts import TEXTS, english, explain, in_language, phrase, phrases, say, texts
 from tests.conftest import ROOT
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -47,19 +39,21 @@ SAME = {
 
 
 def test_no_key_is_used_twice():
-    assert sum(len(module.TEXTS) for module in CATALOGUES) == len(TEXTS)
+    assert len(english.TEXTS) + len(explain.TEXTS) == len(TEXTS)
 
 
 def test_every_text_has_a_chinese_one_with_the_same_values():
-    for key, (english, chinese) in TEXTS.items():
-        fields = [{name for _, name, _, _ in Formatter().parse(text) if name} for text in (english, chinese)]
+    assert [*texts(ZH)].sort() == [*TEXTS].sort()
+    for key, in_english in TEXTS.items():
+        chinese = texts(ZH)[key]
+        fields = [{name for _, name, _, _ in Formatter().parse(text) if name} for text in (in_english, chinese)]
         assert fields[0] == fields[1], key
-        assert not CHINESE.search(english), key
-        assert CHINESE.search(chinese) or key in SAME or not re.search("[a-z]{2}", re.sub("{.*?}", "", english)), key
+        assert not CHINESE.search(in_english), key
+        assert CHINESE.search(chinese) or key in SAME or not re.search("[a-z]{2}", re.sub("{.*?}", "", in_english)), key
 
 
 def test_every_saved_tensor_has_its_words_in_chinese():
-    assert {words for *_, words in summary._WHAT} <= set(PHRASES)
+    assert {words for *_, words in summary._WHAT} <= set(phrases())
 
 
 def test_the_stages_of_profile_are_in_the_language():
@@ -72,15 +66,15 @@ def test_the_stages_of_profile_are_in_the_language():
 def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_values():
     folders = (ROOT / "bertscope", Path(typer.__file__).parent / "_click", Path(typer.__file__).parent)
     paths = [path for folder in folders for path in folder.glob("**/*.py" if folder == folders[0] else "*.py")]
-    trees = [ast.parse(path.read_text()) for path in paths if not path.name.endswith("phrases.py")]
+    trees = [ast.parse(path.read_text()) for path in paths]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     nodes += [os.strerror(errno.ENOENT), os.strerror(errno.EACCES)]
-    texts = "\n".join(text for text in nodes if isinstance(text, str))
-    for english, chinese in PHRASES.items():
-        parts = re.split(r"{\w+}", english)
-        assert [part for part in parts if part.strip(";:, ") not in texts] == [], english
-        assert sorted(re.findall(r"{\w+}", english)) == sorted(re.findall(r"{\w+}", chinese)), english
-        assert CHINESE.search(chinese) or re.search("[\uff0c-\uff1b\u3001]", chinese), english
+    code = "\n".join(text for text in nodes if isinstance(text, str))
+    for words, chinese in phrases().items():
+        parts = re.split(r"{\w+}", words)
+        assert [part for part in parts if part.strip(";:, ") not in code] == [], words
+        assert sorted(re.findall(r"{\w+}", words)) == sorted(re.findall(r"{\w+}", chinese)), words
+        assert CHINESE.search(chinese) or re.search("[\uff0c-\uff1b\u3001]", chinese), words
 
 
 @pytest.mark.parametrize(
@@ -139,13 +133,9 @@ OTHER_TERMS = re.compile(
 
 
 def test_a_term_has_one_chinese_word():
-    modules = (sentences, section_texts)
-    catalogues = [TEXTS, *(value for module in modules for name, value in vars(module).items()
-                           if name.isupper() and isinstance(value, dict))]  # fmt: skip
-    texts = [str(pair[1]) for catalogue in catalogues for pair in catalogue.values()]
-    assert len(texts) > 300
-    texts += [*PHRASES.values(), (ROOT / "README.zh.md").read_text()]
-    assert [(found[0], text) for text in texts for found in OTHER_TERMS.finditer(text)] == []
+    read = [*texts(ZH).values(), *phrases().values(), (ROOT / "README.zh.md").read_text()]
+    assert len(read) > 700
+    assert [(found[0], text) for text in read for found in OTHER_TERMS.finditer(text)] == []
 
 
 def asked() -> tuple[set[str], set[str]]:
@@ -228,7 +218,7 @@ def test_notes_in_json_and_rows_in_markdown_are_in_the_language(cli):
 
 
 def test_a_report_of_explain_prints_in_its_language_in_python():
-    text = str(bertscope.explain("bert-tiny", "pooler", language="zh"))
+    text = bertscope.explain("bert-tiny", "pooler").shown("printed", language="zh")
     assert "参数量：hidden_size x hidden_size" in text
     assert str(bertscope.explain("bert-tiny", "pooler")).count("parameters: ") == 1
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.errors import SelectionError
+from bertscope.render.explain import sentence
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 
@@ -121,8 +122,8 @@ def test_each_step_has_the_formulas_of_its_class():
     assert steps["blocks.0-2.norm"].copies == 3
     assert steps["down"].inputs == (("2", "8", "5"),)
     assert steps["down"].output == ("2", "6", "5")
-    assert "weight is words.weight, counted there" in steps["out"].sentence
-    assert "does not call" in steps["unused"].sentence
+    assert "weight is words.weight, counted there" in sentence(steps["out"])
+    assert "does not call" in sentence(steps["unused"])
 
 
 def test_a_path_shows_one_layer_and_a_range_all_equal_ones():
@@ -153,7 +154,7 @@ def test_a_module_that_runs_several_times_has_its_number_of_calls(cli):
     assert steps["block.attention"]["flops"]["symbols"] == f"calls x {keys}"
     assert steps["block.attention"]["flops"]["numbers"] == "3 x 5 x (4 x 2 x 8 x 8 + 2 x 2 x 5 x 8)"
     assert steps["lazy"]["params"] is None
-    assert "not known before" in steps["lazy"]["sentence"]
+    assert {"key": "unknown", "values": {}} in steps["lazy"]["sentences"]
     assert all(item["flops"] == item["counted_flops"] for item in data["sums"])
 
 
@@ -230,7 +231,7 @@ class Odd(nn.Module):
 def test_without_inputs_the_note_has_the_reason_and_input_is_the_remedy(cli):
     report = explained(Odd())
     assert (report.batch, report.seq) == (None, None)
-    assert "speed cannot be derived; add --input speed=SHAPE:DTYPE" in report.note
+    assert "speed cannot be derived; add --input speed=SHAPE:DTYPE" in report.notes[0].values["reason"]
     assert [(step.params.symbols, step.params.numbers, step.params.value) for step in report.steps] == [
         ("9 tensors", "9 x 2 x 3", 54), ("_0 + _1", "4 + 4", 8),
         ("in_features x out_features + out_features", "5 x 6 + 6", 36),

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bertscope.analyses.explain.section_texts import CACHES, CHECKPOINTING, INPUTS, NAMES, OUTPUTS, POSITIONS, TITLES
 
 import bertscope
 from bertscope.analyses.explain.sections import SECTIONS
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
+from bertscope.render.explain import section_text, section_title
+from bertscope.texts import LANGUAGES, TEXTS, in_language
 
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
 
@@ -28,8 +29,8 @@ def source(architecture: str = "BertModel", **fields):
     return replace(found, config=replace(found.config, **SIZES, **fields))
 
 
-def section(key: str, architecture: str = "BertModel", language: str = "en", **fields):
-    report = bertscope.explain(source(architecture, **fields), key, batch=BATCH, seq=SEQ, language=language)
+def section(key: str, architecture: str = "BertModel", **fields):
+    report = bertscope.explain(source(architecture, **fields), key, batch=BATCH, seq=SEQ)
     assert (report.steps, report.sums, report.questions) == ((), (), ())
     (found,) = report.sections
     assert found.key == key
@@ -62,7 +63,7 @@ def test_a_model_takes_inputs_of_the_shapes_that_are_listed(architecture):
     }
     model = bertscope.BertForMaskedLM if architecture == "BertForMaskedLM" else getattr(bertscope, architecture)
     model(found.config)(**zeros)
-    assert {name for name in points if name not in INPUTS} == set()
+    assert {name for name in points if f"explain_inputs_{name}" not in TEXTS} == set()
 
 
 @pytest.mark.parametrize("fields", [{}, DECODER, {"is_decoder": True}], ids=str)
@@ -81,15 +82,17 @@ def test_the_outputs_have_the_places_and_shapes_of_a_run(architecture, fields):
 
 
 def test_the_wrong_shape_of_output_3_is_named():
-    attentions = section("outputs").points[3]
+    outputs = section("outputs")
+    attentions = outputs.points[3]
     assert (attentions.name, attentions.sizes) == ("output[3] attentions", "3 x [2, 2, 5, 5]")
-    assert "(batch, layers, seq, seq), which some texts give for output[3], is wrong" in attentions.sentence
+    wrong = "(batch, layers, seq, seq), which some texts give for output[3], is wrong"
+    assert wrong in section_text(section("outputs"), attentions.key)
 
 
 def test_a_model_without_pooler_keeps_the_place_of_the_pooled_output():
     found = replace(source(), add_pooling_layer=False)
     (outputs,) = bertscope.explain(found, "outputs", seq=SEQ).sections
-    assert outputs.points[1].sentence.startswith("None")
+    assert section_text(outputs, outputs.points[1].key).startswith("None")
     out = bertscope.BertModel(found.config, add_pooling_layer=False)(torch.zeros(1, SEQ).long(), return_dict=False)
     assert out[1] is None
 
@@ -102,10 +105,10 @@ def test_the_four_cases_have_the_shapes_of_a_decoders_cache():
     last = model(torch.zeros(BATCH, 1).long(), encoder_hidden_states=encoder, past_key_values=first.past_key_values)
     key, _, cross_key, _ = last.past_key_values[0]
     assert [point.sizes for point in caches.points] == [*[sizes_of(cross_key)] * 2, *[sizes_of(key)] * 2]
-    assert f"4 + 1 = {SEQ}" in caches.points[2].sentence
+    assert f"4 + 1 = {SEQ}" in section_text(caches, caches.points[2].key)
     numel = sum(tensor.numel() for layer in last.past_key_values for tensor in layer)
-    assert f"3 x 4 x 2 x 2 x 5 x 6 = {numel:,} numbers" in caches.notes[0]
-    assert "is an encoder" in section("caches").notes[1]
+    assert f"3 x 4 x 2 x 2 x 5 x 6 = {numel:,} numbers" in section_text(caches, caches.notes[0])
+    assert section("caches").notes[1] == "no_cache"
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("relative_key", 4), ("relative_key_query", 5), ("absolute", 5)])
@@ -113,8 +116,8 @@ def test_relative_positions_have_the_table_and_the_distances_of_the_model(kind, 
     positions = section("positions", position_embedding_type=kind)
     assert len(positions.points) == steps
     assert len(positions.notes) == (kind == "absolute")
-    assert "from 2 to 10" in positions.points[0].sentence  # 6 - 4 to 6 + 4
-    assert "= 78 parameters" in positions.points[1].sentence
+    assert "from 2 to 10" in section_text(positions, positions.points[0].key)  # 6 - 4 to 6 + 4
+    assert "= 78 parameters" in section_text(positions, positions.points[1].key)
     if kind != "absolute":
         attention = bertscope.BertModel(source(position_embedding_type=kind).config).encoder.layer[0].attention.self
         assert attention.distance_embedding.weight.numel() == 78
@@ -122,23 +125,23 @@ def test_relative_positions_have_the_table_and_the_distances_of_the_model(kind, 
 
 def test_checkpointing_recomputes_the_layers_and_saves_their_inputs():
     found = section("checkpointing")
-    assert "3 x 2 x 5 x 12 x 4 bytes = 1.41 KiB" in found.points[1].sentence
+    assert "3 x 2 x 5 x 12 x 4 bytes = 1.41 KiB" in section_text(found, found.points[1].key)
     again = [
         bertscope.flops(source(), mode="training", checkpointing=how, batch=BATCH, seq=SEQ).rows[0].total.matmul_flops
         for how in ("full", "none")
     ]
-    assert f"= {again[0] - again[1]:,} FLOPs" in found.points[3].sentence
+    assert f"= {again[0] - again[1]:,} FLOPs" in section_text(found, found.points[3].key)
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_every_text_is_there_in_both_languages(language):
-    for texts in (TITLES, NAMES, INPUTS, OUTPUTS, CACHES, POSITIONS, CHECKPOINTING):
-        assert all(len(pair) == 2 and all(pair) for pair in texts.values())
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_section_has_the_values_of_its_sentences_in_both_languages(language):
     for key in SECTIONS:
-        found = section(key, language=language)
-        words = found.title + "".join(found.notes) + "".join(point.sentence for point in found.points)
-        assert bool(re.search("[\u4e00-\u9fff]", words)) == (language == "zh")
-        assert "{" not in words
+        found = section(key, **DECODER)
+        with in_language(language):
+            words = [section_title(found), *(section_text(found, item) for item in found.notes)]
+            words += [section_text(found, point.key) for point in found.points]
+        assert bool(re.search("[\u4e00-\u9fff]", "".join(words))) == (language == "zh")
+        assert "{" not in "".join(words)
 
 
 def test_the_command_shows_the_sections_last_and_each_one_by_its_name(cli):

@@ -575,7 +575,7 @@ def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
     assert Checkpointing.parse("layers:0-1,3").layers == {0, 1, 3}
     with pytest.raises(ConfigError, match="allowed: none, full"):
         parse_strategies("none,half")
-    with pytest.raises(ConfigError, match="reentrant has no effect with checkpointing selective"):
+    with pytest.raises(SelectionError, match="reentrant has no effect with checkpointing selective"):
         RunConfig(checkpointing="selective", reentrant=True)
 
 

@@ -77,7 +77,7 @@ def test_python_takes_the_settings_of_ranks():
         bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
     with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
         bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
-    with pytest.raises(SelectionError, match="nproc is the number of ranks, 4; got 2"):
+    with pytest.raises(SelectionError, match="nproc and nnodes start 2 ranks; mesh has 4"):
         bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
 
 
@@ -92,4 +92,4 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
     assert {ranks for ranks, _ in plain.values()} == {4}
     assert set(plain) == set(buckets) == set(SEARCHED)
     assert {name for name in plain if plain[name] != buckets[name]} == {"ddp", "zero1"}
-    assert rows("--strategy", "fsdp").keys() == {"fsdp"}
+    assert rows("--world-size", "4", "--strategy", "fsdp").keys() == {"fsdp"}

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,6 +23,7 @@ from bertscope.analyses.memory.profile_job import Job, Launch, explained
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
+from bertscope.progress import listening
 from bertscope.render.traffic import numbers_text
 from bertscope.reports.memory import Parts, PhasePeak, RankRow
 from bertscope.settings.parallelism import Parallelism
@@ -221,12 +221,17 @@ def test_too_many_open_files_are_named():
 def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
     pid = own / "pid"
 
-    def progress(text):
-        """Interrupt the program when a rank runs."""
-        if pid.exists() and pid.read_text():
-            raise KeyboardInterrupt
+    class Interrupting:
+        """Interruption of the program when a rank runs."""
 
-    monkeypatch.setattr(command_module, "Progress", lambda total: nullcontext(progress))
+        def __call__(self, text):
+            if pid.exists() and pid.read_text():
+                raise KeyboardInterrupt
+
+        def expect(self, stages):
+            pass
+
+    monkeypatch.setattr(command_module, "progress_shown", lambda: listening(Interrupting()))
     monkeypatch.setenv("WHAT", "hang")
     result = cli(*WORDS)
     assert (result.code, result.out) == (130, "")

@@ -279,7 +279,7 @@ def test_a_page_without_a_file_or_with_a_wrong_size_is_one_line(cli, arguments, 
 
 def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written):
     report = from_json(json.dumps(written[1]))
-    english, chinese = (page.html(report, language) for language in LANGUAGES)
+    english, chinese = (report.to_html(language) for language in LANGUAGES)
     assert '<html lang="zh">' in chinese
     assert "</strong> 批大小 8、序列长度 32，fp32，不使用梯度检查点：峰值" in chinese
     for text in re.findall(r"<h2>(.*?)</h2>", english):
