@@ -13,6 +13,7 @@ from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile, is_size
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
+_KEYS = {"dtype", "shape", "data_offsets"}
 
 # dtype of the format -> torch's name, and bits of an element.
 DTYPES = {
@@ -41,7 +42,8 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise file.broken("__metadata__ must map text to text")
     data_bytes = file.size - 8 - header_bytes
-    placed = [_placed(file, name, entry, data_bytes) for name, entry in header.items()]
+    file_name = file.path.name
+    placed = [_placed(file, file_name, name, entry, data_bytes) for name, entry in header.items()]
     placed.sort(key=lambda item: (item.begin, item.end))
     _refuse_overlaps(file, placed)
     tensor_bytes = sum(item.end - item.begin for item in placed)
@@ -78,16 +80,16 @@ def _header(file: OpenFile) -> tuple[int, dict[str, Any]]:
     return length, header
 
 
-def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> _Placed:
+def _placed(file: OpenFile, file_name: str, name: str, entry: Any, data_bytes: int) -> _Placed:
     shown = name[:60]
-    if len(name) > MAX_NAME or not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+    if len(name) > MAX_NAME or not isinstance(entry, dict) or entry.keys() != _KEYS:
         raise file.broken(f"tensor {shown!r} needs dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise file.broken(f"tensor {shown!r} has the unknown dtype {str(dtype)[:20]!r}")
-    if not isinstance(shape, list) or len(shape) > 64 or not all(is_size(size) for size in shape):
+    if not isinstance(shape, list) or len(shape) > 64 or not all(map(is_size, shape)):
         raise file.broken(f"tensor {shown!r} has a shape that is no list of sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(is_size(offset) for offset in offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
         raise file.broken(f"tensor {shown!r} has data_offsets that are no two places")
     begin, end = offsets
     if not begin <= end <= data_bytes:
@@ -98,7 +100,7 @@ def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> _Placed:
             f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}"
         )
     tensor = StoredTensor(
-        name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=file.path.name
+        name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=file_name
     )
     return _Placed(begin, end, tensor)
 

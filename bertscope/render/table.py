@@ -90,6 +90,11 @@ class _Cells:
     texts: Sequence[str]
     width: int
 
+    def padded(self) -> Iterator[str]:
+        """Yield the texts as wide as the column; those that are wider, or not of ASCII, need more than this."""
+        pad = str.rjust if self.column.right else str.ljust
+        return (pad(text, self.width) for text in self.texts)
+
     def least_width(self, *, words: bool) -> int:
         """Return the width of the longest text that is not broken: a word of the heading, and a cell.
 
@@ -115,8 +120,11 @@ class _Drawing:
         cells = []
         for column in shown(columns):
             if target.verbose or not column.detail:
-                texts = [column.heading, *(visible(column.text(row)) for row in rows)]
-                cells.append(_Cells(column, texts, max(map(_cell_width, texts))))
+                texts = [column.heading, *map(column.text, rows)]
+                everything = "".join(texts)
+                if not everything.isprintable():
+                    texts = [*map(visible, texts)]
+                cells.append(_Cells(column, texts, max(map(len if everything.isascii() else _cell_width, texts))))
         return cls(cells)
 
     @cached_property
@@ -162,19 +170,21 @@ class _Drawing:
 
     def text(self, target: Target, is_strong: Sequence[bool]) -> str:
         """Return the lines: the headings, a rule, and the rows, some of them in bold."""
-        rule = ("\u2500" if target.unicode else "-") * (self.width - 1)
-        lines = [*self._lines(0, target, is_bold=True), f" {rule}"]
-        for place, is_bold in enumerate(is_strong, 1):
-            lines += self._lines(place, target, is_bold)
+        lines: list[str] = []
+        width, rule = self.width - 1, "\u2500" if target.unicode else "-"
+        padded = zip(*(cells.padded() for cells in self.columns), strict=True)
+        for place, (line, is_bold) in enumerate(zip(map(_GAP.join, padded), (True, *is_strong), strict=True)):
+            # The usual row: every cell has room.
+            is_usual = len(line) == width and line.isascii() and not self.below
+            row = (line,) if is_usual else self._lines(place, target)
+            start, end = ("\x1b[1m", "\x1b[0m") if is_bold and target.color else ("", "")
+            lines += [f"{start}{f' {part}'.rstrip()}{end}" for part in row]
+            if not place:
+                lines.append(f" {rule * width}")
         return "\n" + "\n".join(lines) + "\n\n"
 
-    def _lines(self, place: int, target: Target, is_bold: bool) -> Iterator[str]:
-        """Yield the lines of a row; a name without room in its column has lines of its own."""
-        line = _GAP.join([_padded(cells.texts[place], cells) for cells in self.columns])
-        if len(line) == self.width - 1 and line.isascii() and not self.below:  # every cell has room: the usual row
-            text = f" {line}".rstrip()
-            yield f"\x1b[1m{text}\x1b[0m" if is_bold and target.color else text
-            return
+    def _lines(self, place: int, target: Target) -> list[str]:
+        """Return the lines of a row; a name without room in its column has lines of its own."""
         first, *others = self.columns
         name = first.texts[place]
         stem = _stem(name)
@@ -190,9 +200,7 @@ class _Drawing:
         if below:
             width = target.width - len(stem) - 3 if target.width else None
             lines += [f"{stem}  {line}" for line in wrapped("; ".join(below), Target(width), 2).splitlines()]
-        for line in lines:
-            text = f" {line}".rstrip()
-            yield f"\x1b[1m{text}\x1b[0m" if is_bold and target.color else text
+        return lines
 
 
 def _cell_lines(text: str, width: int) -> list[str]:

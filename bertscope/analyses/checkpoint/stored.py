@@ -59,7 +59,10 @@ def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
 
 
 def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
-    first = tensors[0]
+    first, *others = tensors
+    if not others:
+        return StoredRow(name=name, dtype=first.dtype, shape=first.shape, copies=1, params=first.params,
+                         bytes=first.bytes, shares=first.shares)  # fmt: skip
     shapes, dtypes = {item.shape for item in tensors}, {item.dtype for item in tensors}
     return StoredRow(
         name=name,
@@ -68,5 +71,5 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
         copies=len(tensors),
         params=sum(item.params for item in tensors),
         bytes=sum(item.bytes for item in tensors),
-        shares=first.shares if len(tensors) == 1 else None,
+        shares=None,
     )

@@ -179,4 +179,5 @@ def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
 
 def _likeness(row: VerifyRow) -> tuple[Any, ...]:
     """Return what the rows of equal layers have in common."""
-    return (*(vars(row) | {"name": "", "stored_name": "", "note": without_numbers(row.note)}).values(),)
+    shapes = (row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.params)
+    return row.status, shapes, row.is_wrong, row.note and without_numbers(row.note)
