@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.params import tree as tree
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
-    from bertscope.config.lora import Lora as Lora
+    from bertscope.config import Lora as Lora
     from bertscope.errors import BertscopeError as BertscopeError
     from bertscope.model import build as build
     from bertscope.model.bert import BertModel as BertModel
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BertConfig": "bertscope.config",
-    "Lora": "bertscope.config.lora",
+    "Lora": "bertscope.config",
     "BertscopeError": "bertscope.errors",
     "load": "bertscope.sources.find",
     "build": "bertscope.model",

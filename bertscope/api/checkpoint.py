@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 
 from bertscope.analyses.checkpoint import verify as comparison
-from bertscope.api.given import Model
+from bertscope.api.asked import Model
 from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import VerifyReport

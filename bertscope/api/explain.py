@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
-from bertscope.api.given import Model, built
+from bertscope.api.asked import Model, built
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
 from bertscope.reports.diagram import ClassReport, GraphReport

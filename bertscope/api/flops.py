@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.flops import count as counting
 from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-from bertscope.api.asked import Asked
-from bertscope.api.given import Model, Size, built, inputs_of
+from bertscope.api.asked import Asked, Model, Size, built, inputs_of
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.generate import with_settings

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.calibrate.step_time import with_fit_times, with_times
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.fit import Steps, estimate_on, fit_report, on_card
+from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report, on_card
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.profile_job import Launch as RankLaunch
-from bertscope.analyses.memory.ranks.fewest import fewest_report
 from bertscope.analyses.memory.snapshot import snapshot as picture
 from bertscope.analyses.memory.step import Loss, real_inputs
-from bertscope.api.asked import Asked, TrainingArguments, calibration_for, card_for
-from bertscope.api.given import Model, Size, built, inputs_of, on_device
+from bertscope.api.asked import (
+    Asked,
+    Model,
+    Size,
+    TrainingArguments,
+    built,
+    calibration_for,
+    card_for,
+    inputs_of,
+    on_device,
+)
 from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.page import diff as differences
 from bertscope.analyses.page.report import STAGES, page_report
-from bertscope.api.asked import Asked, TrainingArguments
-from bertscope.api.given import Model
+from bertscope.api.asked import Asked, Model, TrainingArguments
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.progress import expect

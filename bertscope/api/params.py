@@ -6,7 +6,7 @@ from typing import Any, Literal
 from bertscope.analyses.modules.module_tree import InOut
 from bertscope.analyses.params import count as counting
 from bertscope.analyses.params import tree as trees
-from bertscope.api.given import Model, Size, built, inputs_of, shapes_of_run
+from bertscope.api.asked import Model, Size, built, inputs_of, shapes_of_run
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.torch_access import torch
 

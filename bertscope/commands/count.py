@@ -114,7 +114,7 @@ def count(
     def report_of(one: ModelOptions) -> CountReport:
         """Return the report of one model."""
         source, built = one.built(freeze)
-        from bertscope.analyses.modules.untie import untie as separate
+        from bertscope.analyses.modules.freeze import untie as separate
         from bertscope.analyses.params.count import count as analyse
 
         found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)

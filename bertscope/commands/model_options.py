@@ -10,8 +10,7 @@ import typer
 
 from bertscope.commands.output import note
 from bertscope.commands.project import project
-from bertscope.config import ARCHITECTURES
-from bertscope.config.lora import LORA_EXAMPLE, LORA_RULES
+from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find

@@ -87,7 +87,7 @@ def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
     file = getattr(report, "training_file", None)
     if file is not None:
-        from bertscope.render.memory_words import training_file_notes
+        from bertscope.render.memory import training_file_notes
 
         for line in training_file_notes(file):
             note(line)

@@ -13,7 +13,7 @@ import typer
 from bertscope.commands.output import note, write_file
 from bertscope.commands.project import WithProjectDefaults, project
 from bertscope.errors import SelectionError
-from bertscope.reports.training import TrainingFile
+from bertscope.reports.memory import TrainingFile
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
 from bertscope.settings.generate import OPTIONS
 from bertscope.settings.resolve import Layer, used_settings

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope.config import BertConfig
-from bertscope.config.lora import ALL_LINEAR, Lora
+from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.errors import ConfigError, suggestion
 from bertscope.model.pretrained import BertPreTrainedModel
 from bertscope.settings.checkpointing import FULL

@@ -3,7 +3,7 @@
 from bertscope.errors import one_line
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.reports.check import CheckReport, Finding
+from bertscope.reports.tool import CheckReport, Finding
 from bertscope.texts import phrase, say
 from bertscope.units import count_text, html_text, signed_text
 

@@ -10,8 +10,7 @@ from bertscope.errors import one_line
 from bertscope.render import fit
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
-from bertscope.render.memory import PARTS
-from bertscope.render.memory_words import footnotes
+from bertscope.render.memory import PARTS, footnotes
 from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.reports.flops import FlopsReport

@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text, title
-from bertscope.render.memory_words import range_text, time_notes
+from bertscope.render.memory import range_text, time_notes
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words

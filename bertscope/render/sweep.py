@@ -6,12 +6,10 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, one_line, suggestion
-from bertscope.render.colors import PARTS
-from bertscope.render.console import Target, wrapped
+from bertscope.render.console import PARTS, Target, wrapped
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import FAILED
-from bertscope.reports.memory import NO, UNCERTAIN, YES
-from bertscope.reports.parallel import COLLECTIVES
+from bertscope.reports.memory import COLLECTIVES, NO, UNCERTAIN, YES
 from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
 from bertscope.units import bytes_text, count_text, short_count_text
 

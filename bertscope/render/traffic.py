@@ -8,8 +8,7 @@ from statistics import median
 from bertscope.render.console import Target
 from bertscope.render.table import Column, markdown_text, table_text
 from bertscope.render.timeline.panels import variant_name
-from bertscope.reports.memory import MemoryReport, RankRow, Variant
-from bertscope.reports.parallel import REDUCE_SCATTER, TrafficRow
+from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.settings.run_config import RunConfig
 from bertscope.texts import say, word
 from bertscope.units import bytes_text, count_text

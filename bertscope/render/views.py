@@ -12,7 +12,7 @@ from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
-    "calibrate": "tool:calibrate", "diagram": "diagram.diagram", "doctor": "tool:doctor",
+    "calibrate": "tool:calibrate",  "doctor": "tool:doctor",
     "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "schemas": "tool:schemas", "verify": "checkpoint:verify",
 }  # fmt: skip

@@ -5,14 +5,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime
-from bertscope.reports.parallel import RankGroup, TrafficRow
-from bertscope.reports.training import TrainingFile
 from bertscope.settings.run_config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingKey:
+    """A key of a training file, its value, and its effect on the run."""
+
+    key: str
+    value: Any
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFile:
+    """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
+
+    `fields` are those of RunConfig that the keys in `used` set. `replaced` has fields, not keys: those for which the
+    run has another value, by an option of the command line.
+    """
+
+    path: str
+    format: str  # TrainingArguments, accelerate config
+    fields: dict[str, Any]
+    used: tuple[TrainingKey, ...]
+    no_effect: tuple[TrainingKey, ...]  # on the memory of a training step
+    not_modelled: tuple[TrainingKey, ...]
+    unknown: tuple[TrainingKey, ...]
+    replaced: tuple[TrainingKey, ...] = ()
+
+    @property
+    def module_fields(self) -> dict[str, Any]:
+        """Return the fields that a given module does not determine itself: `estimate(module, inputs, **fields)`."""
+        determined = ("batch", "checkpointing", "reentrant")
+        return {name: value for name, value in self.fields.items() if name not in determined}
+
+
+COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = (
+    "all-gather", "reduce-scatter", "all-reduce", "broadcast",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficRow:
+    """The calls of one collective in a phase of a step, by the modules of one row, seen from one rank.
+
+    `full_bytes` is the size of the tensors that the ranks of a call have together; `sent_bytes` is what a rank sends
+    if they communicate in a ring: (n-1)/n of it for an all-gather, a reduce-scatter or a broadcast, and twice that for
+    an all-reduce.
+    """
+
+    phase: str
+    collective: str  # one of COLLECTIVES
+    path: str  # equal layers as a range; empty for the whole model
+    ranks: int  # of a call
+    calls: int
+    full_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGroup:
+    """Consecutive ranks, from `first` to `last`, that hold the same number of parameters to update."""
+
+    first: int
+    last: int
+    updated_params: int  # whose optimizer state each of them has
+
+    @property
+    def label(self) -> str:
+        """Return the numbers of the ranks: `0-3`."""
+        return f"{self.first:,}-{self.last:,}" if self.first < self.last else f"{self.first:,}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.config.lora import ALL_LINEAR, Lora
+from bertscope.config import ALL_LINEAR, ARCHITECTURES, Lora, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource

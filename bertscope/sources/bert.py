@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import ARCHITECTURES, BertConfig, unknown_architecture
-from bertscope.config.lora import Lora
+from bertscope.config import ARCHITECTURES, BertConfig, Lora, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS

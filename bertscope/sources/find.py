@@ -3,7 +3,7 @@
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
 (of a BERT, or of another family for transformers to build), an adapter of peft, a folder or a checkpoint with one of
 these, a model in the local Hugging Face cache, or the user's own code, `module:attribute` or `file.py:attribute`.
-Nothing here imports torch or runs that code; only `download` uses the network.
+Nothing here imports torch or runs that code; only `fetched_folder` uses the network.
 """
 
 import json
@@ -15,13 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from bertscope.checkpoints import is_weights, weights_in
-from bertscope.config import ARCHITECTURES, BertConfig
-from bertscope.config.lora import Lora
-from bertscope.errors import ConfigError, SelectionError, SourceError, install_command, one_line, suggestion
-from bertscope.sources import hub
+from bertscope.checkpoints import WEIGHTS, is_weights, weights_in
+from bertscope.config import ARCHITECTURES, BertConfig, Lora
+from bertscope.errors import (
+    ConfigError,
+    MissingExtraError,
+    SelectionError,
+    SourceError,
+    importing,
+    install_command,
+    one_line,
+    suggestion,
+)
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
@@ -31,12 +38,75 @@ from bertscope.sources.transformers_models import TransformersSource, from_confi
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
+_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_CONFIGS = ("adapter_config.json", "config.json")
+
+
+def is_hub_name(name: str) -> bool:
+    """Return True if a model on the hub can have that name: `bert-base-cased`, `google-bert/bert-base-cased`."""
+    return _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
+
+
+def has_hub() -> bool:
+    """Return True if huggingface_hub is installed, without importing it."""
+    return find_spec("huggingface_hub") is not None
+
+
+def cached_folder(name: str) -> Path | None:
+    """Return the folder of that model's files in the local cache, or None."""
+    if not is_hub_name(name) or not has_hub():
+        return None
+    with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
+        from huggingface_hub import try_to_load_from_cache
+    with readable(f"{name} in the Hugging Face cache"):
+        others = map(os.environ.get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
+        for cache in (None, *filter(None, others)):  # None: huggingface_hub's own
+            for file in (*_CONFIGS, *WEIGHTS):
+                found = try_to_load_from_cache(name, file, cache_dir=cache)
+                if isinstance(found, str):
+                    return Path(found).parent
+    return None
+
+
+def fetched_folder(name: str, *, weights: bool = False) -> Path:
+    """Download the model's or adapter's configuration, and its weights if wanted, into the cache; return the folder.
+
+    Raises SourceError with the reason of a failure, MissingExtraError without huggingface_hub.
+    """
+    if not is_hub_name(name):
+        raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
+    if not has_hub():
+        raise MissingExtraError("--download", "hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(_CONFIGS)))
+        if weights:
+            snapshot_download(name, allow_patterns=_weights_of(name))
+    except Exception as error:  # errors of the hub, the network and the disk have no common base class
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"{name} cannot be downloaded: {type(error).__name__}: {reason[:300]}") from None
+    return folder
+
+
+def _weights_of(name: str) -> list[str]:
+    """Return the patterns for one set of weights: safetensors if the model has them, then an adapter, else torch's."""
+    from huggingface_hub import model_info
+
+    files = {item.rfilename for item in model_info(name).siblings or ()}
+    if files & {"model.safetensors", "model.safetensors.index.json"}:
+        return ["model*.safetensors", "model.safetensors.index.json"]
+    if "adapter_model.safetensors" in files:
+        return ["adapter_model.safetensors"]
+    return ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+
+
 DEFAULT_MODEL = "bert-base-cased"
 _CONFIG = "config.json"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-_Found = BertSource | TransformersSource | FactorySource
+_Found: TypeAlias = BertSource | TransformersSource | FactorySource
 
 
 def load(
@@ -48,7 +118,7 @@ def load(
     lora: Lora | str | None = None,
     download: bool = False,
 ) -> BertSource:
-    """Return the BERT that `model` names, with the given options; only `download` uses the network.
+    """Return the BERT that `model` names, with the given options; only `fetched_folder` uses the network.
 
     Raises SourceError if nothing has that name, SelectionError for another family, ConfigError for a wrong value
     in the file.
@@ -203,7 +273,7 @@ def _first_class(path: Path) -> str:
 
 
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
-    return hub.download(name, weights=weights) if download else hub.cached_folder(name)
+    return fetched_folder(name, weights=weights) if download else cached_folder(name)
 
 
 def _base(folder: Path, name: str) -> _Found:
@@ -219,15 +289,15 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
         example = f"such as bert-base-uncased --architecture {found}"
         return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
-    if hub.is_hub_name(name):
-        if hub.is_installed():
+    if is_hub_name(name):
+        if has_hub():
             hint += "; the local Hugging Face cache does not have it either; --download fetches it"
         else:
             hint += "; the Hugging Face cache is looked into with the extra 'hub'"
     short = name.rsplit("/", 1)[-1]
-    if hub.is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
+    if is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
         where = "nor is it in the local Hugging Face cache; --download fetches it from the hub"
-        if not hub.is_installed():
+        if not has_hub():
             extras = "hub" if find_spec("transformers") else "hub,transformers"
             where = f"for a model of the Hugging Face hub {install_command(extras)}, and add --download"
         return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from bertscope.config import BertConfig
-    from bertscope.config.lora import Lora
+    from bertscope.config import BertConfig, Lora
     from bertscope.sources.bert import BertSource
     from bertscope.torch_access import nn
 

@@ -21,7 +21,7 @@ from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
-    from bertscope.config.lora import Lora
+    from bertscope.config import Lora
     from bertscope.text_files import Entry
     from bertscope.torch_access import nn
 

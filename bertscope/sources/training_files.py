@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.reports.training import TrainingFile, TrainingKey
+from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.optimizers import OPTIMIZERS, TRAINER_OPTIMIZERS
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import SETTINGS

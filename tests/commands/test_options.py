@@ -11,7 +11,7 @@ import pytest
 import bertscope
 from bertscope.commands.output import Progress
 from bertscope.commands.run_options import WithBareCheckpointing
-from bertscope.render import memory_words as renderer
+from bertscope.render import memory as renderer
 from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from bertscope.commands.results_file import results_file
+from bertscope.commands.sweep import results_file
 from bertscope.errors import SelectionError, SourceError
 from tests.conftest import GRID
 

@@ -18,7 +18,7 @@ from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.page.explore import explore
-from bertscope.config.lora import LORA_BIASES, Lora
+from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import small

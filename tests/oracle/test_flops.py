@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.tracing.derived_inputs import example_inputs
+from bertscope.analyses.tracing.inputs import example_inputs
 from tests.oracle.test_counts import fields as shapes
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.sources.hub import is_hub_name
+from bertscope.sources.find import is_hub_name
 from tests.child_server import loaded
 from tests.conftest import ROOT
 

@@ -19,8 +19,7 @@ import bertscope
 from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.config import BertConfig
-from bertscope.config.lora import ALL_LINEAR, Lora
+from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.model import CLASSES, PeftModel, build
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig

@@ -14,10 +14,10 @@ import bertscope
 from bertscope.render import check, checkpoint, comparison, count, diff, fit, flops, memory, tree
 from bertscope.render.console import Target
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
-from bertscope.reports.check import Finding
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow
 from bertscope.reports.params import CountRow, TreeRow
+from bertscope.reports.tool import Finding
 from bertscope.settings.run_config import RunConfig
 
 ROWS = [SimpleNamespace(name="query", work=SimpleNamespace(flops=1536), note="tied")]

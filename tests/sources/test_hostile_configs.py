@@ -25,7 +25,7 @@ from bertscope.sources.find import find
 pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
 from bertscope.sources import transformers_models
-from bertscope.sources.confined import confined
+from bertscope.sources.transformers_models import confined
 
 CODE = """
 open({canary!r}, "a").write("x")
@@ -291,7 +291,7 @@ def test_a_download_does_not_open_the_build_to_the_network(cli, trap, monkeypatc
 
     original = transformers_models._model_class
     monkeypatch.setattr(settings, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("bertscope.sources.hub.download", lambda name, weights=False: trap.home / "m")
+    monkeypatch.setattr("bertscope.sources.find.fetched_folder", lambda name, weights=False: trap.home / "m")
     monkeypatch.setattr(transformers_models, "_model_class", look)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     trap.write({"model_type": "roberta", **sizes})

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.calibrate.plan import TF32
+from bertscope.analyses.calibrate.session import TF32
 from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.fit import on_card

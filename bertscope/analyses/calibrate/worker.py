@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.calibrate.plan import CUDNN, PRECISIONS, TF32, run_config
+from bertscope.analyses.calibrate.session import CUDNN, PRECISIONS, TF32, run_config
 from bertscope.analyses.memory.child import sender
 from bertscope.analyses.memory.profile_job import set_up_process
 from bertscope.reports.base import FAILED

@@ -1,14 +1,225 @@
 """`diagram`: a model as a class diagram, as the dataflow of its forward pass, or as the tree of its modules."""
 
-from bertscope.analyses.diagram.classes import class_diagram
+import dis
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
 from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.modules.class_names import address, is_of, public, type_name
+from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params.tree import tree
 from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertPreTrainedModel, PeftModel
-from bertscope.reports.diagram import ClassReport, DiagramEdge, DiagramNode, GraphReport
+from bertscope.model import BertPreTrainedModel, PeftModel, build
+from bertscope.model.lora import base_model_of
+from bertscope.reports.diagram import (
+    ClassAttribute,
+    ClassBox,
+    ClassLink,
+    ClassReport,
+    DiagramEdge,
+    DiagramNode,
+    GraphReport,
+)
 from bertscope.reports.layer_ranges import expand, is_run
 from bertscope.reports.params import TreeRow
-from bertscope.torch_access import nn
+from bertscope.sources.transformers_models import quiet_transformers
+from bertscope.torch_access import nn, torch
+
+IMPLEMENTATIONS = ("bertscope", "transformers")
+# The settings that add attributes to the classes.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "add_cross_attention = true": {"is_decoder": True, "add_cross_attention": True},
+    "position_embedding_type = relative_key": {"position_embedding_type": "relative_key"},
+    "a class that generates, as BertLMHeadModel": {"architecture": "BertLMHeadModel", "is_decoder": True},
+}
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # an instance has what they contain as its parts
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def class_diagram(
+    model: nn.Module,
+    *,
+    name: str | None = None,
+    around: str | None = None,
+    package: str = "bertscope",
+    nn_module: bool = False,
+) -> ClassReport:
+    """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
+
+    With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class.
+    With `package="transformers"` a BERT of the same architecture and configuration is built from the classes of
+    transformers. Of any other model the classes of its own package are drawn. Raises SelectionError for a class that
+    the model does not have, MissingExtraError without transformers.
+    """
+    own = base_model_of(model)
+    if isinstance(own, BertPreTrainedModel):
+        models = {"": own if package == "bertscope" else _build(own, package)}
+        models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
+    else:
+        models, package = {"": own}, _package_of(own)
+    reader = _Reader(package)
+    for when, instance in models.items():
+        reader.read(instance, when)
+    classes, links = tuple(reader.boxes()), tuple(reader.links.values())
+    if around is not None:
+        classes, links = _around(classes, links, around)
+    return ClassReport(
+        subject=subject(model, name),
+        package=package,
+        package_version=str(getattr(sys.modules.get(package), "__version__", "")),
+        around=around,
+        classes=classes,
+        links=links,
+        nn_module=nn_module,
+    )
+
+
+def _package_of(model: nn.Module) -> str:
+    """Return the package of the first class of a model that is not torch's; torch if all are."""
+    packages = (public(type(module)).__module__.partition(".")[0] for module in model.modules())
+    return next((package for package in packages if package != "torch"), "torch")
+
+
+def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Module:
+    """Build a model of the same class and configuration with other settings, on meta."""
+    if package not in IMPLEMENTATIONS:
+        raise SelectionError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {package!r}")
+    architecture = changes.pop("architecture", type(model).__name__)
+    has_pooler = getattr(model, "pooler", True) is not None
+    if "num_hidden_layers" in changes:
+        changes["pruned_heads"] = {}
+    config = replace(model.config, **changes)
+    if package == "bertscope":
+        return build(config, architecture, add_pooling_layer=has_pooler)
+    options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}
+    with quiet_transformers("--implementation transformers") as transformers, torch.device("meta"):
+        built: nn.Module = getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
+    return built
+
+
+class _Reader:
+    """Collector of classes from instances; the first model that has an attribute decides its type."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.config_class: type | None = None
+        self.classes: dict[type, dict[str, ClassAttribute]] = {}
+        self.links: dict[tuple[str, str, str], ClassLink] = {}
+
+    def read(self, model: nn.Module, when: str) -> None:
+        """Add the classes of a model and of its configuration; a model of other settings adds attributes only."""
+        config = getattr(model, "config", None)
+        self.config_class = None if config is None else type(config)
+        for module in model.modules():
+            if is_of(type(module), self.package):
+                self._read_instance(module, when)
+        if when or self.config_class is None:
+            return
+        self._meet(self.config_class)
+        self.classes[self.config_class] = {field.name: field for field in _fields(self.config_class)}
+
+    def _read_instance(self, module: nn.Module, when: str) -> None:
+        held = _held(module)
+        ancestors = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+        stored = {name for cls in ancestors for name in _stored(cls)}
+        if not when:
+            self._meet(type(module))
+        for cls in (cls for cls in ancestors if cls in self.classes):
+            rest = [name for name in held if name not in stored] if cls is type(module) else []
+            for name in [*_stored(cls), *rest]:
+                if name in held:
+                    self._add(cls, name, held[name], when)
+
+    def _add(self, cls: type, name: str, value: Any, when: str) -> None:
+        found = ClassAttribute(name=name, type=self._type_of(cls, name, value), when=when)
+        if name not in self.classes[cls] or (self.classes[cls][name].type == "None" and value is not None):
+            self.classes[cls][name] = found
+        items = value._modules.values() if type(value) in _CONTAINERS else [value]
+        for part, count in Counter(map(type, items)).items():
+            is_part = issubclass(part, nn.Module) and is_of(part, self.package)
+            if is_part or part is self.config_class:
+                link = ClassLink(owner=cls.__name__, part=part.__name__, attribute=name, count=count, is_part=is_part)
+                self.links.setdefault((link.owner, link.part, name), link)
+
+    def _meet(self, cls: type) -> None:
+        """Add a class and its bases, bases first."""
+        for base in cls.__bases__:
+            if base is not object:
+                self._meet(base) if base is not nn.Module else self.classes.setdefault(base, {})
+        self.classes.setdefault(cls, {})
+
+    def _type_of(self, cls: type, name: str, value: Any) -> str:
+        declared = cls.__init__.__annotations__.get(name)  # type: ignore[misc]
+        if isinstance(declared, type) and isinstance(value, declared):
+            return type_name(declared, self.package)
+        if isinstance(value, nn.ModuleList) and len(value):
+            return f"{type_name(nn.ModuleList, self.package)}[{type_name(type(value[0]), self.package)}]"
+        return "None" if value is None else type_name(type(value), self.package)
+
+    def boxes(self) -> Iterator[ClassBox]:
+        """Yield each class with its attributes in the order in which `__init__` stores them."""
+        for cls, found in self.classes.items():
+            order = dict.fromkeys((*(name for name in _stored(cls) if name in found), *found))
+            yield ClassBox(
+                name=cls.__name__,
+                address=address(cls),
+                bases=tuple(base.__name__ for base in cls.__bases__ if base in self.classes),
+                attributes=tuple(found[name] for name in order),
+            )
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    """Return the public attributes of an instance, submodules and tensors included, that not every module has."""
+    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"}
+    return own | module._modules | module._parameters | module._buffers
+
+
+def _stored(cls: type) -> list[str]:
+    """Return the attributes that the class's own `__init__` stores, in the order of its code."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    return [*_stored_by(code)] if code else []
+
+
+@lru_cache(maxsize=1024)
+def _stored_by(code: CodeType) -> tuple[str, ...]:
+    steps = dis.get_instructions(code)
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname == "STORE_ATTR"))
+
+
+def _fields(config_class: type) -> Iterator[ClassAttribute]:
+    """Yield the parameters of a configuration's constructor, with types and defaults."""
+    for parameter in list(inspect.signature(config_class.__init__).parameters.values())[1:]:  # type: ignore[misc]
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        annotation, default = parameter.annotation, parameter.default
+        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+        if annotation is parameter.empty:
+            kind = type(default).__name__ if default is not None else "Any"
+        shown = repr(default) if isinstance(default, (int, float, str, tuple, list, dict, type(None))) else None
+        yield ClassAttribute(name=parameter.name, type=kind, default=shown)
+
+
+def _around(
+    classes: tuple[ClassBox, ...], links: tuple[ClassLink, ...], name: str
+) -> tuple[tuple[ClassBox, ...], tuple[ClassLink, ...]]:
+    """Return one class, its parts, and the bases of all of these."""
+    known = {box.name: box for box in classes}
+    if name not in known:
+        raise SelectionError(f"no class {name!r} in this model; {suggestion(name, known)}")
+    links = tuple(link for link in links if link.owner == name)
+    wanted, pending = set[str](), [name, *(link.part for link in links)]
+    while pending:
+        box = known[pending.pop()]
+        wanted.add(box.name)
+        pending += box.bases
+    return tuple(box for box in classes if box.name in wanted), links
+
 
 KINDS = ("class", "forward", "tree")
 

@@ -10,8 +10,7 @@ from bertscope.analyses.modules.repeat import Repeated
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import on_meta
 from bertscope.analyses.tracing.inputs import arguments, loss_of, running_module
-from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD, RECOMPUTE
-from bertscope.analyses.tracing.trace import Trace, trace
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport, FlopsRow, OperatorRow, Work
 from bertscope.settings.checkpointing import NONE

@@ -4,22 +4,80 @@ If layers may be equal, three run, or three periods of layers; if their work is 
 Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from bertscope.analyses.flops.conventions import conventions
 from bertscope.analyses.flops.count import flops_report, run_as_it_is, work_tree
 from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
-from bertscope.reports.flops import FlopsReport, Polynomial, SweepPoint
+from bertscope.config import BertConfig
+from bertscope.reports.flops import Convention, FlopsReport, Polynomial, SweepPoint
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
+
+_CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
+_FVCORE = {"aten.native_layer_norm": 5}
+
+
+def conventions(
+    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
+) -> Iterator[Convention]:
+    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
+    total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
+    passes = 3 if training else 1  # forward, and backward as twice the forward
+    yield Convention(
+        name="torch",
+        value=total.matmul_flops,
+        unit="FLOPs",
+        how="matrix products only, a multiply-add is 2, as dispatched",
+        source="torch.utils.flop_counter",
+    )
+    yield Convention(
+        name="macs",
+        value=total.macs,
+        unit="MACs",
+        how="matrix products only, a multiply-add is 1",
+        source="half of torch.utils.flop_counter; the MACs of calflops",
+    )
+    yield Convention(
+        name="calflops",
+        value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
+        unit="FLOPs",
+        how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
+        + ("; backward is 2 x forward, whatever is frozen" if training else ""),
+        source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
+    )
+    if not training:
+        yield Convention(
+            name="fvcore",
+            value=forward.macs + _elementwise(report, _FVCORE),
+            unit="MACs",
+            how="a multiply-add is 1, and LayerNorm 5 for each element",
+            source="fvcore 0.1.5, FlopCountAnalysis",
+        )
+    if config is None:
+        return
+    terms = "6 N + 12 L H Q T" if training else "2 N + 4 L H Q T"
+    share = "" if training else " (a third of a training step)"
+    yield Convention(
+        name="palm",
+        value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
+        unit="FLOPs",
+        how=f"{terms} for each token{share}, with N = {distinct_params:,} parameters, embeddings included",
+        source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
+    )
+
+
+def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
+    """Return the weighted elements of the operators of forward."""
+    return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
+
 
 _SAMPLES = ((1, 2), (1, 3), (1, 4))
 _WITNESS = (3, 7)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
 from bertscope.analyses.memory.step import OPTIMIZER
-from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
 from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20

@@ -23,8 +23,7 @@ from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
-from bertscope.analyses.parallel.shares import rank_groups
-from bertscope.analyses.parallel.strategies import layers_of
+from bertscope.analyses.parallel.strategies import layers_of, rank_groups
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.errors import SelectionError, UnknownValueError, one_line

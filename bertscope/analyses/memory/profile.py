@@ -25,8 +25,16 @@ from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, Memory, MemoryReport, ProcessMemory, RankRow, Timing, Variant
-from bertscope.reports.parallel import TrafficRow
+from bertscope.reports.memory import (
+    BreakEven,
+    Memory,
+    MemoryReport,
+    ProcessMemory,
+    RankRow,
+    Timing,
+    TrafficRow,
+    Variant,
+)
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import implementation_name
 from bertscope.units import bytes_text

@@ -19,8 +19,7 @@ from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing
-from bertscope.reports.parallel import TrafficRow
+from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource

@@ -16,7 +16,7 @@ from bertscope.analyses.memory.step import Loss, ModelStep
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.tracing.inputs import running_module
-from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import RunConfig

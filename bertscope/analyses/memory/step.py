@@ -11,10 +11,9 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.tracing.derived_inputs import WORD_LABELS
-from bertscope.analyses.tracing.inputs import inputs_for, loss_of, with_values
-from bertscope.analyses.tracing.module_tracker import BACKWARD, FORWARD
+from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from bertscope.analyses.memory.events import Block, MemoryTrace
-from bertscope.analyses.tracing.module_tracker import FORWARD
+from bertscope.analyses.tracing.trace import FORWARD
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them

@@ -11,7 +11,7 @@ from bertscope.analyses.memory.fit import Steps, fit_report, on_card
 from bertscope.analyses.page.diff import diff
 from bertscope.analyses.params.count import count
 from bertscope.analyses.params.tree import tree
-from bertscope.analyses.tracing.derived_inputs import positions
+from bertscope.analyses.tracing.inputs import positions
 from bertscope.gpus import Gpu
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from bertscope.reports.parallel import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
+from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
 from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, Parallelism
 from bertscope.torch_access import nn
 

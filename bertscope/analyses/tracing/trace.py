@@ -1,19 +1,102 @@
 """A record of one run of a module: its operators by module and phase, the shapes of inputs and outputs, the calls."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from bertscope.analyses.modules.module_tree import InOut, Shapes
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
-from bertscope.analyses.tracing.module_tracker import ModuleTracker
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.flops import Work
 from bertscope.reports.params import ModuleCall
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import DispatchMode, load_dynamo_later, nn, operator_packet, torch
+from bertscope.torch_access import (
+    DispatchMode,
+    autograd_node,
+    in_backward,
+    load_dynamo_later,
+    nn,
+    operator_packet,
+    torch,
+)
+
+FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+_LABEL = "bertscope_module"
+Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
+
+
+@contextmanager
+def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+    """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
+
+    Modules of TorchScript take no hooks; their operators belong to the module around them.
+
+    `enter(path, module, args, kwargs)` runs before each forward, `leave(path, module, args, kwargs, out)` after it.
+    """
+    with ExitStack() as stack:
+        for name, module in scope.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            at = f"{path}.{name}".strip(".")
+            stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
+            stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))
+        yield
+
+
+class ModuleTracker:
+    """The stack of running modules; calls `entered` with a module's inputs and `left` with its outputs."""
+
+    def __init__(self, entered: Seen = lambda *_: None, left: Seen = lambda *_: None) -> None:
+        self.stack: list[str] = []
+        self.recomputations = 0  # begun so far
+        self.entered, self.left = entered, left
+
+    def current(self) -> tuple[str, str]:
+        """Return the path of the innermost module, and the phase."""
+        if self.stack:
+            return self.stack[-1], RECOMPUTE if in_backward() else FORWARD
+        if in_backward():
+            node = autograd_node()
+            return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
+        return "", FORWARD
+
+    @property
+    def recomputation(self) -> int:
+        """Return the number of the running recomputation; 0 outside."""
+        return self.recomputations if self.stack and in_backward() else 0
+
+    def track(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the modules of `model` are tracked."""
+        return hooks(model, "", self._enter, self._leave)
+
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.stack:  # the operators so far belong to the enclosing module
+            _label(tensors((args, kwargs)), self.stack[-1])
+        elif in_backward():
+            self.recomputations += 1
+        self.stack.append(path)
+        self.entered(path, (args, kwargs))
+
+    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        while self.stack and self.stack.pop() != path:
+            pass  # recomputation may stop in the middle of a module
+        self.left(path, out)
+        _label(tensors(out), path)
+
+
+def _label(outputs: list[torch.Tensor], path: str) -> None:
+    """Label the nodes that computed the outputs; a table of nodes would keep their saved tensors alive."""
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node is not None and _LABEL not in node.metadata:
+            node.metadata[_LABEL] = path
+            pending += [following for following, _ in node.next_functions]
+
 
 _Result = TypeVar("_Result")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bertscope.render.colors import variable
+from bertscope.render.console import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
 from bertscope.render.table import Column

@@ -26,7 +26,7 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
 
             return html(report).encode()
         if suffix in ("svg", "png"):
-            from bertscope.render.timeline.image import image
+            from bertscope.render.timeline.panels import image
 
             return image(report, suffix)
         return (csv(report) if suffix == "csv" else json_report(report)).encode()

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.diagram.dataflow import dataflow
-from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.tracing.derived_inputs import example_inputs
+from bertscope.analyses.diagram.forward import Given, dataflow
+from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.analyses.tracing.trace import shapes, trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build

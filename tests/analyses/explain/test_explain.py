@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.explain.formulas import value_of
+from bertscope.analyses.explain.modules import value_of
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.sources.presets import preset_paths

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.explain.sections import SECTIONS
+from bertscope.analyses.explain.steps import SECTIONS
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.render.explain import section_text, section_title

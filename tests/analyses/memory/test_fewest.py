@@ -8,7 +8,7 @@ import pytest
 
 import bertscope
 from bertscope.analyses.memory.estimate import source_trace
-from bertscope.analyses.memory.ranks.fewest import fewest_report
+from bertscope.analyses.memory.fit import fewest_report
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig

@@ -11,7 +11,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report, so
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
-from bertscope.analyses.parallel.shares import rank_groups
+from bertscope.analyses.parallel.strategies import rank_groups
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import bertscope
-from bertscope.analyses.explain.formulas import value_of
+from bertscope.analyses.explain.modules import value_of
 from bertscope.analyses.params.count import count
 
 

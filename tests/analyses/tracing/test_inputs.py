@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import bertscope
-from bertscope.analyses.tracing.derived_inputs import known_shapes
+from bertscope.analyses.tracing.inputs import known_shapes
 
 COMMANDS = ("estimate", "flops", "fit --budget 1GiB", "profile", "count --shapes", "tree --shapes", "report -o x.html")
 TAKES = "BertModel.forward takes input_ids=BxS:int64, attention_mask=BxS:int64, token_type_ids=BxS:int64, "

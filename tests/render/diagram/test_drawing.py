@@ -14,8 +14,8 @@ import pytest
 import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.model import CLASSES, build
-from bertscope.render.diagram import diagram as renderer
-from bertscope.render.diagram.texts import group_label
+from bertscope.render import diagram as renderer
+from bertscope.render.diagram import group_label
 from tests.conftest import needs_graphviz
 from tests.render.diagram.test_mermaid import nasty_reports
 

@@ -17,7 +17,7 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
-from bertscope.render.diagram.mermaid import mermaid, source
+from bertscope.render.diagram import mermaid, source
 from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
 from tests.conftest import ROOT
 from tests.node_packages import node_packages

@@ -21,11 +21,11 @@ from bertscope.analyses.flops.sweep import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.page.explore import explore
 from bertscope.analyses.tracing.trace import shapes
-from bertscope.api.given import source_of
+from bertscope.api.asked import source_of
 from bertscope.commands.explore import around, explained
 from bertscope.config import BertConfig
 from bertscope.model import build
-from bertscope.render.explore.keys import BINDINGS
+from bertscope.render.explore.app import BINDINGS
 from bertscope.render.explore.text import bar, details, matches, next_precision
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig

@@ -16,7 +16,7 @@ import pytest
 from bertscope import load
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.errors import BertscopeError
-from bertscope.render.colors import variable
+from bertscope.render.console import variable
 from bertscope.render.timeline.panels import COLORS, pictured
 from bertscope.render.timeline.timeline import check_suffix, timeline
 from bertscope.reports.base import Subject

@@ -5,14 +5,177 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise, product
 
-from bertscope.errors import BertscopeError, MissingExtraError
-from bertscope.render.diagram.mermaid import mermaid, source
-from bertscope.render.diagram.texts import arrows, attributes, conditions, group_label, node_lines, title
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
+from bertscope.render import footer
 from bertscope.render.page.templating import filled, markup
-from bertscope.reports.diagram import ClassBox, ClassReport, DiagramNode, GraphReport
-from bertscope.units import visible
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
+from bertscope.units import count_text, tensors_text, visible
+
+MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
+MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
+_RESERVED = {"end", "class", "classDef", "click", "default", "direction", "flowchart", "graph", "href", "linkStyle",
+             "style", "subgraph"}  # fmt: skip
+_ESCAPES = str.maketrans({'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"})
+_VALUE, _BOUNDARY = ('("', '")'), ('(["', '"])')
+_SHAPES = {"input": _BOUNDARY, "output": _BOUNDARY, "tensor": _VALUE, "scalar": _VALUE, "parameter": ('[("', '")]')}
+
+
+def mermaid(report: ClassReport | GraphReport) -> str:
+    """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
+    written = source(report)
+    edges = len(report.edges) if isinstance(report, GraphReport) else 0
+    remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
+    if edges > MAX_EDGES:
+        raise SelectionError(f"the diagram has {edges:,} arrows and Mermaid takes at most {MAX_EDGES}; {remedy}")
+    if len(written) > MAX_CHARACTERS:
+        size = f"{len(written):,} characters and Mermaid draws at most {MAX_CHARACTERS:,}"
+        raise SelectionError(f"the diagram has {size}; {remedy}")
+    return written
+
+
+def source(report: ClassReport | GraphReport) -> str:
+    """Return the text, at any length."""
+    in_yaml = visible(title(report)).replace("\\", "\\\\").replace('"', '\\"')
+    body = _classes_of_mermaid(report) if isinstance(report, ClassReport) else _flowchart(report)
+    return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
+
+
+# ---- classDiagram ----
+
+
+def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
+    yield "classDiagram"
+    for box in report.drawn_classes:
+        yield from _class(box, report.package)
+    for box in report.drawn_classes:
+        for base in box.bases:
+            yield f"  {base} <|-- {box.name}"
+    for link in report.links:
+        arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
+        middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
+        yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
+    for box in report.drawn_classes:
+        if lines := _joined(conditions(box)):
+            yield f'  note for {box.name} "{lines}"'
+
+
+def _class(box: ClassBox, package: str) -> Iterator[str]:
+    head = f'  class {box.name}["{_escaped(box.address.removeprefix(package))}"]'
+    if not box.attributes:
+        yield head
+        return
+    yield f"{head} {{"
+    for attribute in attributes(box):
+        # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
+        member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+        yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
+    yield "  }"
+
+
+# ---- flowchart ----
+
+
+def _flowchart(report: GraphReport) -> Iterator[str]:
+    yield f"flowchart {report.direction}"
+    yield from _group_of_mermaid("", report, 1)
+    for edge, lines in arrows(report):
+        label = f'|"{_joined(lines)}"|' if lines else ""
+        yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
+
+
+def _group_of_mermaid(path: str, report: GraphReport, level: int) -> Iterator[str]:
+    """Yield the nodes of one open module, then the modules open in it."""
+    indent = "  " * level
+    for node in report.nodes:
+        if node.group == path:
+            opening, closing = _SHAPES.get(node.role, ('["', '"]'))
+            yield f"{indent}{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
+            yield from _group_of_mermaid(group.path, report, level + 1)
+            yield f"{indent}end"
+
+
+def _id(ident: str) -> str:
+    return f"{ident}_" if ident in _RESERVED else ident
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "<br/>".join(map(_escaped, lines))
+
+
+def _escaped(written: str) -> str:
+    return visible(written).translate(_ESCAPES)
+
+
+def title(report: ClassReport | GraphReport) -> str:
+    """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`.
+
+    Classes and modules are the same with each kernel of attention.
+    """
+    is_forward = isinstance(report, GraphReport) and report.diagram == "forward"
+    subject = report.subject if is_forward else replace(report.subject, attention=None)
+    parts = [footer.title(replace(report, subject=subject))]
+    if isinstance(report, ClassReport):
+        parts.append(f"classes of {report.package} {report.package_version}".rstrip())
+        parts += [f"around {report.around}"] if report.around else []
+    else:
+        parts += [report.path] if report.path else []
+        size = f"forward at batch {report.batch}, seq {report.seq}"
+        parts.append(size if is_forward else "modules with their parameters in all copies")
+        parts += [f"{report.cache} cached"] if report.cache else []
+    return ", ".join(parts)
+
+
+def node_lines(node: DiagramNode) -> list[str]:
+    """Return the lines in a box: its name, its type or arguments, its shape or parameters."""
+    name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
+    if node.role in ("function", "scalar"):
+        return [f"{name} {node.detail}".rstrip()]
+    lines = [name, *([node.detail] if node.detail and node.detail != node.name else [])]
+    if node.shape is not None:
+        lines.append(tensors_text([node.shape]))
+    if node.params is not None:
+        lines.append(f"{count_text(node.params)} params" if node.params else "no params")
+    return lines
+
+
+def arrows(report: GraphReport, is_narrow: bool = False) -> Iterator[tuple[DiagramEdge, list[str]]]:
+    """Yield each arrow with its lines: the views of the tensor, and its shape unless a box at an end shows it.
+
+    The views are one line, or, for a narrow drawing, a line each.
+    """
+    shown = {node.id: node.shape for node in report.nodes}
+    for edge in report.edges:
+        is_shown = edge.shape in (shown[edge.source], shown[edge.target])
+        shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
+        views = edge.views if is_narrow or not edge.views else [", ".join(edge.views)]
+        yield edge, [*views, *shapes]
+
+
+def group_label(group: DiagramGroup) -> str:
+    """Return `0-11 (12 x): BertLayer`."""
+    copies = f" ({group.copies} x)" if group.copies > 1 else ""
+    return f"{group.name}{copies}: {group.type}"
+
+
+def attributes(box: ClassBox) -> Iterator[str]:
+    """Yield `int vocab_size = 30522`, for every attribute."""
+    for attribute in box.attributes:
+        default = "" if attribute.default is None else f" = {attribute.default}"
+        yield f"{attribute.type} {attribute.name}{default}"
+
+
+def conditions(box: ClassBox) -> Iterator[str]:
+    """Yield `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
+    for attribute in box.attributes:
+        if attribute.when:
+            yield f"{attribute.name}: with {attribute.when}"
+
 
 __all__ = ["dot", "html", "inline_svg", "mermaid", "svg", "width_points"]
 
