@@ -11,18 +11,18 @@ TYPE_CHECKING = False  # not from `typing`: the working directory may contain a 
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.analyses.check.check import check as check
     from bertscope.analyses.check.doctor import doctor as doctor
-    from bertscope.api.checkpoint import verify as verify
+    from bertscope.api.counts import count as count
+    from bertscope.api.counts import flops as flops
+    from bertscope.api.counts import tree as tree
+    from bertscope.api.counts import verify as verify
     from bertscope.api.explain import diagram as diagram
     from bertscope.api.explain import explain as explain
-    from bertscope.api.flops import flops as flops
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
     from bertscope.api.memory import fits as fits
     from bertscope.api.memory import profile as profile
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
-    from bertscope.api.params import count as count
-    from bertscope.api.params import tree as tree
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
     from bertscope.config import Lora as Lora
@@ -53,14 +53,14 @@ _HOMES = {
     "BertscopeError": "bertscope.errors",
     "load": "bertscope.sources.find",
     "build": "bertscope.model",
-    "count": "bertscope.api.params",
-    "tree": "bertscope.api.params",
+    "count": "bertscope.api.counts",
+    "tree": "bertscope.api.counts",
     "check": "bertscope.analyses.check.check",
-    "flops": "bertscope.api.flops",
+    "flops": "bertscope.api.counts",
     "diagram": "bertscope.api.explain",
     "diff": "bertscope.api.page",
     "report": "bertscope.api.page",
-    "verify": "bertscope.api.checkpoint",
+    "verify": "bertscope.api.counts",
     "read_checkpoint": "bertscope.checkpoints.reading",
     "explain": "bertscope.api.explain",
     "estimate": "bertscope.api.memory",

@@ -19,7 +19,7 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     for number in (expected, 0 if trainable is None else trainable):
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"a number of parameters is an integer; got {number!r}")
-    from bertscope.analyses.params.count import count
+    from bertscope.analyses.params import count
 
     report = count(model, by="group")
     totals = report.totals

@@ -72,7 +72,7 @@ def screen(name: str) -> str:
     """Return the screen of `explore` with 24 lines and all numbers."""
     import asyncio
 
-    from bertscope.analyses.page.explore import explore
+    from bertscope.analyses.page import explore
     from bertscope.render.explore.app import Explorer
     from bertscope.settings.run_config import RunConfig
     from bertscope.sources.find import load

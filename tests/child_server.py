@@ -37,7 +37,7 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 class ForkedChild:
     """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
 
-    def __init__(self, entry: str = "bertscope.analyses.memory.profile_worker:main") -> None:
+    def __init__(self, entry: str = "bertscope.analyses.memory.profile_job:main") -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
         self._server = request(_server(), {"paths": _paths(), "entry": entry}, [stdin, stdout, stderr])
         self.pid = number(self._server)
@@ -69,7 +69,7 @@ class ForkedChild:
 def forking() -> Iterator[None]:
     """Fork the children of `profile` and `sweep` from the server."""
     from bertscope.analyses.memory import profile
-    from bertscope.analyses.sweep import engines
+    from bertscope.analyses.sweep import pool as engines
 
     worker = partial(ForkedChild, engines.ENTRY)
     with pytest.MonkeyPatch.context() as patch:

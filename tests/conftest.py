@@ -204,7 +204,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 def _each_trace_once(once: Callable) -> Iterator[None]:
     """Trace each run of a configuration once for all tests (traces and FLOP reports are frozen); ask torch once."""
     from bertscope.analyses.check import doctor
-    from bertscope.analyses.flops.sweep import FlopsRun
+    from bertscope.analyses.flops import FlopsRun
     from bertscope.analyses.memory import estimate
     from bertscope.sources.bert import BertSource
     from bertscope.sources.transformers_models import TransformersSource
@@ -228,7 +228,7 @@ def _each_trace_once(once: Callable) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _one_more_length() -> Iterator[None]:
     """Let a page ask for one length beside its own: its tables grow with the lengths, not the laws."""
-    from bertscope.analyses.page import report
+    from bertscope.analyses import page as report
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "LENGTHS", (64,))

@@ -39,7 +39,7 @@ MAY = {
     "progress": "",
     "calibrations": f"{BASE} gpus text_files",
     "text_files": f"{BASE} <yaml>",
-    "checkpoints": f"{BASE} text_files",
+    "checkpoints": f"{BASE} text_files bertscope",
     "sources": f"{BASE} config settings gpus text_files checkpoints <yaml>",
     "torch_import": "errors",
     "torch_access": "errors torch_import <torch>",
@@ -90,7 +90,7 @@ ORDER = """
 modules
 tracing
 params
-flops diagram checkpoint parallel
+flops diagram parallel verify
 memory explain
 page check sweep calibrate
 """

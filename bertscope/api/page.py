@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bertscope.analyses.page import diff as differences
-from bertscope.analyses.page.report import STAGES, page_report
+from bertscope.analyses import page as differences
+from bertscope.analyses.page import STAGES, page_report
 from bertscope.api.asked import Asked, Model, TrainingArguments
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu

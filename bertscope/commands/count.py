@@ -114,8 +114,8 @@ def count(
     def report_of(one: ModelOptions) -> CountReport:
         """Return the report of one model."""
         source, built = one.built(freeze)
-        from bertscope.analyses.modules.freeze import untie as separate
-        from bertscope.analyses.params.count import count as analyse
+        from bertscope.analyses.modules.totals import untie as separate
+        from bertscope.analyses.params import count as analyse
 
         found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
         if untie:
@@ -138,8 +138,7 @@ def _expected(text: str) -> int:
 
 def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> "Stored":
     """Show the contents of a checkpoint; torch is not imported."""
-    from bertscope.analyses.checkpoint.stored import stored_report
-    from bertscope.checkpoints.reading import read_checkpoint
+    from bertscope.checkpoints.reading import read_checkpoint, stored_report
 
     report = stored_report(read_checkpoint(path), by=by)
     out.show(report)

@@ -45,7 +45,7 @@ def diff(
         ModelOptions(model=name, architecture=architecture, attention=attention, lora=lora, download=download).found()
         for name in (a, b)
     )
-    from bertscope.analyses.page.diff import diff as analyse
+    from bertscope.analyses.page import diff as analyse
 
     report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)
     out.show(report)

@@ -48,7 +48,7 @@ def explore(
     """
     _check_terminal()
     source = model.found()
-    from bertscope.analyses.page.explore import explore as analyse
+    from bertscope.analyses.page import explore as analyse
     from bertscope.api.asked import Asked
     from bertscope.render.explore.app import run as show
 

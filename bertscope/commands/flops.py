@@ -49,7 +49,7 @@ def flops(
     def report_of(one: ModelOptions) -> FlopsReport:
         """Return the report of one model."""
         source = one.found()
-        from bertscope.api import flops as counting
+        from bertscope.api import counts as counting
 
         report = counting.flops(source, layers=run.layers)
         if depth is None:

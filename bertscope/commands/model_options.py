@@ -129,7 +129,7 @@ class ModelOptions:
             without_meta_kernels()
         else:  # what else a model runs to build itself is not known
             load_meta_kernels()
-        from bertscope.analyses.modules.freeze import freeze  # torch is imported from here on
+        from bertscope.analyses.modules.totals import freeze  # torch is imported from here on
 
         built = source.build()
         freeze(built, freeze_patterns or ())

@@ -25,7 +25,7 @@ from bertscope.reports.memory import NO, UNCERTAIN, YES
 from bertscope.reports.sweep import COMPUTED, REFUSED, SweepReport, SweepRow
 
 if TYPE_CHECKING:
-    from bertscope.analyses.sweep.tasks import Task
+    from bertscope.analyses.sweep.grid import Task
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
 _LARGEST = 2**63  # bytes, FLOPs: no point has more
@@ -228,8 +228,7 @@ def sweep(
     A row is in FILE as soon as its point is computed: the same command goes on after an interruption and computes no
     point twice. At the end the rows are in the order of the grid. Exit code 1 if a point has no estimate.
     """
-    from bertscope.analyses.sweep.grid import read_grid
-    from bertscope.analyses.sweep.tasks import tasks_of, usable_cores
+    from bertscope.analyses.sweep.grid import read_grid, tasks_of, usable_cores
 
     address = _check(engine, workers, address)
     found = read_grid(grid, allow_code=allow_code)
@@ -268,14 +267,14 @@ def _check(engine: str, workers: int | None, address: str | None) -> str:
         return ""
     if find_spec({"ray": "ray", "dask": "distributed"}[engine]) is None:
         raise MissingExtraError(f"--engine {engine}", engine)
-    from bertscope.analyses.sweep.engines import cluster_address
+    from bertscope.analyses.sweep.pool import cluster_address
 
     return cluster_address(engine, address)
 
 
 def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str) -> Iterator[SweepRow]:
     """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
-    from bertscope.analyses.sweep.engines import dask_rows, local_rows, ray_rows
+    from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
 
     yield from (point for point in points if isinstance(point, SweepRow))
     tasks = [point for point in points if not isinstance(point, SweepRow)]

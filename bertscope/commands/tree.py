@@ -88,7 +88,7 @@ def tree(
     if is_torchinfo:
         show_as_torchinfo(source, built, depth, layout.chosen(), out, found)
         return
-    from bertscope.analyses.params.tree import tree as analyse
+    from bertscope.analyses.params import tree as analyse
 
     report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
     out.show(report)
@@ -110,7 +110,7 @@ def show_as_torchinfo(
     shapes: Any = None,
 ) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
-    from bertscope.analyses.params.tree import tree as analyse
+    from bertscope.analyses.params import tree as analyse
 
     report = analyse(model, name=source.name, folded=False, shapes=shapes)
     out.show(report, view="torchinfo", columns=columns, depth=depth)

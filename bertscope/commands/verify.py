@@ -60,7 +60,7 @@ def verify(
     """
     stored = read_checkpoint(weights_path(checkpoint or model, download=download))  # before torch is imported
     source = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download).found()
-    from bertscope.analyses.checkpoint.verify import verify as analyse
+    from bertscope.analyses.verify import verify as analyse
 
     report = analyse(source, stored, dtype=dtype, allow=allow or ())
     out.show(report)

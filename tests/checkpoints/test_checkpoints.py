@@ -19,12 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.analyses.checkpoint.stored import stored_report
 from bertscope.checkpoints.files import Budget
-from bertscope.checkpoints.reading import read_checkpoint
-from bertscope.checkpoints.rebuilt import BadPickle
+from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.checkpoints.safetensors import DTYPES
-from bertscope.checkpoints.torch_files import described
+from bertscope.checkpoints.torch_files import BadPickle, described
 from bertscope.errors import BertscopeError, SourceError
 
 

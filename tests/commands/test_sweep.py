@@ -105,7 +105,7 @@ def test_a_grid_runs_code_only_with_allow_code(cli, folder, name):
 @pytest.mark.parametrize("engine", ["ray", "dask"])
 @pytest.mark.parametrize("words", [[], ["--address", "local"]])
 def test_no_engine_starts_a_cluster(monkeypatch, engine, words):
-    from bertscope.analyses.sweep.engines import cluster_address
+    from bertscope.analyses.sweep.pool import cluster_address
 
     for variable in ("RAY_ADDRESS", "DASK_SCHEDULER_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
+from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.profile_job import Job
-from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import run_model
-from bertscope.analyses.page.explore import explore
+from bertscope.analyses.page import explore
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.settings.run_config import RunConfig
@@ -267,7 +267,7 @@ def test_explore_sums_adapters_into_their_layers():
 
 
 def test_the_commands_of_a_page_name_the_adapters():
-    from bertscope.analyses.page.report import page_report
+    from bertscope.analyses.page import page_report
     from bertscope.render.page import report as renderer
 
     page = page_report([adapted("r=4")], [[RunConfig(batch=1, seq=8)]], None, None)

@@ -12,9 +12,8 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.checkpoint.stored import stored_report
-from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.analyses.flops import FlopsRun, flops_model
+from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 

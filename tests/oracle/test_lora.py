@@ -16,9 +16,9 @@ with warnings.catch_warnings():
 from peft.utils import get_peft_model_state_dict
 
 import bertscope
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.modules.freeze import freeze
+from bertscope.analyses.modules.totals import freeze
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.model import CLASSES, PeftModel, build
 from bertscope.settings.optimizers import OPTIMIZERS

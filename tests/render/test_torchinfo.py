@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.params.tree import tree
+from bertscope.analyses.params import tree
 from bertscope.errors import SelectionError
 from bertscope.render.console import Target
 from bertscope.render.torchinfo import table

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.params.count import count
+from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, SelectionError

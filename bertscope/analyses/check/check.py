@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.params.count import counts
+from bertscope.analyses.params import counts
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
@@ -172,7 +172,7 @@ class Witness:
             from bertscope.analyses.memory.estimate import estimate_memory
 
             return estimate_memory(self.model.source, run).peak.peak_bytes
-        from bertscope.analyses.flops.sweep import FlopsRun
+        from bertscope.analyses.flops import FlopsRun
 
         variant = FlopsRun(source=self.model.source, run=run)
         return variant.at(run.batch, run.seq).rows[0].total.matmul_flops

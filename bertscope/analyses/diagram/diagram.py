@@ -11,9 +11,9 @@ from types import CodeType
 from typing import Any
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
-from bertscope.analyses.modules.class_names import address, is_of, public, type_name
+from bertscope.analyses.modules.module_tree import address, is_of, public, type_name
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params.tree import tree
+from bertscope.analyses.params import tree
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel, PeftModel, build
 from bertscope.model.lora import base_model_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from bertscope.analyses.modules.class_names import type_name
-from bertscope.analyses.modules.module_tree import fold, read
+from bertscope.analyses.modules.module_tree import fold, read, type_name
 from bertscope.analyses.modules.repeat import equal_layers
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy

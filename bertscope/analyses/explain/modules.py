@@ -11,10 +11,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from bertscope.analyses.flops.count import flops_report, run_as_it_is
+from bertscope.analyses.flops import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Held, Node, fold, read
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params.tree import tree
+from bertscope.analyses.params import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace

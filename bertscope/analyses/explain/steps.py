@@ -11,9 +11,9 @@ from math import prod
 from typing import Any
 
 from bertscope.analyses.explain.modules import explain_modules, formula
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params.count import count
+from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.errors import SelectionError, suggestion

@@ -11,11 +11,10 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import AllocatorSettings, replayed, requests
-from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.events import MemoryTrace, repeated_events, same_events
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
 from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_workspace_bytes, cuda_semantics
-from bertscope.analyses.memory.repeat_events import repeated_events, same_events
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths

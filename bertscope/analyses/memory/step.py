@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
-from bertscope.analyses.modules.freeze import freeze
+from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertscope.analyses.modules.freeze import freeze
 from bertscope.analyses.modules.module_tree import Node, fold, moved
+from bertscope.analyses.modules.totals import freeze
 from bertscope.errors import SelectionError
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.sources.model_source import ModelSource

@@ -1,16 +1,20 @@
 """The sums of each convention, and the ties, of any module's tree."""
 
 import json
+from collections.abc import Iterable
+from copy import deepcopy
+from fnmatch import fnmatchcase
 from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.modules.module_tree import Held, Node
 from bertscope.config import BertConfig
+from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Subject, Tie, Totals
 from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
-from bertscope.torch_access import torch
+from bertscope.torch_access import nn, torch
 from bertscope.units import BF16, FP32, PRECISIONS
 
 
@@ -91,3 +95,56 @@ def _plain(config: object) -> dict[str, Any] | None:
     """Return a configuration of transformers as JSON data."""
     to_dict = getattr(config, "to_dict", None)
     return json.loads(json.dumps(to_dict(), default=str)) if callable(to_dict) else None
+
+
+# ---- freezing of the parameters that match patterns ----
+
+
+def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Set `requires_grad` to False for the parameters that match a pattern.
+
+    A pattern is a glob over parameter paths (`*.bias`) or consecutive path components (`embeddings`,
+    `encoder.layer.0`, `LayerNorm`). Raises SelectionError for a pattern that matches nothing.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        forms = (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*")
+        chosen = [parameter for path, parameter in named if any(fnmatchcase(path, form) for form in forms)]
+        if not chosen:
+            tops = sorted({path.split(".")[0] for path, _ in named})
+            raise SelectionError(
+                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a path "
+                f"('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
+            )
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+
+
+# ---- separation of the tensors that a model holds under several names ----
+
+
+def untie(model: nn.Module) -> int:
+    """Give each further name of a shared parameter or module a separate one; return the number of parameters added.
+
+    The new tensors are on meta, so the model can be counted and not run.
+    """
+    before = sum(parameter.numel() for parameter in model.parameters() if not nn.parameter.is_lazy(parameter))
+    _separate(model, {id(model)}, set(), (model,))
+    after = sum(parameter.numel() for parameter in model.parameters() if not nn.parameter.is_lazy(parameter))
+    return after - before
+
+
+def _separate(module: nn.Module, modules: set[int], tensors: set[int], above: tuple[nn.Module, ...]) -> None:
+    """Replace the parameters of this module and the modules below it that were met before."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not nn.parameter.is_lazy(parameter):
+            if id(parameter) in tensors:
+                empty = torch.empty_like(parameter, device="meta")
+                parameter = module._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            tensors.add(id(parameter))
+    for name, child in module._modules.items():
+        if child is not None and not any(child is parent for parent in above):
+            if id(child) in modules:
+                child = module._modules[name] = deepcopy(child)
+            modules.add(id(child))
+            _separate(child, modules, tensors, (*above, child))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import metadata
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, SourceError
+import bertscope
+from bertscope.errors import BertscopeError, MissingExtraError, SourceError
+from bertscope.gpus import Gpu, find_gpu
+from bertscope.reports.base import FAILED
+from bertscope.reports.json import typed
+from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.settings.resolve import Layer, Point, check_use, merged, points, unknown_setting
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import DEFAULTS, SWEPT
+from bertscope.settings.run_config import DEFAULTS, INSTALLED, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import refuse_code
 from bertscope.text_files import read_text, read_yaml, readable
 
@@ -87,3 +97,130 @@ def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid
         sizes = " x ".join(f"{len(found)} {name}" for name, found in layer.items() if len(found) > 1)
         raise SourceError(f"{number:,} points ({sizes}); a grid has at most {MAX_POINTS:,}", where=f"{file}:1")
     return Grid(path=file, layer=layer)
+
+
+# ---- the points of a grid as tasks: plain data, so that any process with the same versions computes them ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A point with all that its computation needs, as plain data, so that any process can compute it."""
+
+    key: str
+    point: dict[str, Any]
+    source: tuple[str, dict[str, Any]]  # the class of the source, and its data
+    run_config: RunConfig
+    threads: int
+    unused: tuple[str, ...] = ()  # the settings of the grid that have no effect at the point
+    budget_bytes: int | None = None
+    card: Gpu | None = None
+    context_bytes: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Return what points have in common that share traces and verifications: source, run, checkpointing.
+
+        The more of the first fields are equal, the more they share.
+        """
+        run = asdict(self.run_config) | {"batch": 1, "seq": 1}
+        last = {name: run.pop(name) for name in ("checkpointing", "reentrant")}
+        return json.dumps(self.source), json.dumps(run), json.dumps(last)
+
+    def to_json(self) -> str:
+        """Return the task as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Return the task that `to_json` wrote."""
+        found: Task = typed(cls, json.loads(text), "task")
+        return found
+
+    def row(self, **content: Any) -> SweepRow:
+        """Return the row of this point with the content."""
+        return SweepRow(key=self.key, point=self.point, unused=self.unused, versions=self.versions, **content)
+
+
+def tasks_of(grid: Grid) -> list[Task | SweepRow]:
+    """Return each point once, in the order of the grid: its task, or its row if its settings exclude each other."""
+    found: dict[str, Task | SweepRow] = {}
+    for point in grid.points():
+        task = task_of(point, has_precision="precision" in grid.layer)
+        found.setdefault(task.key, task)
+    return list(found.values())
+
+
+def task_of(point: Point, *, has_precision: bool = True) -> Task | SweepRow:
+    """Return the task of a point, or its row if its settings exclude each other.
+
+    Without a precision, parameters of own code keep their dtypes.
+    """
+    settings = {name: plain(value) for name, value in point.values.items()}
+    settings["threads"] = settings["threads"] or default_threads()
+    try:
+        if point.error is not None:
+            raise point.error
+        model, run_config, limit = point.records
+        source = _source(model.model, model.architecture, model.attention, model.pooler, model.lora)
+        if source.has_own_dtypes and not has_precision:
+            run_config = replace(run_config, precision=STORED)
+        settings |= {name: plain(value) for name, value in run_config.flat().items()}
+        kind, data = type(source).__name__, source.to_data()
+    except BertscopeError as error:
+        found = versions()
+        content = _hash(settings, found, str(error))
+        outcome = FAILED if isinstance(error, MissingExtraError) else REFUSED
+        return SweepRow(key=content, point=settings, versions=found, outcome=outcome, error=str(error))
+    is_bert = kind == "BertSource" and run_config.implementation != INSTALLED
+    found = versions() if is_bert else versions("transformers", "peft")
+    card = find_gpu(limit.gpu) if limit.gpu else None
+    return Task(
+        key=_hash(settings, found, kind, data, asdict(card) if card else None, _own_code(model.model)),
+        point=settings, unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config,
+        threads=settings["threads"], budget_bytes=card.memory_bytes if card else limit.budget, card=card,
+        context_bytes=limit.context, versions=found,
+    )  # fmt: skip
+
+
+def _hash(*content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _source(model: str, head: str | None, attention: str | None, pooler: bool | None, lora: str | None) -> ModelSource:
+    return find(model, architecture=head, attention=attention, add_pooling_layer=pooler, lora=lora)
+
+
+@cache
+def _own_code(model: str) -> str:
+    """Return the hash of the file in `file.py:attribute`; empty for another model."""
+    file = Path(model.rpartition(":")[0])
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
+
+
+@cache
+def default_threads() -> int:
+    """Return the number of threads that torch uses by default; temporaries of CPU kernels depend on it."""
+    try:
+        return max(int(os.environ.get("OMP_NUM_THREADS", "")), 1)
+    except ValueError:
+        return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions(*others: str) -> dict[str, str]:
+    """Return the versions that a result depends on: of bertscope, of torch, and of those other packages that exist."""
+    found = {"bertscope": bertscope.__version__}
+    for name in dict.fromkeys(("torch", *others)):
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -14,7 +14,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import overhead
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
-from bertscope.analyses.sweep.tasks import Task, versions
+from bertscope.analyses.sweep.grid import Task, versions
 from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
 from bertscope.reports.base import FAILED

@@ -27,8 +27,8 @@ from bertscope.render.page.commands import (
 )
 from bertscope.render.page.templating import markup, page
 from bertscope.render.table import Column, csv_only, csv_text, number
-from bertscope.render.timeline.html import memory_charts
 from bertscope.render.timeline.panels import part_name, run_text
+from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand

@@ -1,5 +1,6 @@
 """Live bytes over a step, as a picture (HTML, SVG, PNG) or as data (CSV, JSON); nothing is computed here."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from operator import attrgetter
@@ -7,12 +8,179 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import SelectionError, install_command
-from bertscope.render.table import csv_only, csv_text, values
-from bertscope.render.timeline.panels import COLORS, variant_name
+from bertscope.render.console import variable
+from bertscope.render.footer import title
+from bertscope.render.page.templating import page
+from bertscope.render.table import Column, csv_only, csv_text, values
+from bertscope.render.timeline.panels import (
+    COLORS,
+    Panel,
+    PhaseMark,
+    Pictured,
+    part_name,
+    pictured,
+    run_text,
+    variant_name,
+)
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport
-from bertscope.texts import in_language
-from bertscope.units import json_text
+from bertscope.texts import in_language, say, word
+from bertscope.units import bytes_text, html_text, json_text
+
+_TITLE = {"size": 13}  # as the other words of a chart
+_LABEL = {"showarrow": False, "bgcolor": "var(--paper)", "borderpad": 1}  # it covers the lines behind it
+
+
+def html(report: MemoryReport) -> str:
+    """Return the page."""
+    return page("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
+
+
+def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
+    """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
+    picture = pictured(report)
+    obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
+    peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
+    has_paths = any(phase.path for _, phase in peaks)
+    return {
+        "run": f"{_run(report)}; {report.machine}" if "measured" in obtained else _run(report),
+        "colors": {part_name(part): variable("part", part) for part in picture.parts},
+        "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
+        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
+        "peaks": peaks,
+        "is_highest": lambda row: row[1] == row[0].memory.peak,
+    }
+
+
+def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
+    """Return the chart of one variant in plotly's words."""
+    areas = [_area(panel, picture, part) for part in picture.parts]
+    peak = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
+    lines = max((mark.row for shown in picture.panels for mark in shown.marks), default=0)
+    top = picture.top * (1 + 0.12 * lines)  # space for the names that are below others
+    return {
+        "data": [*areas, _total(panel), _peak(panel, peak)],
+        "layout": {
+            "hovermode": "x unified",
+            "hoverlabel": {"namelength": -1},
+            "showlegend": False,
+            "legend": {"traceorder": "reversed"},
+            "margin": {"l": 60, "r": 16, "t": 8, "b": 42},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 13},
+            "xaxis": {
+                "title": {"text": say("order"), "standoff": 12, "font": _TITLE},
+                "range": [0, max(len(panel.samples) - 1, 1)],
+                "unifiedhovertitle": {"text": f"{say('sample')} %{{x}}"},  # the index in the CSV
+                "showticklabels": False,
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "title": {"text": say("live_memory", unit=picture.unit), "font": _TITLE},
+                "range": [0, top],
+                "zeroline": False,
+            },
+            "shapes": [_line(mark) for mark in panel.marks if mark.start],
+            "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
+        },
+    }
+
+
+def _area(panel: Panel, picture: Pictured, part: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": part_name(part),
+        "y": [round(height, 5) for height in picture.heights(panel, part)],
+        "customdata": [bytes_text(getattr(sample.parts, part)) for sample in panel.samples],
+        "hovertemplate": "%{customdata}",
+        "stackgroup": "parts",
+        "mode": "lines",
+        "line": {"width": 0, "shape": "hv", "color": variable("part", part)},
+        "fillcolor": variable("part", part),
+    }
+
+
+def _total(panel: Panel) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": say("total"),
+        "y": [0] * len(panel.samples),
+        "customdata": [
+            f"{bytes_text(sample.parts.total)}{say('comma')}{word('phase', sample.phase)}" for sample in panel.samples
+        ],
+        "hovertemplate": "%{customdata}",
+        "mode": "lines",
+        "line": {"width": 0, "color": "rgba(0,0,0,0)"},
+    }
+
+
+def _peak(panel: Panel, height: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": [panel.peak_index],
+        "y": [height],
+        "mode": "markers",
+        "marker": {"size": 9, "line": {"width": 1}},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
+
+
+def _peak_words(panel: Panel, height: float) -> dict[str, Any]:
+    return {
+        "text": f"<b>{panel.peak_text}</b>",
+        "x": panel.peak_index,
+        "y": height,
+        "xanchor": "right" if panel.peak_near_end else "left",
+        "yanchor": "bottom",
+        "xshift": -5 if panel.peak_near_end else 5,
+        **_LABEL,
+    }
+
+
+def _line(mark: PhaseMark) -> dict[str, Any]:
+    return {"type": "line", "x0": mark.start, "x1": mark.start, "y0": 0, "y1": 1, "yref": "paper",
+            "line": {"width": 1, "dash": "dash"}}  # fmt: skip
+
+
+def _words(mark: PhaseMark) -> dict[str, Any]:
+    return {
+        "text": f"{html_text(mark.phase)}<br>{mark.peak_text}",
+        "x": mark.end if mark.at_end else mark.start,
+        "y": 1,
+        "yref": "paper",
+        "xanchor": "right" if mark.at_end else "left",
+        "align": "right" if mark.at_end else "left",
+        "yanchor": "top",
+        "xshift": -3 if mark.at_end else 3,
+        "yshift": -36 * mark.row,
+        **_LABEL,
+        "font": {"size": 11},
+    }
+
+
+def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
+    """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
+    return [
+        Column("checkpointing", lambda row: variant_name(row[0])),
+        *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
+        Column("phase", lambda row: word("phase", row[1].phase)),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        *(_part_column(part) for part in parts),
+        Column("operator", lambda row: row[1].operator),
+        *([Column("module", lambda row: row[1].path)] if has_paths else []),
+    ]
+
+
+def _part_column(part: str) -> Column:
+    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
+
+
+def _run(report: MemoryReport) -> str:
+    return run_text(report.run, inputs_given=report.inputs_given)
+
 
 LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
 
@@ -22,8 +190,6 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
     suffix = check_suffix(suffix)
     with in_language("en"):  # the fonts of a picture may have no Chinese characters
         if suffix == "html":
-            from bertscope.render.timeline.html import html
-
             return html(report).encode()
         if suffix in ("svg", "png"):
             from bertscope.render.timeline.panels import image

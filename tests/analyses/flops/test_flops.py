@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.flops.sweep import FlopsRun, flops_model
+from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource

@@ -16,9 +16,8 @@ from torch import nn
 import bertscope
 from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory, source_trace
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, same_events
 from bertscope.analyses.memory.growth import MemoryGrowth, memory_growth
-from bertscope.analyses.memory.repeat_events import same_events
 from bertscope.analyses.memory.step import real_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths

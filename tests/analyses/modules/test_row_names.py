@@ -11,12 +11,11 @@ from torch import nn
 
 from bertscope import BertConfig
 from bertscope.analyses.diagram.diagram import tree_diagram
-from bertscope.analyses.flops.count import flops
+from bertscope.analyses.flops import flops
 from bertscope.analyses.memory.estimate import module_memory, module_trace
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.page.explore import of_parameters, with_memory
-from bertscope.analyses.params.count import count
-from bertscope.analyses.params.tree import tree
+from bertscope.analyses.page import of_parameters, with_memory
+from bertscope.analyses.params import count, tree
 from bertscope.model import build
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from bertscope.analyses.modules.freeze import untie
+from bertscope.analyses.modules.totals import untie
 
 
 @pytest.mark.parametrize(("preset", "published"), [("base", 133_577_846), ("large", 367_511_158)])

@@ -10,9 +10,9 @@ import shlex
 import pytest
 from torch import nn
 
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.page.explore import explore
+from bertscope.analyses.page import explore
 from bertscope.errors import SelectionError
 from bertscope.render.explore.text import title
 from bertscope.settings.run_config import RunConfig

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.modules.freeze import freeze
-from bertscope.analyses.params.count import BY
+from bertscope.analyses.modules.totals import freeze
+from bertscope.analyses.params import BY
 from bertscope.errors import SelectionError
 from tests.models import TRAPS, Tied, cycle, nested, shared
 

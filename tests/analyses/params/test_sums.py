@@ -7,7 +7,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.explain.modules import value_of
-from bertscope.analyses.params.count import count
+from bertscope.analyses.params import count
 
 
 def written(model: nn.Module) -> dict[str, str]:

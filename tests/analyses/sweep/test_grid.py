@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from bertscope.analyses.sweep import grid as grids
-from bertscope.analyses.sweep.grid import KEYS, read_grid
+from bertscope.analyses.sweep.grid import KEYS, Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
-from bertscope.analyses.sweep.tasks import Task, tasks_of
 from bertscope.errors import BertscopeError
 from bertscope.reports.sweep import SweepRow
 from bertscope.settings.run_config import RunConfig
@@ -95,7 +94,7 @@ def test_a_key_identifies_settings_configuration_and_versions(points, monkeypatc
     (tmp_path / "my.yaml").write_text((grids.find("bert-tiny").path).read_text())
     own = f"model: {tmp_path / 'my.yaml'}\n"
     first = points(own)[0].key
-    from bertscope.analyses.sweep import tasks
+    from bertscope.analyses.sweep import grid as tasks
 
     tasks._source.cache_clear()
     (tmp_path / "my.yaml").write_text((tmp_path / "my.yaml").read_text().replace("hidden_size: 128", "hidden_size: 64"))

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.analyses.sweep.engines import _starting as starting_of_the_product
-from bertscope.analyses.sweep.engines import dask_rows, local_rows, ray_rows
-from bertscope.analyses.sweep.grid import read_grid
+from bertscope.analyses.sweep.grid import Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
-from bertscope.analyses.sweep.tasks import Task, tasks_of
+from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
+from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
 from bertscope.errors import WorkerError
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded

@@ -17,9 +17,9 @@ from functools import cache, partial
 import pytest
 import torch
 
-from bertscope.analyses.flops.sweep import FlopsRun
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.page.explore import explore
+from bertscope.analyses.page import explore
 from bertscope.analyses.tracing.trace import shapes
 from bertscope.api.asked import source_of
 from bertscope.commands.explore import around, explained

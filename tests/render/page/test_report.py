@@ -13,9 +13,8 @@ from itertools import pairwise
 import pytest
 
 from bertscope import from_json
-from bertscope.analyses.flops.sweep import FlopsRun, flops_model
-from bertscope.analyses.params.count import count
-from bertscope.analyses.params.tree import tree
+from bertscope.analyses.flops import FlopsRun, flops_model
+from bertscope.analyses.params import count, tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page

@@ -203,8 +203,6 @@ def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    from bertscope.analyses.memory.ranks.live_run import BucketMode
-
     is_training = step.run_config.mode == "training"
     if is_training:
         step.run_micro_batch()
@@ -229,7 +227,6 @@ def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
 def _measured(step: Any, job: Job, say: Say) -> RankRow:
     """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
-    from bertscope.analyses.memory.ranks.live_run import live_run
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths

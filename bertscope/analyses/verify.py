@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bertscope.analyses.checkpoint.stored import sums
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
-from bertscope.checkpoints.reading import Checkpoint
+from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.errors import SelectionError, SourceError
 from bertscope.model.lora import PeftModel
 from bertscope.model.state_dict import STORED_BUFFERS, modern_name, own_name

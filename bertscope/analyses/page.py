@@ -1,0 +1,299 @@
+"""`report`: every report about one model, or about two side by side."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from itertools import accumulate
+from typing import Any
+
+from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.flops import FlopsRun, flops_model
+from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
+from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.fit import Steps, fit_report, on_card
+from bertscope.analyses.memory.summary import kept_rows
+from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
+from bertscope.analyses.modules.totals import freeze
+from bertscope.analyses.params import count, tree
+from bertscope.analyses.tracing.inputs import inputs_for, positions
+from bertscope.analyses.tracing.trace import source_shapes
+from bertscope.config import RULES
+from bertscope.errors import BertscopeError
+from bertscope.gpus import Gpu
+from bertscope.model import BertPreTrainedModel, PeftModel
+from bertscope.model.lora import base_model_of, name_without_adapter
+from bertscope.progress import stage
+from bertscope.reports.base import Shape
+from bertscope.reports.diagram import GraphReport
+from bertscope.reports.flops import FlopsReport, Work
+from bertscope.reports.layer_ranges import collapse, expand, in_order
+from bertscope.reports.memory import FitReport, KeptRow
+from bertscope.reports.page import (
+    DiffReport,
+    DiffRow,
+    ExploreReport,
+    ExploreRow,
+    FieldChange,
+    HeldTensor,
+    ModelPart,
+    PageReport,
+    StepWork,
+)
+from bertscope.settings.optimizers import NO_OPTIMIZER
+from bertscope.settings.rows import MAX_SIZE
+from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn
+from bertscope.units import FP32
+
+# Fields of a config.json that have no effect on the model.
+_RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
+
+
+def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> DiffReport:
+    """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
+
+    The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
+
+    Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
+    the same model without one, and without the wrappers of peft, so that only adapters differ.
+    """
+    one, other = _Side(a), _Side(b)
+    return DiffReport(
+        a=one.report.subject,
+        b=other.report.subject,
+        fields=tuple(_fields(one, other)),
+        rows=tuple(_rows(one.tensors(), other.tensors())),
+        totals_a=one.report.totals,
+        totals_b=other.report.totals,
+        batch=batch,
+        seq=seq,
+        forward_flops_a=_forward_flops(a, batch, seq),
+        forward_flops_b=_forward_flops(b, batch, seq),
+    )
+
+
+def _forward_flops(source: ModelSource, batch: int, seq: int) -> int | None:
+    try:
+        return FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
+    except BertscopeError:
+        if source.bert_config is not None:  # then the sizes are wrong
+            raise
+        return None
+
+
+class _Side:
+    """One of the two models, its parameters, and the prefix of its paths."""
+
+    def __init__(self, source: ModelSource) -> None:
+        model = source.build()
+        self.source = source
+        self.report = count(model, by="parameter", name=source.name)
+        self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings in its file, with the values of the built model."""
+        about = self.report.subject
+        return {**self.source.settings, **(about.config or {}), "architecture": about.architecture}
+
+    def tensors(self) -> dict[str, tuple[Shape, int]]:
+        """Return shape and number of elements by path; each tied tensor under its first path only."""
+        rows = [row for row in self.report.rows if row.tied_to is None]
+        paths = [name_without_adapter(row.path).removeprefix(self.prefix) for row in rows]
+        return {path: (row.shapes[0], row.params) for path, row in zip(paths, rows, strict=True)}
+
+
+def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
+    settings = [a.settings(), b.settings()]
+    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.source.settings, *b.source.settings)):
+        one, other = (setting.get(field) for setting in settings)
+        if one != other and field not in _RECORDED and not field.startswith("_"):
+            yield FieldChange(field=field, a=one, b=other)
+
+
+def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
+    changed = []
+    for path in sorted({*a, *b}, key=in_order):
+        (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
+        if shape_a != shape_b:
+            changed.append((path, (shape_a, shape_b), (params_a, params_b)))
+    for path, (shape_a, shape_b), params in collapse(changed):
+        yield DiffRow(
+            path=path,
+            status="added" if shape_a is None else "removed" if shape_b is None else "changed",
+            copies=len(params),
+            shape_a=shape_a,
+            shape_b=shape_b,
+            params_a=sum(count[0] for count in params),
+            params_b=sum(count[1] for count in params),
+        )
+
+
+AWAITED = ("FLOPs and shapes", "memory")
+
+
+def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) -> Iterator[ExploreReport]:
+    """Yield the tree with parameters, then also with FLOPs and shapes, then also with saved tensors.
+
+    FLOPs and memory are those of a training step by `run_config`. Raises SelectionError or ConfigError before the
+    first report, for sizes or a strategy that the model cannot run.
+    """
+    model = source.build()
+    freeze(model, run_config.freeze)
+    batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
+    inputs_for(model, batch, seq, given=inputs)
+    source.checkpoint(source.build(), run_config.checkpointing, reentrant=run_config.reentrant)
+    report = of_parameters(model, source.name, run_config, folded=folded)
+    yield report
+    run = FlopsRun(source=source, run=replace(run_config, mode=TRAINING))
+    report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq, inputs))
+    yield report
+    step = replace(run_config, mode=TRAINING, optimizer=NO_OPTIMIZER)
+    yield with_memory(report, MemoryTraces(source).trace(step))
+
+
+def of_parameters(model: nn.Module, name: str, run_config: RunConfig, *, folded: bool = True) -> ExploreReport:
+    """Return the tree and the tensors of each module; nothing is run."""
+    found, root = tree(model, name=name, folded=folded), read(model)
+    nodes = (fold(root) if folded else root).walk()
+    return ExploreReport(
+        subject=found.subject,
+        run=run_config,
+        totals=found.totals,
+        ties=found.ties,
+        rows=tuple(
+            ExploreRow(module=row, tensors=tuple(map(_tensor, node.held)))
+            for row, node in zip(found.rows, nodes, strict=True)
+        ),
+        awaited=AWAITED,
+    )
+
+
+def _tensor(held: Held) -> HeldTensor:
+    return HeldTensor(**{field.name: getattr(held, field.name) for field in fields(HeldTensor)})
+
+
+def with_work(report: ExploreReport, flops: FlopsReport, found: Mapping[str, InOut]) -> ExploreReport:
+    """Return the report with the FLOPs, inputs and outputs of each module."""
+    each = {
+        path: (row.forward // row.copies, row.backward // row.copies, row.recompute // row.copies)
+        for row in flops.rows
+        for path in expand(row.path)
+    }
+
+    def filled(row: ExploreRow) -> ExploreRow:
+        paths = list(expand(row.module.path))
+        forward, backward, recompute = (sum((each[path][phase] for path in paths), Work()) for phase in range(3))
+        inputs, outputs = found.get(paths[0], ((), ()))
+        return replace(
+            row,
+            module=replace(row.module, inputs=inputs, outputs=outputs),
+            work=StepWork(forward=forward, backward=backward, recompute=recompute),
+        )
+
+    return replace(report, rows=tuple(map(filled, report.rows)), awaited=AWAITED[1:])
+
+
+def with_memory(report: ExploreReport, trace: MemoryTrace) -> ExploreReport:
+    """Return the report with the tensors that the forward pass of each module saves for backward."""
+    kept: dict[str, list[KeptRow]] = defaultdict(list)
+    sums: Counter[str] = Counter()
+    for found in kept_rows(trace, {}):
+        kept[found.path].append(found)
+        for path in {"", *accumulate(found.path.split("."), "{}.{}".format)}:  # the module and all around it
+            sums[path] += found.kept_bytes
+
+    def filled(row: ExploreRow) -> ExploreRow:
+        paths = list(expand(row.module.path))
+        own = [found for path in paths for found in kept.get(path, ())]
+        return replace(row, kept_bytes=sum(sums[path] for path in paths), kept=_summed_rows(own, row.module.path))
+
+    return replace(report, rows=tuple(map(filled, report.rows)), awaited=())
+
+
+def _summed_rows(rows: list[KeptRow], path: str) -> tuple[KeptRow, ...]:
+    """Merge the same tensor of several layers into one row."""
+    found: dict[tuple[object, ...], KeptRow] = {}
+    for row in rows:
+        key = (row.operator, row.what, row.shape, row.dtype)
+        before = found.get(key, replace(row, tensors=0, kept_bytes=0))
+        found[key] = replace(
+            row, path=path, tensors=before.tensors + row.tensors, kept_bytes=before.kept_bytes + row.kept_bytes
+        )
+    return tuple(sorted(found.values(), key=lambda row: -row.kept_bytes))
+
+
+LENGTHS = (64, 128, 256, 384, 512)
+STAGES = ("parameters", "FLOPs", "fit", "memory")
+
+
+def page_report(
+    sources: Sequence[ModelSource], variants: Sequence[Sequence[RunConfig]], limit: int | Gpu | None,
+    context_bytes: int | None = None,
+) -> PageReport:  # fmt: skip
+    """Return the page of one source, or of two with their differences; without a limit it has no `fit` table.
+
+    The fit table has all `variants` of a source. The other parts describe the step of those in the first precision.
+    """
+    models = tuple(_model(source, runs, limit, context_bytes) for source, runs in zip(sources, variants, strict=True))
+    differences = None
+    if len(sources) == 2:
+        first = variants[0][0]
+        differences = diff(sources[0], sources[1], batch=first.batch, seq=first.seq)
+    return PageReport(models=models, diff=differences, written=time.strftime("%Y-%m-%d"))
+
+
+def _model(
+    source: ModelSource, variants: Sequence[RunConfig], limit: int | Gpu | None, context_bytes: int | None
+) -> ModelPart:
+    run_config = variants[0]
+    of_first = [variant for variant in variants if variant.precision == run_config.precision]
+    batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
+    with stage(f"{source.name}, parameters"):
+        model = source.build()
+        tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
+        modules = tree(model, name=source.name)
+    most = positions(base_model_of(model))
+    lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
+    sizes = tuple(dict.fromkeys((seq, *lengths)))
+    work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
+    training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
+    with stage(f"{source.name}, FLOPs"):
+        flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
+    given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
+    steps = Steps(source, grown_from=batch)
+    card = limit if isinstance(limit, Gpu) else None
+
+    def fits(asked: int | None = None) -> FitReport | None:
+        """Return the largest batch of each variant, or if the asked batch fits."""
+        if limit is None:
+            return None
+        return fit_report(source, variants, (seq,), limit, batch=asked, context_bytes=context_bytes,
+                          known_steps={source.architecture: steps}, tries_other_head=False)  # fmt: skip
+
+    # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
+    with stage(f"{source.name}, fit") if limit is not None else nullcontext():
+        fit, asked = fits(), fits(batch)
+    with stage(f"{source.name}, memory"):
+        memory = estimate_report(source, [on_card(variant, card) for variant in of_first], steps.trace)
+    return ModelPart(
+        batch=batch,
+        seq=seq,
+        tensors=tensors,
+        tree=modules,
+        flops=flops,
+        training=training_flops,
+        memory=memory,
+        fit=fit,
+        asked=asked,
+        forward=_dataflow(model, "", source.name, given),
+        layer=_dataflow(model, first, source.name, given) if source.layers else None,
+    )
+
+
+def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:
+    if not isinstance(model, (BertPreTrainedModel, PeftModel)):
+        return None
+    return forward_diagram(model, path, name=name, given=given)

@@ -1,0 +1,170 @@
+"""`bertscope.count` and `bertscope.tree`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bertscope.analyses import flops as flops_analysis
+from bertscope.analyses import params
+from bertscope.analyses import verify as comparison
+from bertscope.analyses.flops import FlopsRun, flops_model
+from bertscope.analyses.modules.module_tree import InOut
+from bertscope.api.asked import Asked, Model, Size, built, inputs_of, shapes_of_run
+from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
+from bertscope.errors import SelectionError
+from bertscope.reports.checkpoint import VerifyReport
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.params import CountReport, TreeReport
+from bertscope.settings.generate import with_settings
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, OF_FLOPS, TRAINING
+from bertscope.sources.find import source_of, weights_path
+from bertscope.torch_access import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertscope.settings.keywords import RunSettings
+
+
+def count(
+    model: Model,
+    *,
+    by: Literal["group", "layer", "module", "parameter"] = "layer",
+    name: str | None = None,
+    dtype: str | None = None,
+    folded: bool | None = None,
+    sort: Literal["model", "params", "path"] = "model",
+    shapes: Mapping[str, InOut] | bool | None = None,
+    batch: int = 1,
+    seq: int = 128,
+    input_size: Size | None = None,
+    inputs: Any = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> CountReport:
+    """Count the parameters of any model from the shapes of its tensors, without running it.
+
+    `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
+    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. The inputs and
+    outputs of a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with the inputs of a module, by
+    their `input_size` (and `dtypes`) or as `inputs`.
+
+    >>> report = bertscope.count("bert-base-cased")
+    >>> f"{report.totals.distinct_params:,} unique, {report.totals.layer_params:,} over layers"
+    '108,340,804 unique, 130,609,732 over layers'
+    >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
+    16
+    """
+    module, shown = built(model, name)
+    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
+    return params.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
+
+
+def tree(
+    model: Model,
+    *,
+    depth: int | None = None,
+    name: str | None = None,
+    folded: bool = True,
+    shapes: Mapping[str, InOut] | bool | None = None,
+    batch: int = 1,
+    seq: int = 128,
+    input_size: Size | None = None,
+    inputs: Any = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> TreeReport:
+    """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
+
+    The root has depth 0, so the totals are the same for every `depth`. The other arguments are those of `count`.
+
+    >>> report = bertscope.tree("bert-base-cased", depth=2)
+    >>> report["encoder"].params
+    85054464
+    >>> report = bertscope.tree(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), input_size=(1, 3, 224, 224))
+    >>> report["0"].outputs[0].shape
+    (1, 8, 222, 222)
+    """
+    module, shown = built(model, name)
+    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
+    return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)
+
+
+# ---- `bertscope.flops` ----
+
+
+@with_settings(*ESTIMATED)
+def flops(
+    model: Model,
+    inputs: Any = None,
+    *,
+    name: str | None = None,
+    input_size: Size | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
+) -> FlopsReport:
+    """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
+
+    A module runs with its `inputs`: a tensor, a tuple, or a dictionary of keywords; `input_size` and `dtypes` describe
+    them. Without inputs, and for any other model, they are derived from its forward at `batch` and `seq`, of which
+    there may be several; then layers of `checkpointing` are recomputed, and parameters that match `freeze` are not
+    trained. The model runs on meta tensors, which compute and allocate nothing. One multiply-add counts as 2 FLOPs in
+    `matmul_flops`, as in torch.utils.flop_counter.
+
+    >>> bertscope.flops("bert-base-cased", batch=1, seq=512)[""].forward.matmul_flops
+    120044126208
+    >>> report = bertscope.flops(torch.nn.Linear(3, 4), input_size=(10, 3))
+    >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
+    True
+    """
+    given = inputs_of(inputs, input_size, dtypes)
+    asked = Asked.of(settings, layers, compared=("batch", "seq"))
+    if unused := sorted(asked.named - set(OF_FLOPS)):
+        raise SelectionError(f"FLOPs do not depend on {unused[0]}; allowed: {', '.join(OF_FLOPS)}")
+    if given is not None:
+        if unused := sorted(asked.named - {"mode"}):
+            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
+        module, shown = built(model, name)
+        ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points
+        return flops_analysis.flops(module, given, mode=run_config.mode, name=shown)
+    runs = asked.resolved(**DEFAULTS["flops"]).runs
+    if runs[0].mode not in (INFERENCE, TRAINING):
+        raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
+    batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
+    return flops_model(
+        FlopsRun(source=source_of(model, name=name), run=replace(runs[0], batch=1, seq=1)), batches, seqs
+    )
+
+
+# ---- `bertscope.verify` ----
+
+
+def verify(
+    model: Model,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    *,
+    dtype: str | None = None,
+    allow: Iterable[str] = (),
+    name: str | None = None,
+) -> VerifyReport:
+    """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
+
+    `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default that of the
+    model's path. `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the
+    config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
+
+    >>> bertscope.verify("my-bert").fits  # a folder with config.json and model.safetensors
+    True
+    >>> bertscope.verify(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "my-bert").fits
+    False
+    """
+    if checkpoint is None:
+        if not isinstance(model, (str, os.PathLike)):
+            raise SelectionError("name the checkpoint: verify(model, 'model.safetensors')")
+        checkpoint = model
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
+    return comparison.verify(source_of(model, name=name), checkpoint, dtype=dtype, allow=allow)
