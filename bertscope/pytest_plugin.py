@@ -17,7 +17,8 @@ from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check.check import Witness
-    from bertscope.sources.expectations import Expectation, ExpectedModel
+    from bertscope.sources.expectation_files import ExpectedModel
+    from bertscope.sources.expectations import Expectation
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 
@@ -36,7 +37,7 @@ class ExpectationFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one test for each expectation."""
         from bertscope.errors import SourceError
-        from bertscope.sources.expectations import read_expectation_file
+        from bertscope.sources.expectation_files import read_expectation_file
         from bertscope.sources.other_models import as_source_error
 
         is_below = self.path.is_relative_to(Path.cwd())

@@ -15,7 +15,7 @@ from bertscope.errors import SourceError
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
 from bertscope.sources.convert import with_expected
-from bertscope.sources.expectations import ExpectedModel, is_expectation_file, read_expectation_file
+from bertscope.sources.expectation_files import ExpectedModel, is_expectation_file, read_expectation_file
 from bertscope.sources.presets import preset_paths, read_preset
 from bertscope.text_files import read_yaml
 

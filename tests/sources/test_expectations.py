@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.errors import BertscopeError
-from bertscope.sources.expectations import Expectation, read_expectation_file
+from bertscope.sources.expectation_files import read_expectation_file
+from bertscope.sources.expectations import Expectation
 from tests.conftest import ROOT
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"

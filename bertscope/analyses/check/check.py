@@ -14,7 +14,8 @@ from bertscope.analyses.params import counts
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
-from bertscope.sources.expectations import TIES_KEY, Expectation, ExpectedModel, files_to_check, load_expected
+from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
+from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import layers_in
 from bertscope.torch_access import nn, torch

@@ -1,0 +1,189 @@
+"""`*.bertscope.yaml`: a model, by name or by configuration, and its expected values.
+
+model: bert-base-cased          # as on the command line; a path is relative to this file
+architecture: BertForMaskedLM   # these four as the options of that name; optional
+attention: sdpa
+add_pooling_layer: true
+lora: r=8,target=query+value
+expected: ...                   # as in `expectations`
+
+With `config` instead of `model` it has the form of a preset. `module:attribute` as the model needs `allow_code`.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
+from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.settings.run_config import STORED, RunConfig
+from bertscope.sources.bert import BertSource
+from bertscope.sources.expectations import Expectation, read_expectations
+from bertscope.sources.find import find
+from bertscope.sources.model_source import ModelSource
+from bertscope.sources.other_models import FactorySource, refuse_code
+from bertscope.sources.presets import preset_of, preset_paths
+from bertscope.text_files import Entry, Mapping, read_mapping, readable
+
+SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
+_KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedModel:
+    """A model and the values that its file expects."""
+
+    name: str
+    source: ModelSource
+    path: Path  # of the file with the expectations; without expectations, of the model or its name
+    line: int = 1  # of the model in this file
+    expected: tuple[Expectation, ...] = ()
+
+    @property
+    def how_to_record(self) -> str:
+        """Return a remedy for a file without expectations: the command that adds them."""
+        code = " --allow-code" if isinstance(self.source, FactorySource) else ""
+        return f"'bertscope check --write {self.path}{code}' adds the current counts"
+
+    def with_architecture(self, architecture: str | None) -> "ExpectedModel":
+        """Return the same expectations of another class, unless it is None; raises ConfigError for an unknown one."""
+        return replace(self, source=self.source.with_options(architecture=architecture))
+
+
+def is_expectation_file(name: str | os.PathLike[str]) -> bool:
+    """Return True if the name is that of an expectation file."""
+    return os.fspath(name).lower().endswith(SUFFIXES)
+
+
+def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedModel:
+    """Return the model in the file with its expected values; it is not built, and no code is imported.
+
+    Raises ConfigError or SourceError with file and line, also for `module:attribute` without `allow_code`.
+    """
+    entries = read_mapping(path)
+    name = path.name.rpartition(".")[0].rpartition(".")[0] if is_expectation_file(path) else path.stem
+    if "config" in entries and "model" not in entries:
+        preset = preset_of(entries, path)
+        return ExpectedModel(name=name, source=preset, path=path, expected=preset.expected)
+    if "config" in entries:
+        raise entries["config"].error(
+            "unknown key 'config' in an expectation file with a model; give model or config, not both", "config"
+        )
+    entries.refuse_unknown(_KEYS, "an expectation file with a model")
+    if "model" not in entries:
+        raise ConfigError("the key 'model' is missing; name one, or describe one by architecture and config",
+                          where=f"{path}:1")  # fmt: skip
+    source = _model(entries, path, allow_code)
+    precision = STORED if source.has_own_dtypes else RunConfig.precision
+    expected = tuple(read_expectations(entries.get("expected"), precision))
+    return ExpectedModel(name=name, source=source, path=path, line=entries["model"].line, expected=expected)
+
+
+def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
+    settings = {
+        "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
+        "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
+        "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
+        "lora": _lora(entries),
+    }
+    try:
+        source = find(_named(entries["model"], path.parent), **settings)
+    except BertscopeError as error:
+        raise error.at(entries.get(getattr(error, "field", ""), entries["model"]).where) from None
+    refuse_code(source, entries["model"], allow_code=allow_code)
+    return source
+
+
+def _lora(entries: Mapping) -> Lora | None:
+    text = entries.checked("lora", None, str, f"text such as {LORA_EXAMPLE}")
+    try:
+        return None if text is None else Lora.parse(text)
+    except ConfigError as error:
+        raise error.at(entries["lora"].where) from None
+
+
+def _one_of(entries: Mapping, key: str, allowed: tuple[str, ...]) -> Any:
+    return entries.checked(key, None, lambda value: value in allowed, f"one of {', '.join(allowed)}")
+
+
+def _named(entry: Entry, folder: Path) -> str:
+    """Return the argument for `load`; a path is relative to the file's folder."""
+    if not isinstance(entry.value, str) or not entry.value:
+        raise entry.error("model must be a preset's name or a path")
+    relative = folder / entry.value
+    if entry.value in preset_paths() or entry.value.startswith("~"):
+        return entry.value
+    with readable(entry.value):
+        is_path = entry.value.endswith((".yaml", ".yml", ".json")) or entry.value.startswith(".") or relative.exists()
+    return str(relative) if is_path else entry.value
+
+
+def expectation_files(folder: Path) -> Iterator[str]:
+    """Yield the expectation files in a folder and below it, and each folder that cannot be listed.
+
+    Hidden folders, virtual environments and node_modules are left out, and linked folders are not followed.
+    """
+    waiting = [folder]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            yield str(folder)  # it is an error of the check, as a file that cannot be read
+            continue
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        names = [entry.name for entry in entries if entry.name not in folders and is_expectation_file(entry.name)]
+        yield from (str(folder / name) for name in names)
+        waiting += [folder / name for name in reversed(folders) if not _is_foreign(folder / name)]
+
+
+def _is_foreign(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name == "node_modules" or os.path.exists(folder / "pyvenv.cfg")
+
+
+def files_to_check(names: list[str]) -> list[str]:
+    """Return the names once each, a folder replaced by the expectation files in it; by default the working directory.
+
+    A folder without such files stays: it may be a model's.
+    """
+    found: list[str] = []
+    for name in names or ["."]:
+        inside = list(expectation_files(Path(name))) if os.path.isdir(name) else []
+        found += inside or [name]
+    return list(dict.fromkeys(found))
+
+
+def load_expected(name: str, *, architecture: str | None = None, allow_code: bool = False) -> ExpectedModel:
+    """Return the model of an expectation file, or of any name for `find`; `architecture` overrides its class.
+
+    Raises the errors of both, and SourceError for a model without expectations.
+    """
+    if is_expectation_file(name):
+        found = read_expectation_file(Path(name), allow_code=allow_code)
+    else:
+        if os.path.isdir(name) and name not in preset_paths():
+            _require_model(name)
+        source = find(name)
+        found = ExpectedModel(name=source.name, source=source, path=Path(name))
+        if isinstance(source, BertSource):
+            found = replace(found, path=source.path or found.path, expected=source.expected)
+    if not found.expected:
+        remedy = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
+        if found.path.suffix in (".yaml", ".yml"):
+            remedy = found.how_to_record
+        raise SourceError(f"{found.path} expects nothing: {remedy}")
+    return found if architecture is None else found.with_architecture(architecture)
+
+
+def _require_model(folder: str) -> None:
+    """Raise SourceError for a folder that cannot be listed, or that has no configuration of a model."""
+    with readable(folder):
+        if "config.json" not in [entry.name for entry in os.scandir(folder)]:
+            raise SourceError(
+                f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
+                "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which adds its "
+                "counts; --presets checks the packaged presets"
+            )
