@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 from bertscope.analyses.modules.module_tree import InOut
 from bertscope.analyses.tracing.trace import source_shapes
@@ -77,12 +77,25 @@ def _numbers(size: Any) -> Sequence[Any]:
     return size if isinstance(size, Sequence) and not isinstance(size, str) else [None]
 
 
+class ShapesOfRun(TypedDict, total=False):
+    """Keywords for the shapes of a forward pass."""
+
+    shapes: Mapping[str, InOut] | bool | None
+    batch: int
+    seq: int
+    input_size: Size | None
+    inputs: Any
+    dtypes: Sequence[torch.dtype] | None
+
+
 def shapes_of_run(
-    model: Model, shapes: Mapping[str, InOut] | bool | None, inputs: Any, batch: int, seq: int
-) -> Mapping[str, InOut] | None:
+    model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int = 128,
+    input_size: Size | None = None, inputs: Any = None, dtypes: Sequence[torch.dtype] | None = None,
+) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
-    if inputs is not None or shapes is True:
-        return source_shapes(source_of(model if inputs is None else built(model)[0], inputs=inputs), batch, seq)
+    given = inputs_of(inputs, input_size, dtypes)
+    if given is not None or shapes is True:
+        return source_shapes(source_of(model if given is None else built(model)[0], inputs=given), batch, seq)
     return shapes or None
 
 

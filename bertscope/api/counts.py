@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +11,13 @@ from bertscope.analyses import flops as flops_analysis
 from bertscope.analyses import params
 from bertscope.analyses import verify as comparison
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.modules.module_tree import InOut
 from bertscope.api.asked import Asked, Model, Size, built, inputs_of, shapes_of_run
 from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import VerifyReport
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.params import CountReport, TreeReport
-from bertscope.settings.generate import with_settings
+from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, OF_FLOPS, TRAINING
 from bertscope.sources.find import source_of, weights_path
@@ -27,9 +26,11 @@ from bertscope.torch_access import torch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from bertscope.api.asked import ShapesOfRun
     from bertscope.settings.keywords import RunSettings
 
 
+@with_keywords_of(shapes_of_run)
 def count(
     model: Model,
     *,
@@ -38,12 +39,7 @@ def count(
     dtype: str | None = None,
     folded: bool | None = None,
     sort: Literal["model", "params", "path"] = "model",
-    shapes: Mapping[str, InOut] | bool | None = None,
-    batch: int = 1,
-    seq: int = 128,
-    input_size: Size | None = None,
-    inputs: Any = None,
-    dtypes: Sequence[torch.dtype] | None = None,
+    **run: Unpack[ShapesOfRun],
 ) -> CountReport:
     """Count the parameters of any model from the shapes of its tensors, without running it.
 
@@ -59,22 +55,18 @@ def count(
     16
     """
     module, shown = built(model, name)
-    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
+    found = shapes_of_run(model, **run)
     return params.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
 
 
+@with_keywords_of(shapes_of_run)
 def tree(
     model: Model,
     *,
     depth: int | None = None,
     name: str | None = None,
     folded: bool = True,
-    shapes: Mapping[str, InOut] | bool | None = None,
-    batch: int = 1,
-    seq: int = 128,
-    input_size: Size | None = None,
-    inputs: Any = None,
-    dtypes: Sequence[torch.dtype] | None = None,
+    **run: Unpack[ShapesOfRun],
 ) -> TreeReport:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
@@ -88,7 +80,7 @@ def tree(
     (1, 8, 222, 222)
     """
     module, shown = built(model, name)
-    found = shapes_of_run(model, shapes, inputs_of(inputs, input_size, dtypes), batch, seq)
+    found = shapes_of_run(model, **run)
     return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)
 
 

@@ -1,6 +1,9 @@
 """`bertscope.explain` and `bertscope.diagram`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
@@ -10,8 +13,12 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
+from bertscope.settings.generate import with_keywords_of
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import source_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def explain(
@@ -44,6 +51,15 @@ def explain(
     return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs)
 
 
+class ClassOptions(TypedDict, total=False):
+    """Keywords of a class diagram."""
+
+    around: str | None
+    implementation: str
+    nn_module: bool
+
+
+@with_keywords_of(diagrams.Classes)
 def diagram(
     model: Model,
     kind: str | None = None,
@@ -53,16 +69,14 @@ def diagram(
     depth: int | None = None,
     direction: str | None = None,
     given: Given | None = None,
-    around: str | None = None,
-    implementation: str = "bertscope",
-    nn_module: bool = False,
+    **classes: Unpack[ClassOptions],
 ) -> ClassReport | GraphReport:
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
-    `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
-    `path`; with `nn_module` also their common base torch.nn.Module. `forward`, of a BERT only, draws the dataflow of
-    the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
-    another kind, and for a path or class that the model does not have.
+    `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
+    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`,
+    of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
+    below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
     ---
@@ -76,6 +90,6 @@ def diagram(
     """
     module, shown = built(model, name)
     return diagrams.diagram(
-        module, kind, path, name=shown, depth=depth, direction=direction, given=given, around=around,
-        implementation=implementation, nn_module=nn_module,
+        module, kind, path, name=shown, depth=depth, direction=direction, given=given,
+        classes=diagrams.Classes(**classes),
     )  # fmt: skip

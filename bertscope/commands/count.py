@@ -2,20 +2,14 @@
 
 import re
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import (
-    Freeze,
-    Inputs,
-    ModelOptions,
-    ModelsOptions,
-    Shapes,
-    SizeOptions,
-    traced_shapes,
-)
+from bertscope.commands.model_options import Freeze, ModelOptions, ModelsOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
@@ -46,21 +40,28 @@ EXAMPLES = """
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 
 
-@command(place=10, examples=EXAMPLES, short_help="Count the parameters of a model or checkpoint, layer by layer.")
-def count(
-    *,
-    by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="The unit of a row.")] = "layer",
-    model: ModelsOptions,
-    freeze: Freeze = None,
-    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The dtype for the bytes.")] = FP32.name,
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """Options for the rows of the table."""
+
+    by: Annotated[Literal["group", "layer", "module", "parameter"], typer.Option(help="The unit of a row.")] = "layer"
+    dtype: Annotated[str, OneOf(PRECISIONS), typer.Option(help="The dtype for the bytes.")] = FP32.name
     unfold: Annotated[
         bool | None,
         typer.Option(
             "--unfold/--fold",
             help="Show equal layers one by one, or as one row; default: as one row, except with --by parameter.",
         ),
-    ] = None,
-    sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model",
+    ] = None
+    sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model"
+
+
+@command(place=10, examples=EXAMPLES, short_help="Count the parameters of a model or checkpoint, layer by layer.")
+def count(
+    *,
+    rows: RowOptions,
+    model: ModelsOptions,
+    freeze: Freeze = None,
     untie: Annotated[
         bool, typer.Option("--untie", help="Count a shared tensor at each of its names, as separate tensors.")
     ] = False,
@@ -72,9 +73,7 @@ def count(
             help="Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
         ),
     ] = None,
-    shapes: Shapes = False,
-    sizes: SizeOptions,
-    inputs: Inputs = None,
+    run: ShapeOptions,
     stored: Annotated[
         bool, typer.Option("--stored", help="Count the contents of MODEL's checkpoint instead of the model.")
     ] = False,
@@ -87,45 +86,41 @@ def count(
     that uses them). --untie counts them at every name, as if nothing were shared. Several models are one
     row each, with --by group one column each.
     """
-    model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {by}": by in _OF_ONE})
-    needs_run = layout.needs_run()
+    model.only_one({"--expect": expect is not None, "--stored": stored, f"--by {rows.by}": rows.by in _OF_ONE})
+    is_run = layout.needs_run()
     if layout.style == "torchinfo":
         model.only_one({"--style torchinfo": True})
         given = {"--stored": stored, "--untie": untie, "--expect": expect is not None}
-        check_style(out, given | {f"--by {by}": by != "layer"})
-
-        def show_one(one: ModelOptions) -> None:
-            """Show the table of one model."""
-            source, built = one.built(freeze)
-            found = traced_shapes(source, shapes or needs_run, sizes.batch, sizes.seq, inputs)
-            show_as_torchinfo(source, built, None, layout.chosen(), out, found)
-
-        model.each(show_one)
+        check_style(out, given | {f"--by {rows.by}": rows.by != "layer"})
+        source, built = model.built(freeze)
+        show_as_torchinfo(source, built, None, layout.chosen(), out, run.traced(source, is_needed=is_run))
         return 0
     expected = None if expect is None else _expected(expect)
     weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
     if weights is not None and not model.others:
         if untie:
             raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
-        contents = _show_stored(weights, by, out)
+        contents = _show_stored(weights, rows.by, out)
         return _judge(expected, contents.distinct_params, contents.stored_params, "under all names")
-    folded = None if unfold is None else not unfold
-
-    def report_of(one: ModelOptions) -> CountReport:
-        """Return the report of one model."""
-        source, built = one.built(freeze)
-        from bertscope.analyses.modules.totals import untie as separate
-        from bertscope.analyses.params import count as analyse
-
-        found = traced_shapes(source, shapes, sizes.batch, sizes.seq, inputs)
-        if untie:
-            note(f"{source.name}: counted without ties, which adds {count_text(separate(built))} parameters")
-        return analyse(built, by=by, name=source.name, dtype=dtype, folded=folded, sort=sort, shapes=found)
-
-    reports = model.each(report_of)
+    reports = model.each(partial(_report, rows=rows, run=run, freeze=freeze, untie=untie))
     out.show_all(reports)
     totals = reports[0].totals
     return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
+
+
+def _report(
+    one: ModelOptions, *, rows: RowOptions, run: ShapeOptions, freeze: list[str] | None, untie: bool
+) -> CountReport:
+    """Return the report of one model."""
+    source, built = one.built(freeze)
+    from bertscope.analyses.modules.totals import untie as separate
+    from bertscope.analyses.params import count as analyse
+
+    found = run.traced(source)
+    if untie:
+        note(f"{source.name}: counted without ties, which adds {count_text(separate(built))} parameters")
+    folded = None if rows.unfold is None else not rows.unfold
+    return analyse(built, by=rows.by, name=source.name, dtype=rows.dtype, folded=folded, sort=rows.sort, shapes=found)
 
 
 def _expected(text: str) -> int:

@@ -1,5 +1,6 @@
 """`bertscope diagram`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.sources.find import DEFAULT_MODEL
+from bertscope.sources.model_source import ModelSource
 
 EXAMPLES = """
   bertscope diagram
@@ -26,13 +28,52 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
              ".json": "json"}  # fmt: skip
 
 
-@command(place=100, examples=EXAMPLES, short_help="Draw a model's classes, forward pass or module tree.")
-def diagram(
-    *,
-    model: Model = DEFAULT_MODEL,
-    path: Annotated[
-        str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
-    ] = "",
+@dataclass(frozen=True, kw_only=True)
+class DrawnModel:
+    """The model to draw, and the options that change it."""
+
+    model: Model = DEFAULT_MODEL
+    architecture: Architecture = None
+    attention: Annotated[
+        Literal["eager", "sdpa"] | None,
+        typer.Option(
+            help="forward: the attention kernel: eager, drawn step by step, or sdpa, drawn as one box.",
+            show_default=_STEP_BY_STEP,
+        ),
+    ] = None
+    pooler: Pooler = None
+    position_embedding: Annotated[
+        Literal["absolute", "relative_key", "relative_key_query"] | None,
+        typer.Option(help="The type of position embedding instead of the model's."),
+    ] = None
+    cross_attention: Annotated[
+        bool, typer.Option("--cross-attention", help="Build the model as a decoder with cross-attention.")
+    ] = False
+    download: Download = False
+
+    def found(self) -> ModelSource:
+        """Return the source that MODEL names; raises an error for an option of BERTs only."""
+        source = ModelOptions(model=self.model, architecture=self.architecture, add_pooling_layer=self.pooler,
+                              download=self.download).found()  # fmt: skip
+        wanted = {"--cross-attention": self.cross_attention, "--position-embedding": self.position_embedding}
+        for option in filter(wanted.get, wanted):
+            source.require(option)
+        return source
+
+    def changed(self, source: ModelSource) -> ModelSource:
+        """Return the source with the fields that the options change."""
+        changes: dict[str, object] = {"attn_implementation": self.attention or _STEP_BY_STEP}
+        if self.cross_attention:
+            changes |= {"is_decoder": True, "add_cross_attention": True}
+        if self.position_embedding:
+            changes["position_embedding_type"] = self.position_embedding
+        return source.with_fields(changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnOptions(SizeOptions):
+    """What is drawn of the model."""
+
     kind: Annotated[
         Literal["class", "forward", "tree"] | None,
         typer.Option(
@@ -41,36 +82,20 @@ def diagram(
             help="The classes (default of a BERT), the dataflow of a forward pass of a BERT, or the tree of modules "
             "(default of any other model).",
         ),
-    ] = None,
+    ] = None
     class_name: Annotated[
         str | None, typer.Option("--class", metavar="NAME", help="class: draw only this class, its bases and parts.")
-    ] = None,
+    ] = None
     implementation: Annotated[
         Literal["bertscope", "transformers"],
         typer.Option(help="class: the package of the classes (transformers needs the extra of that name)."),
-    ] = "bertscope",
+    ] = "bertscope"
     nn_module: Annotated[
         bool, typer.Option("--nn-module", help="class: draw torch.nn.Module and its arrow to every class too.")
-    ] = False,
+    ] = False
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, metavar="N", help="forward, tree: number of levels to open.")
-    ] = None,
-    architecture: Architecture = None,
-    attention: Annotated[
-        Literal["eager", "sdpa"] | None,
-        typer.Option(
-            help="forward: the attention kernel: eager, drawn step by step, or sdpa, drawn as one box.",
-            show_default=_STEP_BY_STEP,
-        ),
-    ] = None,
-    pooler: Pooler = None,
-    position_embedding: Annotated[
-        Literal["absolute", "relative_key", "relative_key_query"] | None,
-        typer.Option(help="The type of position embedding instead of the model's."),
-    ] = None,
-    cross_attention: Annotated[
-        bool, typer.Option("--cross-attention", help="Build the model as a decoder with cross-attention.")
-    ] = False,
+    ] = None
     cache: Annotated[
         int | None,
         typer.Option(
@@ -78,20 +103,44 @@ def diagram(
             metavar="N",
             help="forward: cached positions; default: --seq for a decoder's self-attention, else 0.",
         ),
-    ] = None,
-    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True,
+    ] = None
+    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="forward: with an attention mask.")] = True
     head_mask: Annotated[
         bool | None,
         typer.Option(
             "--head-mask/--no-head-mask", help="forward: with a head mask; default: only for a self-attention."
         ),
-    ] = None,
-    sizes: SizeOptions,
+    ] = None
     direction: Annotated[
         Literal["LR", "TB"] | None,
         typer.Option(help="The direction; default: LR for tree, TB for forward."),
-    ] = None,
-    download: Download = False,
+    ] = None
+
+    def unused(self, kind: str, *, is_bert: bool, has_kernel: bool) -> list[str]:
+        """Return the options that are given and have no effect on a kind of diagram."""
+        given = (  # each with the kinds that it concerns, "" for none
+            ("--implementation", "class" if is_bert else "", self.implementation != "bertscope"),
+            ("--nn-module", "class", self.nn_module),
+            ("--depth", "forward, tree", self.depth is not None),
+            ("--cache", "forward", self.cache is not None),
+            ("--no-mask", "forward", not self.mask),
+            ("--head-mask", "forward", self.head_mask is not None),
+            ("--batch", "forward", self.batch != SizeOptions.batch),
+            ("--seq", "forward", self.seq != SizeOptions.seq),
+            ("--direction", "forward, tree", self.direction is not None),
+            ("--attention", kind if is_bert else "", has_kernel),
+        )
+        return [option for option, kinds, is_given in given if is_given and kind not in kinds]
+
+
+@command(place=100, examples=EXAMPLES, short_help="Draw a model's classes, forward pass or module tree.")
+def diagram(
+    *,
+    model: DrawnModel,
+    path: Annotated[
+        str, typer.Argument(metavar="[PATH]", help="A module: encoder, encoder.layer.0, encoder.layer.0.attention.self")
+    ] = "",
+    drawn: DrawnOptions,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
         typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
@@ -103,48 +152,25 @@ def diagram(
     The diagram comes from the imported classes and a run on the meta device. Equal layers are drawn once. The diagram
     of a self-attention (PATH encoder.layer.0.attention.self) has a mask, a head mask and, in a decoder, a cache.
     """
-    if class_name and (kind not in (None, "class") or path):
+    if drawn.class_name and (drawn.kind not in (None, "class") or path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
-    changes: dict[str, object] = {"attn_implementation": attention or _STEP_BY_STEP}
-    if cross_attention:
-        changes |= {"is_decoder": True, "add_cross_attention": True}
-    if position_embedding:
-        changes["position_embedding_type"] = position_embedding
-    options = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download)
-    source = options.found()
-    for option, is_given in (("--cross-attention", cross_attention), ("--position-embedding", position_embedding)):
-        if is_given:
-            source.require(option)
-    own_kernel = source.bert_config.attn_implementation if source.bert_config else _STEP_BY_STEP
-    source = source.with_fields(changes)
-    if kind is None:
-        kind = "class" if class_name or source.bert_config else "tree"
-    given = (  # each with the kinds that it concerns, "" for none
-        ("--implementation", "class" if source.bert_config else "", implementation != "bertscope"),
-        ("--nn-module", "class", nn_module),
-        ("--depth", "forward, tree", depth is not None),
-        ("--cache", "forward", cache is not None),
-        ("--no-mask", "forward", not mask),
-        ("--head-mask", "forward", head_mask is not None),
-        ("--batch", "forward", sizes.batch != 1),
-        ("--seq", "forward", sizes.seq != 128),
-        ("--direction", "forward, tree", direction is not None),
-        ("--attention", kind if source.bert_config else "", attention is not None),
-    )
-    unused = [option for option, kinds, is_given in given if is_given and kind not in kinds]
-    if unused:
+    own = model.found()
+    source = model.changed(own)
+    kind = drawn.kind or ("class" if drawn.class_name or source.bert_config else "tree")
+    if unused := drawn.unused(kind, is_bert=source.bert_config is not None, has_kernel=model.attention is not None):
         note(f"without effect on --kind {kind}: {', '.join(unused)}")
     if kind == "forward":
         source.require("--kind forward")
+    from bertscope.analyses.diagram.diagram import Classes
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
 
-    inputs = Given(batch=sizes.batch, seq=sizes.seq, cache=cache, mask=mask, head_mask=head_mask)
-    report = analyse(
-        source.build(), kind, path, name=source.name, depth=depth, direction=direction, given=inputs, around=class_name,
-        implementation=implementation, nn_module=nn_module,
-    )  # fmt: skip
+    inputs = Given(batch=drawn.batch, seq=drawn.seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
+    classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
+    report = analyse(source.build(), kind, path, name=source.name, depth=drawn.depth, direction=drawn.direction,
+                     given=inputs, classes=classes)  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
-    if kind == "forward" and attention is None and own_kernel != _STEP_BY_STEP:
-        note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {own_kernel} draws the model's, as one box")
+    kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP
+    if kind == "forward" and model.attention is None and kernel != _STEP_BY_STEP:
+        note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")

@@ -177,12 +177,17 @@ class SizeOptions:
     seq: Seq = RunConfig.seq
 
 
-def traced_shapes(
-    source: ModelSource, wanted: bool, batch: int, seq: int, inputs: list[str] | None = None
-) -> dict[str, Any] | None:
-    """Return the shapes of a forward pass on meta with these inputs given, if wanted."""
-    if not wanted:
-        return None
-    from bertscope.analyses.tracing.trace import source_shapes
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions(SizeOptions):
+    """Options for the shapes of a forward pass."""
 
-    return source_shapes(source, batch, seq, inputs or ())
+    shapes: Shapes = False
+    inputs: Inputs = None
+
+    def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
+        """Return the shapes of a forward pass on meta, if they are wanted or needed."""
+        if not self.shapes and not is_needed:
+            return None
+        from bertscope.analyses.tracing.trace import source_shapes
+
+        return source_shapes(source, self.batch, self.seq, self.inputs or ())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertscope.commands.model_options import Freeze, Inputs, ModelOptions, Shapes, SizeOptions, traced_shapes
+from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
@@ -69,9 +69,7 @@ def tree(
     model: ModelOptions,
     freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
-    shapes: Shapes = False,
-    sizes: SizeOptions,
-    inputs: Inputs = None,
+    run: ShapeOptions,
     out: DetailedOutputOptions,
 ) -> None:
     """Show the module tree with parameters and shares.
@@ -84,7 +82,7 @@ def tree(
         check_style(out, {})
     needs_run = layout.needs_run()
     source, built = model.built(freeze)
-    found = traced_shapes(source, shapes or needs_run, sizes.batch, sizes.seq, inputs)
+    found = run.traced(source, is_needed=needs_run)
     if is_torchinfo:
         show_as_torchinfo(source, built, depth, layout.chosen(), out, found)
         return

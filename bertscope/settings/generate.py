@@ -86,6 +86,19 @@ def with_settings(*records: type[Settings]) -> Callable[[Function], Function]:
     return decorate
 
 
+def with_keywords_of(*others: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that lists the keywords of other functions in the signature of one that passes them on."""
+
+    def decorate(function: Function) -> Function:
+        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+        passed = [item for other in others for item in signature(other).parameters.values()]
+        listed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
+        function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def _alias(own: Row) -> str:
     return own.name.title().replace("_", "")
 

@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -224,6 +224,18 @@ def _around(
 KINDS = ("class", "forward", "tree")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """The classes of a class diagram: all of a package, or those `around` one; with torch.nn.Module if wanted."""
+
+    around: str | None = None
+    implementation: str = "bertscope"
+    nn_module: bool = False
+
+
+ALL_CLASSES = Classes()
+
+
 def diagram(
     model: nn.Module,
     kind: str | None = None,
@@ -233,19 +245,17 @@ def diagram(
     depth: int | None = None,
     direction: str | None = None,
     given: Given | None = None,
-    around: str | None = None,
-    implementation: str = "bertscope",
-    nn_module: bool = False,
+    classes: Classes = ALL_CLASSES,
 ) -> ClassReport | GraphReport:
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
-    `class` draws the classes of the whole model, or those around one class: `around`, or the class of the module at
-    `path`; with `nn_module` also their common base torch.nn.Module. `forward`, of a BERT only, draws the dataflow of
+    `class` draws the `classes` of the whole model, or those around one class, such as that of the module at `path`.
+    `forward`, of a BERT only, draws the dataflow of
     the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
     another kind, and for a path or class that the model does not have.
     """
     bert = model if isinstance(model, BertPreTrainedModel | PeftModel) else None
-    kind = kind or ("class" if bert or around else "tree")
+    kind = kind or ("class" if bert or classes.around else "tree")
     if kind == "forward":
         if bert is None:
             raise SelectionError(f"kind forward draws a BERT only; got {type(model).__name__}; class and tree draw any")
@@ -254,12 +264,13 @@ def diagram(
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
     if kind != "class":
         raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    around = classes.around
     if path and not around:
         modules = dict(model.named_modules())
         if path not in modules:
             raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
         around = type(modules[path]).__name__
-    return class_diagram(model, name=name, around=around, package=implementation, nn_module=nn_module)
+    return class_diagram(model, name=name, around=around, package=classes.implementation, nn_module=classes.nn_module)
 
 
 def tree_diagram(
