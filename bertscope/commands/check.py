@@ -86,10 +86,7 @@ def check(
             )
         _record(write_to, allow_code)
         return 0
-    if presets and (files or update):
-        raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
-    if update and (architecture or not files):
-        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
+    _refuse_contradictions(files, presets=presets, update=update, architecture=architecture)
     from bertscope.analyses.check.check import check as analyse
     from bertscope.analyses.check.check import update as analyse_update
 
@@ -109,6 +106,14 @@ def check(
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0
+
+
+def _refuse_contradictions(files: list[str] | None, *, presets: bool, update: bool, architecture: str | None) -> None:
+    """Raise SourceError for options that exclude each other."""
+    if presets and (files or update):
+        raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
+    if update and (architecture or not files):
+        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
 
 
 def _note_searched(report: CheckReport) -> None:

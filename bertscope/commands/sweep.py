@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -188,6 +188,27 @@ EXAMPLES = """
 ENGINES = ("local", "ray", "dask")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Where the points are computed."""
+
+    engine: Annotated[
+        Literal["local", "ray", "dask"],
+        typer.Option(help="Where the points are computed: processes of this machine, or your cluster of ray or dask."),
+    ] = "local"
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="The number of processes on this machine; default: its usable cores."),
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The cluster of ray or dask, which runs already; default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS.",
+        ),
+    ] = None
+
+
 @command(place=65, examples=EXAMPLES, short_help="Estimate every point of a grid, and go on after an interruption.")
 def sweep(
     *,
@@ -199,21 +220,7 @@ def sweep(
         Path,
         output_option("JSON lines", ".jsonl", text="Append a row for each point to FILE, and leave out those it has."),
     ],
-    engine: Annotated[
-        Literal["local", "ray", "dask"],
-        typer.Option(help="Where the points are computed: processes of this machine, or your cluster of ray or dask."),
-    ] = "local",
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="The number of processes on this machine; default: its usable cores."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The cluster of ray or dask, which runs already; default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS.",
-        ),
-    ] = None,
+    on: EngineOptions,
     allow_code: AllowCode = False,
     fmt: Format = "table",
     rows: Annotated[int, typer.Option(metavar="N", min=0, help="Show N rows of the table; 0: all.")] = 20,
@@ -228,48 +235,55 @@ def sweep(
     A row is in FILE as soon as its point is computed: the same command goes on after an interruption and computes no
     point twice. At the end the rows are in the order of the grid. Exit code 1 if a point has no estimate.
     """
-    from bertscope.analyses.sweep.grid import read_grid, tasks_of, usable_cores
+    from bertscope.analyses.sweep.grid import read_grid, tasks_of
 
-    address = _check(engine, workers, address)
+    address = _check(on)
     found = read_grid(grid, allow_code=allow_code)
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))
     ordered(report, sort)  # an error before the work begins
     with results_file(output, {point.key: point.point for point in points}) as file:
-        done = file.done()
-        left = [point for point in points if point.key not in done]
-        if len(left) < len(points):
-            rest = f"{len(left):,} {'is' if len(left) == 1 else 'are'} left" if left else "none is left"
-            note(f"{output} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
-        with Progress(len(left)) as progress:
-            progress("point 1: starting the workers")
-            for number, row in enumerate(_rows(left, engine, workers or usable_cores(), address), 1):
-                file.append(row)
-                if number < len(left):
-                    progress(f"point {number + 1:,}: {row.point['model']}")
+        _compute(points, file, on, address)
         file.finish([row.key for row in blank])
         report = replace(report, rows=tuple(file.rows[row.key] for row in blank))
     show(report, fmt, None, verbose=verbose, rows=rows, sort=sort)
     return 0 if report.number(COMPUTED) == len(blank) else 1
 
 
-def _check(engine: str, workers: int | None, address: str | None) -> str:
+def _compute(points: Sequence[Task | SweepRow], file: ResultsFile, on: EngineOptions, address: str) -> None:
+    """Add the rows of the points that the file does not have."""
+    from bertscope.analyses.sweep.grid import usable_cores
+
+    done = file.done()
+    left = [point for point in points if point.key not in done]
+    if len(left) < len(points):
+        rest = f"{len(left):,} {'is' if len(left) == 1 else 'are'} left" if left else "none is left"
+        note(f"{file.path} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
+    with Progress(len(left)) as progress:
+        progress("point 1: starting the workers")
+        for number, row in enumerate(_rows(left, on.engine, on.workers or usable_cores(), address), 1):
+            file.append(row)
+            if number < len(left):
+                progress(f"point {number + 1:,}: {row.point['model']}")
+
+
+def _check(on: EngineOptions) -> str:
     """Return the address of the cluster, if one computes the points.
 
     Raises an error before the work begins for options that exclude each other, and for a missing package.
     """
-    if address is not None and engine == "local":
+    if on.address is not None and on.engine == "local":
         raise SelectionError("--address names a cluster; give --engine ray or --engine dask too")
-    if engine != "local" and workers is not None:
+    if on.engine != "local" and on.workers is not None:
         raise SelectionError("the cluster has its own workers; leave --workers out")
-    if engine == "local":
+    if on.engine == "local":
         return ""
-    if find_spec({"ray": "ray", "dask": "distributed"}[engine]) is None:
-        raise MissingExtraError(f"--engine {engine}", engine)
+    if find_spec({"ray": "ray", "dask": "distributed"}[on.engine]) is None:
+        raise MissingExtraError(f"--engine {on.engine}", on.engine)
     from bertscope.analyses.sweep.pool import cluster_address
 
-    return cluster_address(engine, address)
+    return cluster_address(on.engine, on.address)
 
 
 def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str) -> Iterator[SweepRow]:
