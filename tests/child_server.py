@@ -69,12 +69,12 @@ class ForkedChild:
 def forking() -> Iterator[None]:
     """Fork the children of `profile` and `sweep` from the server."""
     from bertscope.analyses.memory import profile
-    from bertscope.analyses.sweep import pool as engines
+    from bertscope.analyses.sweep import pool
 
-    worker = partial(ForkedChild, engines.ENTRY)
+    worker = partial(ForkedChild, pool.ENTRY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
-        patch.setattr(engines, "_starting", lambda functions: nullcontext(worker))
+        patch.setattr(pool, "_starting", lambda functions: nullcontext(worker))
         yield
 
 
@@ -108,7 +108,7 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until the tests end."""
     from bertscope import cli  # noqa: F401
-    from bertscope.analyses.memory import profile_worker  # noqa: F401
+    from bertscope.analyses.memory import profile_job  # noqa: F401
     from bertscope.analyses.memory.ranks.launcher import load_for_ranks
 
     load_for_ranks()  # nothing runs here, so that there are no threads to fork

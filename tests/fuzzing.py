@@ -91,7 +91,7 @@ def _read(path: Path | str) -> Result:
 @contextlib.contextmanager
 def _surroundings(folder: Path) -> Iterator[None]:
     """Make the folder the working directory with the user's calibrations; compute a sweep's points in this process."""
-    from bertscope.analyses.sweep import engines, point
+    from bertscope.analyses.sweep import point, pool
     from bertscope.commands import project
     from bertscope.reports.sweep import SweepRow
 
@@ -101,7 +101,7 @@ def _surroundings(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_DATA_HOME", str(folder))
-        patch.setattr(engines, "local_rows", rows)
+        patch.setattr(pool, "local_rows", rows)
         patch.setattr(sys, "path", [*sys.path])
         project._read.cache_clear()
         try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bertscope.analyses.calibrate import plan, session, worker
+from bertscope.analyses.calibrate import session, worker
 from bertscope.analyses.calibrate.session import Session
 from bertscope.analyses.memory.step import step_flops
 from bertscope.errors import SelectionError
@@ -27,7 +27,7 @@ from bertscope.reports.calibration import (
 from bertscope.sources.find import load
 from tests.analyses.calibrate.fakes import H200, MIB, FakeCard, FakeProcess, row
 
-POINTS = plan.points()
+POINTS = session.points()
 TINY = replace(next(point for point in POINTS if "tiny" in point.model), batch=2, seq=16)
 
 
@@ -48,13 +48,14 @@ def test_the_plan_has_every_value_of_every_factor_and_every_name_once():
 def test_each_point_is_a_run_that_exists():
     for point in POINTS:
         if point.kind in (STEP, LIMIT):
-            run = plan.run_config(point)
+            run = session.run_config(point)
             assert (run.device, run.seq) == ("cuda", point.seq)
             assert (run.autocast or "fp32") == ("fp32" if point.precision == "tf32" else point.precision)
             assert bool(run.expandable_segments) == point.expandable
-    old = [point for point in POINTS if not plan.why_not(point, (7, 5))]
+    old = [point for point in POINTS if not session.why_not(point, (7, 5))]
     assert {point.precision for point in old} == {"", "fp32", "fp16"}
-    assert {plan.run_config(point, (7, 5)).sdpa_kernel for point in old if point.kind == STEP} == {"efficient", "math"}
+    steps = [point for point in old if point.kind == STEP]
+    assert {session.run_config(point, (7, 5)).sdpa_kernel for point in steps} == {"efficient", "math"}
 
 
 def test_the_process_of_a_step_measures_next_to_its_estimate():
@@ -67,7 +68,7 @@ def test_the_process_of_a_step_measures_next_to_its_estimate():
     assert found.context_bytes == 400 * MIB  # 1000 - 500 free - 100 reserved
     assert len(found.step_seconds) == worker.TIMED_STEPS
     source = load(TINY.model, architecture="BertForMaskedLM")
-    assert sum(found.work.matmul_flops.values()) == step_flops(source, plan.run_config(TINY))
+    assert sum(found.work.matmul_flops.values()) == step_flops(source, session.run_config(TINY))
     assert found.estimated_allocated_bytes > 64 * MIB  # the workspaces of Hopper
     assert found.estimated_reserved_bytes > found.estimated_allocated_bytes
 

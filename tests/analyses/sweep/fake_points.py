@@ -14,7 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from bertscope.analyses.sweep import engines, pool
+from bertscope.analyses.sweep import pool
 from bertscope.reports.sweep import SweepRow
 
 FUNCTIONS = pool.Functions(f"{__name__ if __name__ != '__main__' else 'tests.analyses.sweep.fake_points'}:compute",
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     from bertscope import cli
     from bertscope.commands import process
 
-    engines.local_rows = partial(engines.local_rows, functions=FUNCTIONS)
+    pool.local_rows = partial(pool.local_rows, functions=FUNCTIONS)
     Path(os.environ["PID"]).write_text(str(os.getpid()))
     sys.argv[0] = "bertscope"
     process.run(cli._run)
