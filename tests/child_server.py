@@ -37,7 +37,7 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 class ForkedChild:
     """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
 
-    def __init__(self, entry: str = "bertscope.analyses.memory.profile_job:main") -> None:
+    def __init__(self, entry: str = "bertscope.analyses.memory.profile_worker:main") -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
         self._server = request(_server(), {"paths": _paths(), "entry": entry}, [stdin, stdout, stderr])
         self.pid = number(self._server)
@@ -108,7 +108,7 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until the tests end."""
     from bertscope import cli  # noqa: F401
-    from bertscope.analyses.memory import profile_job  # noqa: F401
+    from bertscope.analyses.memory import profile_worker  # noqa: F401
     from bertscope.analyses.memory.ranks.launcher import load_for_ranks
 
     load_for_ranks()  # nothing runs here, so that there are no threads to fork

@@ -72,7 +72,7 @@ class DrawnModel:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnOptions(SizeOptions):
-    """What is drawn of the model."""
+    """Options for what is drawn of the model."""
 
     kind: Annotated[
         Literal["class", "forward", "tree"] | None,

@@ -190,7 +190,7 @@ ENGINES = ("local", "ray", "dask")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Where the points are computed."""
+    """Options for the place where the points are computed."""
 
     engine: Annotated[
         Literal["local", "ray", "dask"],

@@ -343,9 +343,9 @@ WORK = {
     "profile": "bertscope.analyses.memory.profile.profile_report",
     "estimate": "bertscope.analyses.memory.estimate.estimate_report",
     "fit": "bertscope.analyses.memory.fit.fit_report",
-    "report": "bertscope.analyses.page.report.page_report",
+    "report": "bertscope.analyses.page.page_report",
     "diagram": "bertscope.analyses.diagram.diagram.diagram",
-    "count": "bertscope.analyses.params.count.count",
+    "count": "bertscope.analyses.params.count",
 }
 ALSO = {"fit": ("--budget", "1GiB")}
 

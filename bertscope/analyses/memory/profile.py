@@ -40,7 +40,7 @@ from bertscope.settings.run_config import implementation_name
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
-_ENTRY = "bertscope.analyses.memory.profile_job:main"
+_ENTRY = "bertscope.analyses.memory.profile_worker:main"
 _POLL_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 INTERRUPTED = ("interrupted", "was interrupted")

@@ -8,18 +8,15 @@ import gc
 import json
 import os
 import signal
-import sys
-import time
-from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.child import die_with_parent, sender
+from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
-from bertscope.errors import BertscopeError, SelectionError, UnknownValueError, is_out_of_memory
+from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
@@ -210,106 +207,3 @@ def end_text(exit_code: int) -> str:
     name = signal.Signals(-exit_code).name
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-# ---- the child process of `profile`, which builds one real model, runs its step, and reports on standard output ----
-
-
-def main() -> None:
-    """Read a job from standard input and run it."""
-    say = sender()
-    job = Job.from_json(sys.stdin.buffer.readline())
-    set_up_process()
-    gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
-    try:
-        (run if job.launch is None else launch)(job, say)
-    except Exception as error:
-        say(*explained(error, job))
-
-
-def launch(job: Job, say: Say) -> None:
-    """Start the ranks of the job, which run the step."""
-    from bertscope.analyses.memory.ranks.launcher import launch_ranks
-
-    launch_ranks(job, say)
-
-
-def run(job: Job, say: Say) -> None:
-    """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
-    say("stage", "loading torch")
-    from bertscope.torch_access import torch
-
-    if job.run_config.device == "cuda" and not torch.cuda.is_available():
-        raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    flops = estimate_job(job, say)
-    from bertscope.analyses.tracing.inputs import running
-
-    gc.enable()
-    gc.collect()
-    set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
-    torch.manual_seed(job.seed)
-    set_memory_limit(job, say)
-    say("stage", "building the model")
-    step = _built(job)
-    source = job.source.implemented_by(job.run_config.implementation)
-    with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
-        _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
-
-
-def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.estimate import named_inputs
-    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-
-    run_config, device = job.run_config, job.run_config.device
-    model: Any = run_model(job.source, run_config, device)
-    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
-    return ModelStep(model, inputs, run_config, device, loss)
-
-
-def _measure(step: Any, job: Job, say: Say) -> float:
-    """Measure the allocator's events in a first step, whose time is returned, and the process in a second."""
-    from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
-    from bertscope.analyses.memory.snapshot import snapshot
-    from bertscope.analyses.memory.summary import memory
-    from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.torch_access import torch
-
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
-        """Send the phase of a step before the measured one."""
-        say("stage", f"in the {name} phase of the first steps")
-        yield
-
-    step.run_first_steps(stage)
-    started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the measured step"))
-    if step.device == "cuda":
-        torch.cuda.synchronize()
-    warmup = time.perf_counter() - started
-    terms = measured_device_terms(step) if step.device == "cuda" else None
-    if terms is None:
-        say("stage", "measuring the process")
-        if process := high_water(step.run):
-            say("process", process)
-    if job.wants_snapshot:
-        say("snapshot", b64encode(snapshot(trace)).decode())
-    say("machine", machine_name(step.device))
-    say("measured", memory(trace, "measured", row_paths(step.model), terms))
-    return warmup
-
-
-def _time(step: Any, job: Job, say: Say, timing: Timing) -> None:
-    """Time a step without the profiler for each line of input.
-
-    Unless memory is limited, malloc keeps freed memory as it does by default.
-    """
-    from bertscope.analyses.memory.profiler_run import step_seconds
-
-    if job.memory_limit_bytes is None:
-        set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
-        set_malloc(M_TRIM_THRESHOLD, 2**26)
-    say("timing", timing)
-    for _ in sys.stdin.buffer:
-        say("seconds", step_seconds(step))

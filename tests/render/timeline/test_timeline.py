@@ -243,7 +243,7 @@ def test_drawing_is_loaded_only_when_asked_for():
     import subprocess
 
     code = (
-        "import sys; from bertscope.render.timeline import html, image, timeline;"
+        "import sys; from bertscope.render.timeline import panels, timeline;"
         "sys.exit(bool({'matplotlib', 'plotly', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
