@@ -45,9 +45,27 @@ from benchmarks.compare_commands import commands, write_files
 
 # Old and new spelling as regular expressions, applied in turn to a command line or call, such as
 # (r"^(estimate .*)--autocast --dtype (\w+)", r"\1--precision autocast-\2").
-RENAMED: list[tuple[str, str]] = []
+RENAMED: list[tuple[str, str]] = [
+    (r"^(estimate .*|@project estimate .*)--autocast --dtype (\w+)", r"\1--precision autocast-\2"),
+    (r"^(estimate .*|@project estimate .*)--autocast", r"\1--precision autocast-bf16"),
+    (r"^(estimate .*|@project estimate .*)--dtype", r"\1--precision"),
+    (r"--alloc-conf max_split_size_mb:(\d+)(,roundup_power2_divisions:4)?", r"--max-split-size-mb \1"),
+    (r'^(python: estimate\(.*)\bdtype=', r"\1precision="),
+    (r'^(python: estimate\(.*)\bautocast="(\w+)"', r'\1precision="autocast-\2"'),
+    (r'^(python: explain\(.*), language="zh"', r"\1"),
+]
 # The same for the files that commands read, with a pattern of the file's name in front.
-RENAMED_IN_FILES: list[tuple[str, str, str]] = []
+RENAMED_IN_FILES: list[tuple[str, str, str]] = [
+    (r"models\.bertscope\.yaml", r"\bautocast: fp16", "precision: autocast-fp16"),
+    (r"models\.bertscope\.yaml", r"\bdtype: bf16", "precision: bf16"),
+    (r"models\.bertscope\.yaml", r'alloc_conf: "max_split_size_mb:32"', "max_split_size_mb: 32"),
+    (r"models\.bertscope\.yaml", r"\bimplementation: foreach", "optimizer_implementation: foreach"),
+    (r"models\.bertscope\.yaml", r"model_implementation", "implementation"),
+    (r"ranks\.bertscope\.yaml", r"parallelism: fsdp", "strategy: fsdp, world_size: 2"),
+    (r"loop\.yaml", r"no_dropout: true", "dropout: false"),
+    (r"cards\.yaml", r"alloc_conf: \[null, 'max_split_size_mb:32'\]", "max_split_size_mb: [null, 32]"),
+    (r"heads\.yaml|pyproject\.toml", r"\bhead\b", "architecture"),
+]
 
 
 class Moved(NamedTuple):
