@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.analyses.memory.child import _paths
+from bertscope.processes.child import _paths
 from tests.loaded_python import number, request
 
 _CLIENT = Path(__file__).with_name("loaded_python.py")

@@ -174,8 +174,10 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
     class Child(real):  # type: ignore[misc, valid-type]
         """A child whose process ran once for all tests."""
 
+        is_stopped = True
+
         def __init__(self, job: Any, seconds: float, *_: object) -> None:
-            self.job, self.is_in_turn, self.is_stopped = job, True, True
+            self.job, self.is_in_turn = job, True
             self.sent, self.problem = measured(job, seconds)
 
         def measure(self) -> None:

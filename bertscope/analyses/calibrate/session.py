@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from bertscope.analyses.memory.child import Child, collect_lines
-from bertscope.analyses.memory.profile_job import end_text
-from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.errors import SelectionError, one_line
+from bertscope.processes.child import Child
+from bertscope.processes.worker import ENDED, Worker
 from bertscope.reports.base import FAILED
 from bertscope.reports.calibration import (
     CONTEXT,
@@ -43,7 +38,6 @@ POINT_SECONDS = 60.0  # of one point; most take 3 s
 _FIRST_SECONDS = 300.0  # of the first import of torch for CUDA, which reads some GB that no cache has yet
 # Processes that load torch and estimate while another one measures: a quarter of the processors at most.
 _PREPARED = max(1, min(4, (os.cpu_count() or 1) // 4))
-_MAX_MESSAGE_BYTES = 2**20
 _MESSAGES: dict[str, Any] = {
     "machine": Machine, "free": int, "ready": type(None), "row": CalibrationRow, "failed": str,
 }  # fmt: skip
@@ -158,68 +152,26 @@ def _allocator(point: CalibrationPoint) -> dict[str, str]:
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if point.expandable else {}
 
 
-class _Worker:
-    """A child process with a queue of its messages; without a point the observer of the free memory."""
+class _Worker(Worker):
+    """A process of the calibration; without a point the observer of the free memory."""
 
     def __init__(self, point: CalibrationPoint | None, environment: dict[str, str | None], start: Start) -> None:
-        self.process = start(environment)
-        self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
-        self.stderr: deque[bytes] = deque(maxlen=21)
-        for target, arguments in ((_receive, (self.process.stdout, self.messages)),
-                                  (collect_lines, (self.process.stderr, self.stderr))):  # fmt: skip
-            threading.Thread(target=target, args=arguments, daemon=True).start()
+        super().__init__(start(environment), _message)
         if point is None:
             self.send({"point": None})
 
-    def send(self, line: Any) -> None:
-        """Send a line: a word, or data as JSON."""
-        with suppress(OSError, ValueError):  # the process has ended, or was ended: `answer` says so
-            self.process.stdin.write((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
-            self.process.stdin.flush()
-
     def answer(self, timeout_seconds: float) -> tuple[str, Any]:
         """Return the next message; `failed` with a text if the process ends or is silent."""
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            try:
-                message = self.messages.get(timeout=0.2)
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    return "failed", f"ran for longer than {timeout_seconds:g} s"
-            else:
-                if message is None:
-                    self.messages.put(None)  # the next question gets this answer too, at once
-                return message or ("failed", self._death())
-
-    def _death(self) -> str:
-        self.stop()
-        last = b"".join(self.stderr).decode(errors="replace").strip().splitlines()
-        return end_text(self.process.returncode or 0) + (f": {one_line(last[-1], limit=200)}" if last else "")
-
-    def stop(self) -> None:
-        """End the process, and close its streams."""
-        with suppress(OSError):
-            self.process.stdin.close()
-        if self.process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.05 if self.messages.empty() else 0.5)
-        self.process.kill_group()
-        self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            with suppress(OSError):
-                stream.close()
+        found = self.receive(timeout_seconds)
+        if found is None:
+            return "failed", f"ran for longer than {timeout_seconds:g} s"
+        return ("failed", self.death()) if found[0] == ENDED else found
 
 
-def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
-    """Put each message in the queue, and None after the last; any other line is a failure."""
-    with suppress(OSError, ValueError):
-        while line := stream.readline(_MAX_MESSAGE_BYTES):
-            try:
-                kind, content = json.loads(line)
-                messages.put((kind, typed(_MESSAGES[kind], content, kind)))
-            except (ValueError, KeyError, TypeError, RecursionError, SourceError):
-                messages.put(("failed", f"printed {one_line(line[:100].decode(errors='replace'), limit=80)}"))
-    messages.put(None)
+def _message(line: bytes) -> tuple[str, Any]:
+    """Return the kind and the content of a message; raises an error for any other line."""
+    kind, content = json.loads(line)
+    return kind, typed(_MESSAGES[kind], content, kind)
 
 
 # ---- the points of `calibrate`. Nothing here needs torch ----

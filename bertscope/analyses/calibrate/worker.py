@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.calibrate.session import CUDNN, PRECISIONS, TF32, run_config
-from bertscope.analyses.memory.child import sender
 from bertscope.analyses.memory.profile_job import set_up_process
+from bertscope.processes.child import sender
 from bertscope.reports.base import FAILED
 from bertscope.reports.calibration import (
     CONTEXT,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.analyses.memory.child import child_command
 from bertscope.analyses.memory.system_memory import machine_bytes
 from bertscope.calibrations import calibrations, card_of, user_folder
 from bertscope.errors import install_command, one_line
+from bertscope.processes.child import child_command
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import queue
-import subprocess
-import threading
 import time
 from base64 import b64decode
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.memory.child import Child, ForkedChild, ForkServer, can_fork, collect_lines
-from bertscope.analyses.memory.profile_job import MESSAGES, Job, end_text
+from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
-from bertscope.errors import SelectionError, SourceError, one_line
+from bertscope.errors import SelectionError, one_line
+from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
+from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
@@ -42,7 +39,6 @@ from bertscope.units import bytes_text
 _Start = Callable[[], Child | ForkedChild]
 _ENTRY = "bertscope.analyses.memory.profile_worker:main"
 _POLL_SECONDS = 0.2
-_MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 INTERRUPTED = ("interrupted", "was interrupted")
 
 
@@ -163,14 +159,14 @@ class _Child:
         self.timeout_seconds = self.left_seconds = timeout_seconds
         self.sent = _Sent()
         self.problem: tuple[str, str] | None = None
-        self.is_stopped = False
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
-        self.process = start()
-        self.messages: queue.Queue[tuple[str, Any] | None] = queue.Queue()
-        self.stderr: deque[bytes] = deque(maxlen=21)  # its last lines
-        threading.Thread(target=_receive, args=(self.process.stdout, self.messages), daemon=True).start()
-        threading.Thread(target=collect_lines, args=(self.process.stderr, self.stderr), daemon=True).start()
+        self.worker = Worker(start(), _message)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return True if the child was ended."""
+        return self.worker.is_stopped
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
@@ -199,9 +195,7 @@ class _Child:
     def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
         try:
-            with suppress(OSError):  # the child has ended: its messages tell why
-                self.process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
-                self.process.stdin.flush()  # type: ignore[union-attr]
+            self.worker.send(line)
             self._listen(answer, shown)
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
@@ -212,15 +206,12 @@ class _Child:
         deadline = time.monotonic() + self.left_seconds
         is_answered = False
         while self.problem is None and not is_answered:
-            try:
-                message = self.messages.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                pass
-            else:
-                if message is None:
-                    self.stop()
-                    self.problem = ("died", self._death())
-                    return
+            message = self.worker.receive(_POLL_SECONDS)
+            if message is not None and message[0] == ENDED:
+                self.stop()
+                self.problem = ("died", self.worker.death())
+                return
+            if message is not None:
                 self._keep(*message)
                 is_answered = message[0] == answer
             # Earlier requests may have taken all the time.
@@ -253,33 +244,14 @@ class _Child:
         self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
-        """Close the child's input, wait briefly for its end, kill its process group, and close its streams."""
+        """End the child, and its ranks."""
         if self.is_stopped:
             return
-        self.is_stopped = True
         if self.watch is not None and self.sent.ended is None:
             self.watch.kill()
-        with suppress(OSError):
-            self.process.stdin.close()  # type: ignore[union-attr]
-        if self.process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.5)
-        self.process.kill_group()
-        self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        self.worker.stop()
         if self.watch is not None:
             self.watch.close()
-
-    def _death(self) -> str:
-        """Return how the child ended, with its last line on standard error."""
-        code = self.process.returncode or 0
-        if code < 0:
-            return end_text(code)
-        last = b"".join(self.stderr).decode(errors="replace").strip().splitlines()
-        return end_text(code) + (f": {one_line(last[-1], limit=200)}" if last else "")
 
     def variant(self) -> Variant:
         """Return what the child sent as a row of the report."""
@@ -304,23 +276,10 @@ class _Child:
         )
 
 
-def _receive(stream: Any, messages: queue.Queue[tuple[str, Any] | None]) -> None:
-    """Put each message in the queue, and None after the last; a dying child may leave half a line."""
-    with suppress(OSError, ValueError):
-        while line := stream.readline(_MAX_MESSAGE_BYTES):
-            if line.endswith(b"\n") or len(line) == _MAX_MESSAGE_BYTES:
-                messages.put(_message(line))
-    messages.put(None)
-
-
 def _message(line: bytes) -> tuple[str, Any]:
-    """Return the kind and the content of a message; of any other line, `garbled` and its beginning."""
-    try:
-        kind, content = json.loads(line)
-        return kind, typed(MESSAGES[kind], content, kind)
-    except (ValueError, KeyError, TypeError, RecursionError, SourceError):
-        shown = one_line(line[:100].decode(errors="replace").strip(), limit=80)
-        return "garbled", f"printed {shown!r} where its parent expected a message"
+    """Return the kind and the content of a message; raises an error for any other line."""
+    kind, content = json.loads(line)
+    return kind, typed(MESSAGES[kind], content, kind)
 
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.child import die_with_parent
 from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
+from bertscope.processes.child import die_with_parent
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
@@ -198,12 +198,3 @@ def high_water(run: Callable[[], None]) -> ProcessMemory | None:
 def status_bytes(field: str) -> int | None:
     """Return a field of /proc/self/status in bytes; None without it."""
     return proc_bytes("/proc/self/status", field)
-
-
-def end_text(exit_code: int) -> str:
-    """Return how a process ended, from its exit code, which is negative for a signal."""
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertscope.analyses.memory.child import sender
 from bertscope.analyses.memory.profile_job import (
     M_MMAP_THRESHOLD,
     M_TRIM_THRESHOLD,
@@ -30,6 +29,7 @@ from bertscope.analyses.memory.profile_job import (
     set_up_process,
 )
 from bertscope.errors import SelectionError
+from bertscope.processes.child import sender
 from bertscope.reports.memory import Timing
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import selectors
 import signal
 import subprocess
 import sys
@@ -14,9 +13,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Queue as SimpleQueue
 from typing import Any
 
-from bertscope.analyses.memory.child import (
+from bertscope.analyses.sweep.grid import Task
+from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
+from bertscope.processes.child import (
     Child,
     ForkedChild,
     ForkServer,
@@ -25,14 +27,12 @@ from bertscope.analyses.memory.child import (
     die_with_parent,
     output_for_parent,
 )
-from bertscope.analyses.sweep.grid import Task
-from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
+from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker, end_text
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import SweepRow
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
 _STARTS = 3  # workers that end before they are ready, one after another, before the sweep stops
-_CHUNK = 2**16
 _SECONDS = 5.0  # for the end of a worker that has closed its output
 _READY = "ready"
 Group = tuple[str, ...]  # of `Task.group`
@@ -112,42 +112,16 @@ def _common(group: Group, other: Group | None) -> int:
     return (*same, False).index(False)
 
 
-class _Worker:
+class _Worker(Worker):
     """A process of the pool and the task that it computes."""
 
-    def __init__(self, child: Child | ForkedChild, functions: Functions) -> None:
-        self.child = child
-        self.task: Task | None = None
-        self.is_ready = False
-        self.received, self.last_words = b"", b""
-        self.send(json.dumps(vars(functions)))
-
-    def send(self, line: str) -> None:
-        """Write a line; a process that has ended is noticed when its output ends."""
-        with suppress(OSError):
-            self.child.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
-            self.child.stdin.flush()  # type: ignore[union-attr]
-
-    def end(self) -> str:
-        """Wait for the process, and return the reason of its end in a few words."""
-        try:
-            code = self.child.wait(_SECONDS)
-        except subprocess.TimeoutExpired:  # it has only closed its output
-            self.child.kill_group()
-            code = self.child.wait()
-        self.last_words += _rest(self.child.stderr)
-        words = self.last_words.decode(errors="replace").strip().splitlines()
-        return f"{_reason(code)}: {one_line(words[-1], limit=200)}" if words else _reason(code)
+    task: Task | None = None
+    is_ready = False
 
 
-def _rest(stream: Any) -> bytes:
-    """Return what is left in a pipe; a process that outlives the worker may still hold its other end."""
-    os.set_blocking(stream.fileno(), False)
-    found = b""
-    with suppress(BlockingIOError):
-        while data := os.read(stream.fileno(), _CHUNK):
-            found += data
-    return found
+def _message(line: bytes) -> tuple[str, Any]:
+    """Return what a worker sends: that it is ready, or a row; raises an error for any other line."""
+    return (_READY, None) if line.strip().decode() == _READY else ("row", SweepRow.from_line(line))
 
 
 class Pool:
@@ -157,9 +131,9 @@ class Pool:
         self.queue, self.start, self.functions = Queue(tasks), start, functions
         self.attempts: dict[str, int] = defaultdict(int)
         self.in_vain = 0  # starts one after another
-        self.workers: list[_Worker] = []
-        self.children: list[Child | ForkedChild] = []  # those that have ended too
-        self.selector = selectors.DefaultSelector()
+        self.inbox: Inbox = SimpleQueue()
+        self.workers: list[_Worker] = []  # those that compute
+        self.started: list[_Worker] = []
 
     def rows(self, workers: int) -> Iterator[SweepRow]:
         """Yield the row of each task, in the order in which the workers complete them."""
@@ -167,63 +141,48 @@ class Pool:
             for _ in range(min(workers, len(self.queue))):
                 self._start()
             while self.workers:
-                for key, _ in self.selector.select():
-                    worker, is_output = key.data
-                    if worker not in self.workers:
-                        continue
-                    data = os.read(key.fd, _CHUNK)
-                    if not is_output:
-                        worker.last_words = (worker.last_words + data)[-_CHUNK:]
-                        if not data:
-                            self.selector.unregister(key.fd)
-                    elif data:
-                        yield from self._received(worker, data)
-                    else:
-                        yield from self._ended(worker)
+                worker, kind, content = self.inbox.get()
+                if worker in self.workers:
+                    yield from self._ended(worker) if kind in (ENDED, GARBLED) else self._received(worker, content)
         finally:
-            for child in self.children:
-                if child.returncode is None:
-                    child.kill_group()
-            for child in self.children:
-                child.wait()
-            self.selector.close()
+            for worker in self.started:
+                worker.process.kill_group()
+            for worker in self.started:
+                worker.stop()
 
     def _start(self) -> None:
-        child = self.start()
-        self.children.append(child)
-        worker = _Worker(child, self.functions)
+        worker = _Worker(self.start(), _message, self.inbox)
+        self.started.append(worker)
         self.workers.append(worker)
-        self.selector.register(worker.child.stdout, selectors.EVENT_READ, (worker, True))  # type: ignore[arg-type]
-        self.selector.register(worker.child.stderr, selectors.EVENT_READ, (worker, False))  # type: ignore[arg-type]
+        worker.send(vars(self.functions))
 
-    def _received(self, worker: _Worker, data: bytes) -> Iterator[SweepRow]:
-        """Yield the row that a worker has sent, and give it the next task."""
-        *lines, worker.received = (worker.received + data).split(b"\n")
-        for line in lines:
-            worker.task, worker.is_ready, self.in_vain = None, True, 0
-            if line.decode() != _READY:
-                yield SweepRow.from_line(line)
-            worker.task = self.queue.next(worker)
-            if worker.task is None:
-                self._remove(worker)
-            else:
-                worker.send(worker.task.to_json())
+    def _received(self, worker: _Worker, row: SweepRow | None) -> Iterator[SweepRow]:
+        """Yield the row that a worker has sent, if it is not only ready, and give it the next task."""
+        worker.task, worker.is_ready, self.in_vain = None, True, 0
+        if row is not None:
+            yield row
+        worker.task = self.queue.next(worker)
+        if worker.task is None:
+            self._remove(worker)
+        else:
+            worker.send(worker.task.to_json())
 
     def _ended(self, worker: _Worker) -> Iterator[SweepRow]:
         """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
         self._remove(worker)
-        words, task = worker.end(), worker.task
+        words, task = worker.death(_SECONDS), worker.task
         if task is not None:
             self.attempts[task.key] += 1
             if self.attempts[task.key] < ATTEMPTS:
                 self.queue.again(task)
             else:
-                yield task.row(outcome=FAILED, error=f"its worker ended {ATTEMPTS} times, {words}")
+                yield task.row(outcome=FAILED, error=_lost(words))
         elif not worker.is_ready:
             self.in_vain += 1
             if self.in_vain == _STARTS:
                 raise WorkerError(
-                    f"{_STARTS} workers ended before their first point, {words}; free memory, or use fewer --workers"
+                    f"{_STARTS} workers ended before their first point, the last {words}; free memory, or use fewer "
+                    "--workers"
                 )
         if len(self.queue):
             self._start()
@@ -231,11 +190,12 @@ class Pool:
     def _remove(self, worker: _Worker) -> None:
         self.workers.remove(worker)
         self.queue.busy.pop(worker, None)
-        for stream in (worker.child.stdout, worker.child.stderr):
-            with suppress(KeyError):
-                self.selector.unregister(stream)  # type: ignore[arg-type]
         with suppress(OSError):
-            worker.child.stdin.close()  # type: ignore[union-attr]  # the end of a worker without a task
+            worker.process.stdin.close()  # type: ignore[union-attr]  # the end of a worker without a task
+
+
+def _lost(words: str) -> str:
+    return f"its worker ended {ATTEMPTS} times: it {words}"
 
 
 # ---- a worker of a cluster ----
@@ -255,8 +215,8 @@ def compute_apart(text: str, functions: Functions) -> str:
         if row := child.row(text):
             _of_thread.child = child
             return row
-        reason = _reason(child.process.wait())
-    return Task.from_json(text).row(outcome=FAILED, error=f"its worker ended {ATTEMPTS} times, {reason}").to_line()
+        reason = end_text(child.process.wait())
+    return Task.from_json(text).row(outcome=FAILED, error=_lost(reason)).to_line()
 
 
 class _Apart:
@@ -275,11 +235,6 @@ class _Apart:
             self.process.stdin.flush()  # type: ignore[union-attr]
         answer: bytes = self.process.stdout.readline()  # type: ignore[union-attr]
         return answer.decode()
-
-
-def _reason(code: int) -> str:
-    """Return the reason of the end of a process in a few words."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 # ---- engines ----
@@ -352,7 +307,7 @@ def ray_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) 
             try:
                 row = SweepRow.from_line(ray.get(done))
             except ray.exceptions.RayError as error:
-                row = _lost(task, error)
+                row = _lost_row(task, error)
             yield row
     finally:
         ray.shutdown()
@@ -373,7 +328,7 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
         }
         for future in as_completed(list(futures)):
             task, error = futures.pop(future), future.exception()
-            yield SweepRow.from_line(future.result()) if error is None else _lost(task, error)
+            yield SweepRow.from_line(future.result()) if error is None else _lost_row(task, error)
     finally:
         client.close()
 
@@ -395,6 +350,6 @@ def _explained(engine: str, address: str) -> Iterator[None]:
         ) from None
 
 
-def _lost(task: Task, error: BaseException) -> SweepRow:
+def _lost_row(task: Task, error: BaseException) -> SweepRow:
     """Return the row of a task whose worker on the cluster ended."""
     return task.row(outcome=FAILED, error=one_line(f"its worker ended: {type(error).__name__}"))

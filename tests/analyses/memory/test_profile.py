@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.memory import child as child_module
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory import profile_job
 from bertscope.analyses.memory.estimate import estimate_memory
@@ -29,7 +28,8 @@ from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, SourceError
+from bertscope.processes import child as child_module
 from bertscope.reports.memory import Timing
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
@@ -424,7 +424,8 @@ def test_an_answer_arrives_as_it_was():
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8, checkpointing="full"))
     assert _message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
     for kind in MESSAGES:
-        assert _message(json.dumps([kind, None]).encode())[0] == "garbled"
+        with pytest.raises(SourceError, match="must be"):
+            _message(json.dumps([kind, None]).encode())
 
 
 @pytest.mark.parametrize(
@@ -448,7 +449,7 @@ def test_an_answer_arrives_as_it_was():
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)
-    monkeypatch.setattr(profile_module, "_MAX_MESSAGE_BYTES", 2**20)
+    monkeypatch.setattr("bertscope.processes.worker._MAX_MESSAGE_BYTES", 2**20)
     report, _ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants
     assert words in variant.failure

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import pytest
 
 from bertscope.analyses.memory import profile as profile_module
-from bertscope.analyses.memory.child import can_fork
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, Launch, explained
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
+from bertscope.processes.child import can_fork
 from bertscope.progress import listening
 from bertscope.render.traffic import numbers_text
 from bertscope.reports.memory import Parts, PhasePeak, RankRow

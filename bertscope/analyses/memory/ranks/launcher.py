@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 
-from bertscope.analyses.memory.child import can_fork, child_command
 from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, explained, load
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, printed_file, run_rank
 from bertscope.errors import SelectionError
+from bertscope.processes.child import can_fork, child_command
 from bertscope.reports.memory import Timing
 
 _POLL_SECONDS = 0.05  # between two looks at the ranks

@@ -14,9 +14,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from bertscope.analyses.memory.profile_job import MESSAGES, Job, end_text
+from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.rank import printed_file
 from bertscope.errors import SourceError, one_line
+from bertscope.processes.worker import end_text
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 

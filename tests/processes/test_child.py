@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import bertscope
-from bertscope.analyses.memory.child import ForkServer, child_command
+from bertscope.processes.child import ForkServer, child_command
 
 HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
            "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(served):
 
 def test_a_server_whose_parent_was_killed_before_it_ran_ends(served, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("bertscope.analyses.memory.child.os.getpid", lambda: 2**22)  # a process that is gone
+        patch.setattr("bertscope.processes.child.os.getpid", lambda: 2**22)  # a process that is gone
         server = served("import time\ndef load():\n    time.sleep(600)\n")
     assert server.process.wait(60) == 1
 

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -98,7 +97,7 @@ class ForkServer:
         self.socket, theirs = socket.socketpair()
         names = f"{imports} {entry} {theirs.fileno()} {os.getpid()}"
         self.process = subprocess.Popen(  # noqa: S603 words of this program
-            child_command("bertscope.analyses.memory.child:serve"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            child_command("bertscope.processes.child:serve"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(),
         )  # fmt: skip
         with suppress(OSError):
@@ -201,13 +200,6 @@ def sender() -> Callable[[str, Any], None]:
         out.flush()
 
     return say
-
-
-def collect_lines(stream: Any, lines: deque[bytes]) -> None:
-    """Add each line of a child's stream to `lines` until the stream ends."""
-    with suppress(OSError, ValueError):
-        while line := stream.readline(2**16):
-            lines.append(line)
 
 
 def serve() -> None:
