@@ -93,7 +93,7 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
 def test_an_unexpected_error_in_one_file_is_a_failing_test_and_the_others_run(plugin, tmp_path):
     project(tmp_path, a=HOLDS, b=HOLDS)
     (tmp_path / "conftest.py").write_text(
-        "from bertscope.sources import expectations as module\nreal = module.read_expectation_file\n\n"
+        "from bertscope.sources import expectation_files as module\nreal = module.read_expectation_file\n\n"
         "def read(path, **options):\n    return real(path, **options) if path.name[0] == 'b' else {}['slip']\n\n"
         "module.read_expectation_file = read\n"
     )
