@@ -9,8 +9,8 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not from `typing`: the working directory may contain a typing.py
 if TYPE_CHECKING:  # the same names for type checkers and editors
-    from bertscope.analyses.check.check import check as check
-    from bertscope.analyses.check.doctor import doctor as doctor
+    from bertscope.analyses.check import check as check
+    from bertscope.analyses.doctor import doctor as doctor
     from bertscope.api.counts import count as count
     from bertscope.api.counts import flops as flops
     from bertscope.api.counts import tree as tree
@@ -55,7 +55,7 @@ _HOMES = {
     "build": "bertscope.model",
     "count": "bertscope.api.counts",
     "tree": "bertscope.api.counts",
-    "check": "bertscope.analyses.check.check",
+    "check": "bertscope.analyses.check",
     "flops": "bertscope.api.counts",
     "diagram": "bertscope.api.explain",
     "diff": "bertscope.api.page",
@@ -73,7 +73,7 @@ _HOMES = {
     "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",
     "from_json": "bertscope.reports.json",
-    "doctor": "bertscope.analyses.check.doctor",
+    "doctor": "bertscope.analyses.doctor",
     "BertModel": "bertscope.model.bert",
     **dict.fromkeys(("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"), "bertscope.model.heads"),
     **dict.fromkeys(

@@ -16,7 +16,7 @@ import pytest
 from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
-    from bertscope.analyses.check.check import Witness
+    from bertscope.analyses.check import Witness
     from bertscope.sources.expectation_files import ExpectedModel
     from bertscope.sources.expectations import Expectation
 
@@ -58,7 +58,7 @@ class ExpectationFile(pytest.File):
     @cached_property
     def witness(self) -> Witness:
         """Return the model of the file; it is built when the first test runs."""
-        from bertscope.analyses.check.check import Witness
+        from bertscope.analyses.check import Witness
 
         return Witness(self.model)
 

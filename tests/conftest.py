@@ -205,7 +205,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(once: Callable) -> Iterator[None]:
     """Trace each run of a configuration once for all tests (traces and FLOP reports are frozen); ask torch once."""
-    from bertscope.analyses.check import doctor
+    from bertscope.analyses import doctor
     from bertscope.analyses.flops import FlopsRun
     from bertscope.analyses.memory import estimate
     from bertscope.sources.bert import BertSource

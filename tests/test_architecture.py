@@ -93,7 +93,7 @@ tracing
 params
 flops diagram parallel verify
 memory explain
-page check sweep calibrate
+page check doctor sweep calibrate
 """
 RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 
@@ -245,7 +245,7 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 
 NUMBERS_ELSEWHERE = {
-    "analyses/check/check.py",  # file:line
+    "analyses/check.py",  # file:line
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal

@@ -87,8 +87,8 @@ def check(
         _record(write_to, allow_code)
         return 0
     _refuse_contradictions(files, presets=presets, update=update, architecture=architecture)
-    from bertscope.analyses.check.check import check as analyse
-    from bertscope.analyses.check.check import update as analyse_update
+    from bertscope.analyses.check import check as analyse
+    from bertscope.analyses.check import update as analyse_update
 
     names = list(map(str, preset_paths().values())) if presets else files or ["."]
     if update:
@@ -136,7 +136,7 @@ def _record(path: Path, allow_code: bool) -> None:
             f"expects {len(model.expected)} things already; 'bertscope check --update {path}' rewrites their values",
             where=f"{path}:{model.expected[0].line}",
         )
-    from bertscope.analyses.check.check import expected_block
+    from bertscope.analyses.check import expected_block
 
     content = path.read_bytes()
     newline = b"\r\n" if b"\r\n" in content else b"\n"

@@ -16,6 +16,6 @@ def doctor(*, out: OutputOptions) -> None:
 
     It also works if torch is missing or broken, and exits 0.
     """
-    from bertscope.analyses.check.doctor import doctor as analyse
+    from bertscope.analyses.doctor import doctor as analyse
 
     out.show(analyse())

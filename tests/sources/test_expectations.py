@@ -355,7 +355,7 @@ def test_an_unexpected_error_is_one_of_its_file(cli, tmp_path, monkeypatch, plac
             raise KeyError("a slip")
         return real(given, *more, **options)
 
-    monkeypatch.setattr(f"bertscope.analyses.check.check.{place}", fail)
+    monkeypatch.setattr(f"bertscope.analyses.check.{place}", fail)
     result = cli("check")
     assert (result.code, result.out) == (2, "2 files: 1 expectation passed, 0 failed, 1 could not be checked\n")
     assert "error: a.bertscope.yaml:" in result.err

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.check.doctor import EXTRAS, NEEDED
+from bertscope.analyses.doctor import EXTRAS, NEEDED
 from bertscope.errors import MissingExtraError
 from bertscope.sources.presets import preset_dir, preset_paths
 from tests.conftest import ROOT
@@ -129,7 +129,7 @@ def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, caps
     import json
     from types import SimpleNamespace
 
-    from bertscope.analyses.check.doctor import tell
+    from bertscope.analyses.doctor import tell
 
     card = SimpleNamespace(name="Some Gpu", major=9, minor=0, total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

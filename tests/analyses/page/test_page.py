@@ -8,7 +8,7 @@ import bertscope
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.page import page_report
 from bertscope.errors import SelectionError
-from bertscope.render.page.commands import estimate_command, fit_command, flops_command, page_command
+from bertscope.render.page.report import estimate_command, fit_command, flops_command, page_command
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 

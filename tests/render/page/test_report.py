@@ -19,7 +19,7 @@ from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars, parameter_map, role
-from bertscope.render.page.commands import page_command
+from bertscope.render.page.report import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.table import Column, number
 from bertscope.render.timeline.panels import pictured

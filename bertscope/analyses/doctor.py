@@ -98,7 +98,7 @@ _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a bu
 def _ask() -> tuple[dict[str, Any], str]:
     """Return what a child process tells of torch and its devices, nothing if torch does not load, and the problem."""
     try:
-        command = child_command("bertscope.analyses.check.doctor:tell")
+        command = child_command("bertscope.analyses.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program
                               timeout=_TIMEOUT_SECONDS, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
