@@ -45,7 +45,7 @@ _WORDS = {bool: "true or false", str: "text", tuple: "a list of names", dict: "l
 
 
 @dataclass(frozen=True)
-class Rule:
+class FieldRule:
     """The values that one field accepts."""
 
     kind: type
@@ -82,7 +82,7 @@ class Rule:
 
 def rule(default: Any, *, kind: type | None = None, **bounds: Any) -> Any:
     """Return a field with a default and its rule."""
-    return field(default=default, metadata={"rule": Rule(kind or type(default), **bounds)})
+    return field(default=default, metadata={"rule": FieldRule(kind or type(default), **bounds)})
 
 
 def _size(default: int) -> Any:
@@ -131,7 +131,9 @@ class BertConfig:
     output_hidden_states: bool = rule(False)
     return_dict: bool = rule(True)
     # Layer -> the removed heads, numbered as before pruning.
-    pruned_heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False, metadata={"rule": Rule(dict)})
+    pruned_heads: Mapping[int, tuple[int, ...]] = field(
+        default_factory=dict, hash=False, metadata={"rule": FieldRule(dict)}
+    )
     # The attention kernel; transformers does not store it in config.json.
     attn_implementation: str = rule("sdpa", choices=ATTENTION_KERNELS)
     # Read from the file; no effect on the model.
@@ -213,12 +215,12 @@ class BertConfig:
         return cls(**own, ignored=tuple(ignored))
 
 
-def rules_of(config_class: type) -> dict[str, Rule]:
+def rules_of(config_class: type) -> dict[str, FieldRule]:
     """Return the rule of each field of a configuration."""
     return {item.name: item.metadata["rule"] for item in dataclasses.fields(config_class) if "rule" in item.metadata}
 
 
-def check_fields(config: Any, rules: Mapping[str, Rule], what: str = "") -> None:
+def check_fields(config: Any, rules: Mapping[str, FieldRule], what: str = "") -> None:
     """Raise ConfigError for a field that its rule does not accept; store numbers as floats and lists as tuples."""
     for name, rule in rules.items():
         value = getattr(config, name)

@@ -11,8 +11,7 @@ from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
 from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report, on_card
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job
-from bertscope.analyses.memory.profile_job import Launch as RankLaunch
+from bertscope.analyses.memory.profile_job import Job, RankLaunch
 from bertscope.analyses.memory.snapshot import snapshot as picture
 from bertscope.analyses.memory.step import Loss, real_inputs
 from bertscope.api.asked import (

@@ -5,7 +5,7 @@ from typing import Annotated
 from bertscope.commands.model_options import ModelOptions, ModelsOptions
 from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions, WithBareCheckpointing
 from bertscope.reports.memory import MemoryReport
 
 EXAMPLES = """
@@ -28,7 +28,9 @@ EXAMPLES = """
 )
 def estimate(
     *,
-    run: Annotated[Given, Takes(command="estimate", compared=("checkpointing",), without=("budget", "context"))],
+    run: Annotated[
+        CommandSettings, Takes(command="estimate", compared=("checkpointing",), without=("budget", "context"))
+    ],
     model: ModelsOptions,
     view: ViewOptions,
     out: DetailedOutputOptions,

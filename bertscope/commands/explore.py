@@ -13,7 +13,7 @@ import typer
 
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
@@ -33,7 +33,7 @@ e explains the module under the cursor, c copies its path, ? lists all keys, q q
 def explore(
     *,
     run: Annotated[
-        Given,
+        CommandSettings,
         Takes(
             command="explore", only=("batch", "seq", "checkpointing", "precision", "freeze", "input"), has_file=False
         ),

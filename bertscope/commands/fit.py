@@ -8,7 +8,7 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
 from bertscope.settings.checkpointing import CHEAPEST_FIRST
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 
@@ -39,7 +39,7 @@ def fit(
                      f"{', '.join(SEARCHED)}, or by --strategy; at most {max(WORLD_SIZES):,}.")
     ] = None,
     run: Annotated[
-        Given,
+        CommandSettings,
         Takes(command="fit", compared=("seq", "precision", "checkpointing", "gpu"), without=("batch",),
               usual={"precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
                      "checkpointing": f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"}),

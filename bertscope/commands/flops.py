@@ -8,7 +8,7 @@ import typer
 from bertscope.commands.model_options import ModelOptions, ModelsOptions
 from bertscope.commands.output import DetailedOutputOptions
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes
+from bertscope.commands.run_options import CommandSettings, Takes
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.run_config import OF_FLOPS
@@ -26,7 +26,7 @@ EXAMPLES = """
 @command(place=30, examples=EXAMPLES, short_help="Count the FLOPs of a forward pass or a training step.")
 def flops(
     *,
-    run: Annotated[Given, Takes(command="flops", compared=("batch", "seq"), only=OF_FLOPS, has_file=False)],
+    run: Annotated[CommandSettings, Takes(command="flops", compared=("batch", "seq"), only=OF_FLOPS, has_file=False)],
     model: ModelsOptions,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")

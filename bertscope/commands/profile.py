@@ -6,7 +6,7 @@ from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write_file
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions, WithBareCheckpointing
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED, Limit
 
@@ -26,7 +26,7 @@ EXAMPLES = """
 def profile(
     *,
     run: Annotated[
-        Given,
+        CommandSettings,
         Takes(command="profile", records=MEASURED, compared=("checkpointing",),
               without=("world_size", "rank", *rows(Limit))),
     ],

@@ -10,7 +10,7 @@ import typer
 from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import note, output_option, print_notes, progress_shown, show
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import Given, Takes, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.checkpointing import COMPARED
 
@@ -37,7 +37,7 @@ def report(
     ] = None,
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="With or without the fit table.")] = True,
     run: Annotated[
-        Given,
+        CommandSettings,
         Takes(
             command="report",
             compared=("precision", "checkpointing"),

@@ -30,7 +30,7 @@ _FROM = (
 
 
 @dataclass(frozen=True)
-class Given:
+class CommandSettings:
     """The settings of a command line: layers of the options and of the project, and the file of --from."""
 
     layers: tuple[Layer, ...]
@@ -90,7 +90,7 @@ class Takes:
         )  # fmt: skip
         return (bool if own.kind is bool else list[str] if own.is_list else str), info
 
-    def value(self, given: dict[str, Any]) -> Given:
+    def value(self, given: dict[str, Any]) -> CommandSettings:
         """Return the settings that options, --from and pyproject.toml give; print which of the project are used."""
         asked = {name: given[name] for name in self.table if given.get(name) is not None}
         layer = Layer(asked, compared=self.compared, forms=OPTIONS, is_text=True, records=self.records)
@@ -106,7 +106,7 @@ class Takes:
         if own and found is not None:
             stronger = [layer, Layer(file.fields, is_default=True)] if file else [layer]
             found.note_used([str(own[name]) for name in used_settings(layers[-1], stronger, self.records)])
-        return Given(tuple(layers), file)
+        return CommandSettings(tuple(layers), file)
 
     def _of_project(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a project that the command takes; of several values only where it compares them."""

@@ -79,7 +79,7 @@ class Resolved:
         return tuple(dict.fromkeys(point[1] for point in self.points))
 
 
-class Point(NamedTuple):
+class Combination(NamedTuple):
     """One combination of values: the settings, those left out, and the records that they give, or the error."""
 
     values: dict[str, Any]
@@ -89,7 +89,9 @@ class Point(NamedTuple):
     error: SettingError | None = None
 
 
-def points(kept: Mapping[str, Sequence[Any]], records: tuple[type[Settings], ...] = ESTIMATED) -> Iterator[Point]:
+def combinations(
+    kept: Mapping[str, Sequence[Any]], records: tuple[type[Settings], ...] = ESTIMATED
+) -> Iterator[Combination]:
     """Yield each combination of the values; the last setting varies first."""
     table = rows(*records)
     first = {name: own.default for name, own in table.items()}
@@ -104,9 +106,9 @@ def points(kept: Mapping[str, Sequence[Any]], records: tuple[type[Settings], ...
         used = frozenset(name for name in given if effective[name] != first[name] or len(kept[name]) == 1)
         try:
             made = tuple(record.of(effective) for record in records)
-            yield Point(effective, frozenset(idle), used, made)
+            yield Combination(effective, frozenset(idle), used, made)
         except SettingError as error:
-            yield Point(effective, frozenset(idle), used, error=error)
+            yield Combination(effective, frozenset(idle), used, error=error)
 
 
 def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> Resolved:
@@ -121,7 +123,7 @@ def resolve(*layers: Layer, records: tuple[type[Settings], ...] = ESTIMATED) -> 
     kept = merged(layers, rows(*records))
     found: dict[tuple[Any, ...], None] = {}
     used: set[str] = set()
-    for point in points(kept, records):
+    for point in combinations(kept, records):
         if point.error is not None:
             raise placed(point.error, layers)
         used |= point.used

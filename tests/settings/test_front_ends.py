@@ -13,7 +13,7 @@ from bertscope.analyses.sweep.grid import read_grid
 from bertscope.api.asked import Asked
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import with_bundles
-from bertscope.commands.run_options import Given, Takes
+from bertscope.commands.run_options import CommandSettings, Takes
 from bertscope.settings import generate
 from bertscope.settings.resolve import Layer, resolve
 from bertscope.settings.rows import Row, SettingError, rows
@@ -68,9 +68,9 @@ def settings_of(name: str, table: dict[str, Row] = SETTINGS) -> dict[str, Any]:
 
 def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
     """The records of the words of a command line, parsed by Click as `estimate` declares them."""
-    got: list[Given] = []
+    got: list[CommandSettings] = []
 
-    def command(*, run: Annotated[Given, Takes(command="")]) -> None:
+    def command(*, run: Annotated[CommandSettings, Takes(command="")]) -> None:
         got.append(run)
 
     words = [word for name, value in settings.items() for word in generate.option_words(SETTINGS[name], value)]

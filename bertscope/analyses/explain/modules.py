@@ -73,7 +73,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class ModuleRule:
     """The formulas of a class: of each tensor by its name, and of the FLOPs of a call, in names of attributes.
 
     In the FLOPs, `positions` is the number of elements of the output, or of the input, over its `channels`, or over
@@ -87,24 +87,24 @@ class Rule:
     of_input: bool = False
 
 
-_NORM = partial(Rule, key="normalisation")
+_NORM = partial(ModuleRule, key="normalisation")
 _KERNEL = "in_channels / groups * kernel_size"
-_CONVOLUTION = Rule(
+_CONVOLUTION = ModuleRule(
     key="convolution",
     tensors={"weight": f"out_channels * {_KERNEL}", "bias": "out_channels"},
     flops=f"2 * positions * out_channels * {_KERNEL}",
     channels="out_channels",
 )
-_TRANSPOSED = Rule(
+_TRANSPOSED = ModuleRule(
     key="convolution",
     tensors={"weight": "in_channels * out_channels / groups * kernel_size", "bias": "out_channels"},
     flops="2 * positions * in_channels * out_channels / groups * kernel_size",
     channels="in_channels",
     of_input=True,
 )
-_LOOKUP = Rule(key="lookup", tensors={"weight": "num_embeddings * embedding_dim"})
-_RULES: tuple[tuple[tuple[type, ...], Rule], ...] = (
-    ((nn.Linear,), Rule(
+_LOOKUP = ModuleRule(key="lookup", tensors={"weight": "num_embeddings * embedding_dim"})
+_RULES: tuple[tuple[tuple[type, ...], ModuleRule], ...] = (
+    ((nn.Linear,), ModuleRule(
         key="linear",
         tensors={"weight": "in_features * out_features", "bias": "out_features"},
         flops="2 * positions * in_features * out_features",
@@ -117,7 +117,7 @@ _RULES: tuple[tuple[tuple[type, ...], Rule], ...] = (
      _NORM(tensors=dict.fromkeys(("weight", "bias"), "num_features"))),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
     ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    ((nn.MultiheadAttention,), Rule(
+    ((nn.MultiheadAttention,), ModuleRule(
         key="multihead",
         tensors={
             "in_proj_weight": "3 * embed_dim * embed_dim", "in_proj_bias": "3 * embed_dim",
@@ -129,13 +129,13 @@ _RULES: tuple[tuple[tuple[type, ...], Rule], ...] = (
     )),
 )  # fmt: skip
 # A dense layer of transformers, by its name: its weight is stored as (nx, nf).
-_CONV1D = Rule(
+_CONV1D = ModuleRule(
     key="conv1d", tensors={"weight": "nx * nf", "bias": "nf"}, flops="2 * positions * nx * nf", channels="nf"
 )
-_PRODUCTS = Rule(key="products", flops="2 * 2 * positions * keys * width")
+_PRODUCTS = ModuleRule(key="products", flops="2 * 2 * positions * keys * width")
 
 
-def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> Rule:
+def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
     """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
     found = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
     if found is not None:
@@ -146,12 +146,12 @@ def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> Rule:
     if run.flops and "att" in name.lower():
         return _PRODUCTS
     if not own:
-        return Rule(key="own_products")
+        return ModuleRule(key="own_products")
     is_norm = "norm" in name.lower() and all(len(held.shape or ()) == 1 for held in own)
-    return _NORM() if is_norm else Rule(key=OWN_SUM)
+    return _NORM() if is_norm else ModuleRule(key=OWN_SUM)
 
 
-def params_formula(module: nn.Module, rule: Rule, own: Sequence[Held]) -> Formula | None:
+def params_formula(module: nn.Module, rule: ModuleRule, own: Sequence[Held]) -> Formula | None:
     """Return the formula of the module's own tensors: by its class, else the sizes of each."""
     if not own:
         return None
@@ -199,7 +199,7 @@ def _attributes(module: nn.Module) -> dict[str, object]:
     return found
 
 
-def flops_formula(module: nn.Module, rule: Rule, run: Run) -> Formula:
+def flops_formula(module: nn.Module, rule: ModuleRule, run: Run) -> Formula:
     """Return the FLOPs of the module's own matrix products: a formula if one gives their number, else as counted.
 
     The number of keys of an attention is a length of one of its inputs; the width of all heads is that of the output or

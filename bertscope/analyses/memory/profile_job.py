@@ -30,7 +30,7 @@ Say = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class RankLaunch:
     """The ranks of each machine, by the names of torchrun; the folder has the files of the ranks of this one."""
 
     nproc: int
@@ -54,7 +54,7 @@ class Job:
     beside: RunConfig | None = None  # the run of the first job, for the break-even batch
     beside_peak_bytes: int = 0  # its estimate
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
-    launch: Launch | None = None  # of real ranks; None: the child itself runs the step
+    launch: RankLaunch | None = None  # of real ranks; None: the child itself runs the step
 
     def to_json(self) -> str:
         """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
@@ -67,7 +67,7 @@ class Job:
         data = json.loads(text)
         source = source_from_data(*data.pop("source"))
         run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
-        launch = typed(Launch | None, data.pop("launch"), "launch")
+        launch = typed(RankLaunch | None, data.pop("launch"), "launch")
         return cls(source=source, launch=launch, **run_configs, **data)
 
 

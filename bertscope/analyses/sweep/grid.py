@@ -19,7 +19,7 @@ from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED
 from bertscope.reports.json import typed
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.settings.resolve import Layer, Point, check_use, merged, points, unknown_setting
+from bertscope.settings.resolve import Combination, Layer, check_use, combinations, merged, unknown_setting
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import DEFAULTS, INSTALLED, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
@@ -50,13 +50,13 @@ class Grid:
         """Return the settings with several values."""
         return {name: [plain(value) for value in values] for name, values in self.layer.items() if len(values) > 1}
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[Combination]:
         """Yield each point in the order of the grid: the settings of its last line vary first.
 
         Raises SettingError for a setting that has an effect at no point.
         """
         used: set[str] = set()
-        for point in points(self.values, SWEPT):
+        for point in combinations(self.values, SWEPT):
             used |= point.used
             yield point
         check_use((self.layer,), self.values, used, SWEPT)
@@ -151,7 +151,7 @@ def tasks_of(grid: Grid) -> list[Task | SweepRow]:
     return list(found.values())
 
 
-def task_of(point: Point, *, has_precision: bool = True) -> Task | SweepRow:
+def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRow:
     """Return the task of a point, or its row if its settings exclude each other.
 
     Without a precision, parameters of own code keep their dtypes.

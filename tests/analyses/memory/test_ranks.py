@@ -18,7 +18,7 @@ import pytest
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, Launch, explained
+from bertscope.analyses.memory.profile_job import Job, RankLaunch, explained
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
@@ -94,7 +94,7 @@ def job(strategy, mesh, **settings):
         batch=2, seq=8, parallelism=Parallelism(strategy=strategy, mesh="x".join(map(str, mesh))), **settings
     )
     ranks = run_config.parallelism.world_size
-    return Job(source=small(vocab_size=101), run_config=run_config, steps=1, threads=1, launch=Launch(nproc=ranks))
+    return Job(source=small(vocab_size=101), run_config=run_config, steps=1, threads=1, launch=RankLaunch(nproc=ranks))
 
 
 @needs_forks
@@ -126,7 +126,7 @@ def test_each_of_two_machines_reports_the_ranks_of_both():
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
     asked = job("fsdp", (2,))
-    of_both = Launch(nproc=1, nnodes=2, rdzv_endpoint=place, timeout_seconds=LIMIT)
+    of_both = RankLaunch(nproc=1, nnodes=2, rdzv_endpoint=place, timeout_seconds=LIMIT)
     jobs = [replace(asked, launch=replace(of_both, node_rank=number)) for number in range(2)]
     with ThreadPoolExecutor() as pool:
         machines = list(pool.map(lambda job: profile_report([job], timeout_seconds=LIMIT)[0].variants[0], jobs))
@@ -374,7 +374,7 @@ def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tm
         return SimpleNamespace(pid=os.fork() or os._exit(0))
 
     monkeypatch.setattr(launcher.subprocess, "Popen", start)
-    launch = Launch(nproc=2, nnodes=2, node_rank=1, rdzv_endpoint="host:29400", folder=str(tmp_path))
+    launch = RankLaunch(nproc=2, nnodes=2, node_rank=1, rdzv_endpoint="host:29400", folder=str(tmp_path))
     assert launcher.run_ranks(launch, is_forking=False) == {}
     for local, (words, environment) in enumerate(seen):
         assert (words[0], words[-1]) == (sys.executable, str(tmp_path))

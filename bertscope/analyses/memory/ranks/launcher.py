@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from bertscope.analyses.memory.profile_job import Job, Launch, Say, estimate_job, explained, load
+from bertscope.analyses.memory.profile_job import Job, RankLaunch, Say, estimate_job, explained, load
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, printed_file, run_rank
 from bertscope.errors import SelectionError
 from bertscope.processes.child import can_fork, child_command
@@ -76,7 +76,7 @@ def _estimate(job: Job, say: Say) -> None:
     say("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
 
 
-def run_ranks(launch: Launch, *, is_forking: bool) -> dict[str, int]:
+def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
     """Run the ranks of this machine until all have ended or one has failed; return the exit codes of those that failed.
 
     No port is opened for that, and the processes exchange no objects: a rank writes its messages to a file.
@@ -104,7 +104,7 @@ def run_ranks(launch: Launch, *, is_forking: bool) -> dict[str, int]:
     return failed
 
 
-def _environment(launch: Launch, rank: int, local: int) -> dict[str, str]:
+def _environment(launch: RankLaunch, rank: int, local: int) -> dict[str, str]:
     """Return the variables of a rank, as torchrun sets them; on one machine gloo and NCCL listen to loopback only."""
     found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": launch.nproc * launch.nnodes}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -115,7 +115,7 @@ def _environment(launch: Launch, rank: int, local: int) -> dict[str, str]:
     )
 
 
-def _forked(launch: Launch, rank: int, local: int) -> int:
+def _forked(launch: RankLaunch, rank: int, local: int) -> int:
     """Fork a rank, and return its process id."""
     if pid := os.fork():
         return pid
@@ -137,7 +137,7 @@ def _forked(launch: Launch, rank: int, local: int) -> int:
         os._exit(code)
 
 
-def _spawned(launch: Launch, rank: int, local: int) -> int:
+def _spawned(launch: RankLaunch, rank: int, local: int) -> int:
     """Start a rank as a new process, which CUDA needs, and return its process id."""
     environment = os.environ | _environment(launch, rank, local)
     with open(printed_file(launch.folder, rank), "wb", 0) as printed:

@@ -21,7 +21,7 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.profile_job import (
     Job,
-    Launch,
+    RankLaunch,
     Say,
     explained,
     high_water,
@@ -143,14 +143,14 @@ def run_rank(folder: str) -> None:
         say("pid", os.getpid())
         job = Job.from_json((Path(folder) / "job.json").read_bytes())
         try:
-            _run(job, job.launch or Launch(nproc=1), say)
+            _run(job, job.launch or RankLaunch(nproc=1), say)
         except Exception as error:
             say(*explained(error, job))
             time.sleep(_LAST_SECONDS)
             raise
 
 
-def _run(job: Job, launch: Launch, say: Say) -> None:
+def _run(job: Job, launch: RankLaunch, say: Say) -> None:
     from bertscope.torch_access import torch
 
     dist, device = torch.distributed, job.run_config.device
@@ -282,7 +282,7 @@ def _timed(step: Any, number: int, job: Job, say: Say) -> float:
     return step_seconds(step)
 
 
-def _exchange(row: RankRow, launch: Launch, job_device: str, say: Say) -> None:
+def _exchange(row: RankRow, launch: RankLaunch, job_device: str, say: Say) -> None:
     """Wait for all ranks; on several machines the first rank of each sends the rows of all."""
     from bertscope.torch_access import torch
 
