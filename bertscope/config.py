@@ -27,17 +27,79 @@ ACTIVATIONS = (
 )  # fmt: skip
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
 ATTENTION_KERNELS = ("eager", "sdpa")
-ARCHITECTURES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertLMHeadModel",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForMultipleChoice",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A class of BERT: what its forward takes and returns, and its counterparts in other tools."""
+
+    module: str  # of `model/`
+    logits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the outputs after the loss, and their sizes
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the arguments of the loss, and their sizes
+    layer: str = ""  # the classifier; it has num_labels outputs, or one for each choice
+    takes_encoder: bool = False  # the states of an encoder, for cross-attention
+    other: str = ""  # the class with another common head, whose memory differs
+    task_type: str = ""  # of peft
+
+    @property
+    def is_choice(self) -> bool:
+        """Return True if an input has several choices."""
+        return any("choices" in sizes for sizes in self.logits.values())
+
+    @property
+    def has_words(self) -> bool:
+        """Return True for a language model."""
+        return any("vocab_size" in sizes for sizes in self.logits.values())
+
+    @property
+    def has_pair(self) -> bool:
+        """Return True if the head decides whether two sentences follow each other."""
+        return ("batch", "2") in self.logits.values()
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Return True if the classifier has an answer for each token."""
+        return bool(self.layer) and any("seq" in sizes for sizes in self.logits.values())
+
+
+_TOKENS = ("batch", "seq")
+_SENTENCE, _MASKED_LM = "BertForSequenceClassification", "BertForMaskedLM"
+HEADS = {
+    "BertModel": Head(module="bert", takes_encoder=True, task_type="FEATURE_EXTRACTION"),
+    "BertForPreTraining": Head(
+        module="heads",
+        logits={"prediction_logits": (*_TOKENS, "vocab_size"), "seq_relationship_logits": ("batch", "2")},
+        labels={"labels": _TOKENS, "next_sentence_label": ("batch",)}, other=_SENTENCE,
+    ),
+    _MASKED_LM: Head(
+        module="heads", logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
+        other=_SENTENCE,
+    ),
+    "BertLMHeadModel": Head(
+        module="heads", logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
+        other=_SENTENCE, task_type="CAUSAL_LM",
+    ),
+    "BertForNextSentencePrediction": Head(
+        module="tasks", logits={"logits": ("batch", "2")}, labels={"labels": ("batch",)},
+    ),
+    _SENTENCE: Head(
+        module="tasks", logits={"logits": ("batch", "num_labels")}, labels={"labels": ("batch",)}, layer="classifier",
+        other=_MASKED_LM, task_type="SEQ_CLS",
+    ),
+    "BertForMultipleChoice": Head(
+        module="tasks", logits={"logits": ("batch", "choices")}, labels={"labels": ("batch",)}, layer="classifier",
+    ),
+    "BertForTokenClassification": Head(
+        module="tasks", logits={"logits": (*_TOKENS, "num_labels")}, labels={"labels": _TOKENS}, layer="classifier",
+        other=_MASKED_LM, task_type="TOKEN_CLS",
+    ),
+    "BertForQuestionAnswering": Head(
+        module="tasks", logits=dict.fromkeys(("start_logits", "end_logits"), _TOKENS),
+        labels=dict.fromkeys(("start_positions", "end_positions"), ("batch",)), layer="qa_outputs", other=_MASKED_LM,
+        task_type="QUESTION_ANS",
+    ),
+}  # fmt: skip
+ARCHITECTURES = tuple(HEADS)
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 

@@ -5,35 +5,18 @@ Attribute names equal the published checkpoints' keys, so `load_state_dict` need
 
 import torch
 
-from bertscope.config import BertConfig, unknown_architecture
+from bertscope.config import HEADS, BertConfig, unknown_architecture
+from bertscope.model import bert, heads, tasks
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
-from bertscope.model.heads import BertForMaskedLM, BertForPreTraining, BertLMHeadModel
 from bertscope.model.lora import PeftModel
 from bertscope.model.pretrained import BertPreTrainedModel
-from bertscope.model.tasks import (
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
 from bertscope.torch_access import on_device
 
+_MODULES = {"bert": bert, "heads": heads, "tasks": tasks}
 CLASSES: dict[str, type[BertPreTrainedModel]] = {
-    cls.__name__: cls
-    for cls in (
-        BertModel,
-        BertForPreTraining,
-        BertForMaskedLM,
-        BertLMHeadModel,
-        BertForNextSentencePrediction,
-        BertForSequenceClassification,
-        BertForMultipleChoice,
-        BertForTokenClassification,
-        BertForQuestionAnswering,
-    )
+    name: getattr(_MODULES[head.module], name) for name, head in HEADS.items()
 }
 
 __all__ = [
@@ -43,6 +26,7 @@ __all__ = [
     "BertEncoder",
     "BertIntermediate",
     "BertLayer",
+    "BertModel",
     "BertOutput",
     "BertPooler",
     "BertPreTrainedModel",
@@ -51,7 +35,6 @@ __all__ = [
     "BertSelfOutput",
     "PeftModel",
     "build",
-    *CLASSES,
 ]
 
 

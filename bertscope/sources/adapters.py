@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import ALL_LINEAR, ARCHITECTURES, Lora, unknown_architecture
+from bertscope.config import ALL_LINEAR, ARCHITECTURES, HEADS, Lora, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
@@ -28,13 +28,7 @@ _WITHOUT_EFFECT = {
     "peft_version", "qalora_group_size",
 }  # fmt: skip
 # The class that each task type implies, and the head that peft then saves; `score` is the head of other families.
-_TASKS = {
-    "SEQ_CLS": ("BertForSequenceClassification", "classifier"),
-    "TOKEN_CLS": ("BertForTokenClassification", "classifier"),
-    "QUESTION_ANS": ("BertForQuestionAnswering", "qa_outputs"),
-    "CAUSAL_LM": ("BertLMHeadModel", ""),
-    "FEATURE_EXTRACTION": ("BertModel", ""),
-}
+_TASKS = {head.task_type: (name, head.layer) for name, head in HEADS.items() if head.task_type}
 _NOT_OF_A_BERT = "score"
 
 

@@ -16,6 +16,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
+from bertscope.config import HEADS
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.reports.base import Note
@@ -29,19 +30,7 @@ from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("inputs", "outputs", "caches", "positions", "checkpointing")
 _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested tuples
-_WITH_ENCODER = ("BertModel", "BertForMaskedLM", "BertLMHeadModel")  # the classes that take an encoder's states
 _DEFAULTS = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")  # of arguments
-_WORDS = ("batch", "seq", "vocab_size")
-_LOGITS: dict[str, dict[str, tuple[str, ...]]] = {
-    "BertForPreTraining": {"prediction_logits": _WORDS, "seq_relationship_logits": ("batch", "2")},
-    "BertForMaskedLM": {"logits": _WORDS},
-    "BertLMHeadModel": {"logits": _WORDS},
-    "BertForNextSentencePrediction": {"logits": ("batch", "2")},
-    "BertForSequenceClassification": {"logits": ("batch", "num_labels")},
-    "BertForMultipleChoice": {"logits": ("batch", "choices")},
-    "BertForTokenClassification": {"logits": ("batch", "seq", "num_labels")},
-    "BertForQuestionAnswering": dict.fromkeys(("start_logits", "end_logits"), ("batch", "seq")),
-}
 
 
 def sections(source: BertSource, *, batch: int, seq: int, layer_flops: int) -> tuple[Section, ...]:
@@ -65,7 +54,7 @@ class _Writer:
     def __init__(self, source: BertSource, batch: int, seq: int) -> None:
         self.source, self.config = source, source.config
         self.architecture = source.architecture
-        config, is_choice = source.config, source.architecture == "BertForMultipleChoice"
+        config, is_choice = source.config, HEADS[source.architecture].is_choice
         self.sizes = {
             "batch": batch, "choices": CHOICES, "batch_choices": batch * CHOICES, "seq": seq, "encoder_seq": seq,
             "past": seq - 1, "hidden_size": config.hidden_size, "heads": config.num_attention_heads,
@@ -78,7 +67,7 @@ class _Writer:
         self.keys = (self.batch, "heads", "seq", "head_size")
         self.scores = (self.batch, "heads", "seq", "seq")
         self.layers = ("layers", self.sizes["layers"])
-        crosses = config.is_decoder and config.add_cross_attention and self.architecture in _WITH_ENCODER
+        crosses = config.is_decoder and config.add_cross_attention and HEADS[self.architecture].takes_encoder
         self.pairs = 4 if crosses else 2  # tensors in the cache of a layer
 
     def point(self, key: str, dims: Sequence[str] | None = None, times: _Times = (), name: str = "") -> Point:
@@ -108,9 +97,6 @@ class _Writer:
         """Return the arguments of the forward of the class, in their order."""
         names = list(inspect.signature(CLASSES[self.architecture].forward).parameters)[1:]
         config, per_layer = self.config, (self.layers, ("2", 2))
-        one_token = self.architecture in (
-            "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel", "BertForTokenClassification",
-        )  # fmt: skip
         shapes: dict[str, tuple[Sequence[str], _Times]] = {
             **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), (self.tokens, ())),
             "head_mask": (("layers", "heads"), ()),
@@ -118,8 +104,7 @@ class _Writer:
             "encoder_hidden_states": (("batch", "encoder_seq", "hidden_size"), ()),
             "encoder_attention_mask": (("batch", "encoder_seq"), ()),
             "past_key_values": (("batch", "heads", "past", "head_size"), per_layer),
-            "labels": (("batch", "seq") if one_token else ("batch",), ()),
-            **dict.fromkeys(("next_sentence_label", "start_positions", "end_positions"), (("batch",), ())),
+            **{name: (sizes, ()) for name, sizes in HEADS[self.architecture].labels.items()},
         }
         fields = config.to_dict()
         values = {
@@ -149,7 +134,7 @@ class _Writer:
                 key=None if has_pooler else "no_pooler")  # fmt: skip
         else:
             add("loss", ())
-            for name, dims in _LOGITS[self.architecture].items():
+            for name, dims in HEADS[self.architecture].logits.items():
                 add(name, dims)
         if config.is_decoder:
             add("past_key_values", self.keys, (layers, (str(self.pairs), self.pairs)))
@@ -221,13 +206,6 @@ class _Writer:
         return self.section("checkpointing", points, ["no_cache"], **values)
 
 
-WITH_LM_HEAD = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
-CLASSIFIERS = {
-    "BertForSequenceClassification": ("classifier", "num_labels", False),
-    "BertForMultipleChoice": ("classifier", "1", False),
-    "BertForTokenClassification": ("classifier", "num_labels", True),
-    "BertForQuestionAnswering": ("qa_outputs", "num_labels", True),
-}
 NORM = "2 * hidden_size"
 # The frequent questions, with the names of the values in their answers.
 _QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -280,7 +258,7 @@ class _Walk:
     def __init__(self, source: BertSource, batch: int, seq: int) -> None:
         self.source, self.config = source, source.config
         self.prefix = "" if source.architecture == "BertModel" else "bert."
-        is_choice = source.architecture == "BertForMultipleChoice"
+        is_choice = HEADS[source.architecture].is_choice
         self.batch = "batch_choices" if is_choice else "batch"
         config = source.config
         self.values = {
@@ -353,7 +331,7 @@ class _Walk:
         params, flops = f"4 * ({SQUARE})", self._attention_flops(2 + pairs)
         yield from self._block("attention", ".attention", dense, "MultiHeadSelfAttention", params + distances, flops)
         if self.config.add_cross_attention:
-            runs = self.source.architecture in ("BertModel", "BertForMaskedLM", "BertLMHeadModel")
+            runs = HEADS[self.source.architecture].takes_encoder
             crossed = self._attention_flops(2) if runs else None
             yield from self._block(
                 "cross_attention", ".crossattention", dense, "MultiHeadCrossAttention", params, crossed
@@ -383,7 +361,8 @@ class _Walk:
     def head(self, architecture: str, pooled: Dims) -> Iterator[Step]:
         """Yield the steps of the head."""
         batch = self.batch
-        if architecture in WITH_LM_HEAD:
+        head = HEADS[architecture]
+        if head.has_words:
             names = ("MLM-Dense", "cls.predictions.transform", "cls/predictions/transform/{dense,LayerNorm}")
             flops = f"{batch} * seq * 2 * hidden_size * hidden_size"
             yield self.step("mlm_transform", "head", names, (self.hidden,), self.hidden, f"{SQUARE} + {NORM}", flops)
@@ -391,12 +370,12 @@ class _Walk:
             params = "vocab_size" if self.config.tie_word_embeddings else "vocab_size * hidden_size + vocab_size"
             flops = f"{batch} * seq * 2 * hidden_size * vocab_size"
             yield self.step("mlm_decoder", "head", names, (self.hidden,), (batch, "seq", "vocab_size"), params, flops)
-        if architecture in ("BertForPreTraining", "BertForNextSentencePrediction"):
+        if head.has_pair:
             names = ("NSP-Proba", "cls.seq_relationship", "cls/seq_relationship/{output_weights,output_bias}")
             flops = f"{batch} * 2 * hidden_size * 2"
             yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
-        if architecture in CLASSIFIERS:
-            path, labels, per_token = CLASSIFIERS[architecture]
+        if path := head.layer:
+            labels, per_token = "1" if head.is_choice else "num_labels", head.is_of_tokens
             given, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
             flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
             names = ("Classifier-Dense", path, "{output_weights,output_bias}")

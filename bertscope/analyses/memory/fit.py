@@ -18,6 +18,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, 
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.strategies import rank_groups
+from bertscope.config import HEADS
 from bertscope.gpus import Gpu, sdpa_kernel
 from bertscope.progress import progress, stage
 from bertscope.reports.base import Subject
@@ -29,12 +30,6 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
-_CLASSIFIER, _LANGUAGE_MODEL = "BertForSequenceClassification", "BertForMaskedLM"
-# The class of each to try a batch with too: its head needs another amount of memory.
-_OTHER_HEADS = {
-    **dict.fromkeys((_LANGUAGE_MODEL, "BertForPreTraining", "BertLMHeadModel"), _CLASSIFIER),
-    **dict.fromkeys((_CLASSIFIER, "BertForTokenClassification", "BertForQuestionAnswering"), _LANGUAGE_MODEL),
-}
 
 
 class Steps:
@@ -188,8 +183,8 @@ def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH)
 
 def other_head(source: ModelSource) -> ModelSource | None:
     """Return the BERT with another common head: a classifier for a language model, and the reverse; else None."""
-    name = _OTHER_HEADS.get(source.architecture or "")
-    return source.with_options(architecture=name) if name else None
+    head = HEADS.get(source.architecture or "")
+    return source.with_options(architecture=head.other) if head and head.other else None
 
 
 def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:

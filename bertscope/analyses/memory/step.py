@@ -14,6 +14,7 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
+from bertscope.config import HEADS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
@@ -245,5 +246,6 @@ def _below(model: nn.Module, run_config: RunConfig, name: str) -> int:
         return found if isinstance(found, int) else 1
     if not isinstance(model, BertPreTrainedModel):
         return max(getattr(config, "num_labels", 1), 1) if name == "labels" else 1
-    of_two = ("BertForNextSentencePrediction", "BertForMultipleChoice")
-    return 2 if name == "next_sentence_label" or architecture in of_two else max(config.num_labels, 1)
+    head = HEADS.get(architecture)
+    of_two = head is not None and (head.is_choice or (head.has_pair and not head.has_words))
+    return 2 if name == "next_sentence_label" or of_two else max(config.num_labels, 1)

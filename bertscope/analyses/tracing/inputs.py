@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import ARCHITECTURES
+from bertscope.config import ARCHITECTURES, HEADS
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
@@ -354,28 +354,23 @@ def example_inputs(model: BertPreTrainedModel | PeftModel, batch: int, seq: int,
     config, name = model.config, type(base_model_of(model)).__name__
     most = config.max_position_embeddings
     check_sizes(batch, seq, most, f"max_position_embeddings {most}")
-    shape = (batch, CHOICES, seq) if name == "BertForMultipleChoice" else (batch, seq)
-    inputs = {"input_ids": _ids(*shape)}
-    if config.add_cross_attention and name in ("BertModel", "BertForMaskedLM", "BertLMHeadModel"):
+    head = HEADS.get(name, HEADS["BertModel"])
+    inputs = {"input_ids": _ids(*((batch, CHOICES, seq) if head.is_choice else (batch, seq)))}
+    if config.add_cross_attention and head.takes_encoder:
         inputs["encoder_hidden_states"] = torch.empty(batch, seq, config.hidden_size, device="meta")
     return inputs | (_bert_labels(name, config, batch, seq) if labels else {})
 
 
 def _bert_labels(name: str, config: Any, batch: int, seq: int) -> Inputs:
     is_regression = config.problem_type == "regression"
-    if name == "BertForSequenceClassification":
+    if name.endswith("ForSequenceClassification"):
         if config.problem_type == "multi_label_classification" or (is_regression and config.num_labels > 1):
             return {"labels": torch.empty(batch, config.num_labels, device="meta")}
         if is_regression or config.num_labels == 1:
             return {"labels": torch.empty(batch, device="meta")}
-    if name.endswith(_TOKEN_LABELS):
-        return {"labels": _ids(batch, seq)}
-    others: dict[str, Inputs] = {
-        "BertModel": {},
-        "BertForPreTraining": {"labels": _ids(batch, seq), "next_sentence_label": _ids(batch)},
-        "BertForQuestionAnswering": {"start_positions": _ids(batch), "end_positions": _ids(batch)},
-    }
-    return others.get(name, {"labels": _ids(batch)})
+    sizes = {"batch": batch, "seq": seq}
+    labels = HEADS[name].labels if name in HEADS else {}
+    return {label: _ids(*(sizes[size] for size in names)) for label, names in labels.items()}
 
 
 def known_shapes(module: nn.Module, names: Collection[str]) -> dict[str, str]:
