@@ -114,8 +114,8 @@ def test_options_change_the_base_model_but_not_the_adapters(adapter):
         ({"lora_alpha": "16"}, "alpha must be a number"),
         ({"lora_dropout": 2}, "dropout must be a number of at least 0 and at most 1"),
         ({"bias": "both"}, "bias must be one of none, all, lora_only"),
-        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type must be one of SEQ_CLS, TOKEN_CLS"),
-        ({"task_type": ["SEQ_CLS"]}, "task_type must be one of SEQ_CLS, TOKEN_CLS"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type must be one of FEATURE_EXTRACTION, CAUSAL_LM, SEQ_CLS"),
+        ({"task_type": ["SEQ_CLS"]}, "task_type must be one of FEATURE_EXTRACTION, CAUSAL_LM, SEQ_CLS"),
         ({"auto_mapping": {"base_model_class": "RobertaModel"}}, "unknown architecture 'RobertaModel'"),
         ({"auto_mapping": {"base_model_class": ["x"]}}, "unknown architecture"),
         (
