@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 import pytest
@@ -66,18 +67,25 @@ def settings_of(name: str, table: dict[str, Row] = SETTINGS) -> dict[str, Any]:
     return needed(name, example(table[name]), table)
 
 
-def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
-    """The records of the words of a command line, parsed by Click as `estimate` declares them."""
+@cache
+def command() -> tuple[Any, list[CommandSettings]]:
+    """A command with all settings, as `estimate` declares them, and a list of what it is called with."""
     got: list[CommandSettings] = []
 
-    def command(*, run: Annotated[CommandSettings, Takes(command="")]) -> None:
+    def function(*, run: Annotated[CommandSettings, Takes(command="")]) -> None:
         got.append(run)
 
-    words = [word for name, value in settings.items() for word in generate.option_words(SETTINGS[name], value)]
     app = typer.Typer(add_completion=False)
-    app.command(cls=WithProjectDefaults)(with_bundles(command))
-    typer.main.get_command(app).main(words, standalone_mode=False)
-    return Asked.of({}, **got[0].keywords).resolved().points[0]
+    app.command(cls=WithProjectDefaults)(with_bundles(function))
+    return typer.main.get_command(app), got
+
+
+def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
+    """The records of the words of a command line, parsed by Click."""
+    words = [word for name, value in settings.items() for word in generate.option_words(SETTINGS[name], value)]
+    parsed, got = command()
+    parsed.main(words, standalone_mode=False)
+    return Asked.of({}, **got.pop().keywords).resolved().points[0]
 
 
 def by_python(settings: dict[str, Any]) -> tuple[Any, ...]:
