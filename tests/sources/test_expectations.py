@@ -343,7 +343,7 @@ def test_a_file_that_cannot_be_checked_is_named_and_the_others_are_reported(cli,
 
 @pytest.mark.parametrize("place", ["load_expected", "Witness.got"])
 def test_an_unexpected_error_is_one_of_its_file(cli, tmp_path, monkeypatch, place):
-    from bertscope.analyses.check import check
+    from bertscope.analyses import check
 
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):

@@ -71,7 +71,7 @@ class Highest(TorchDispatchMode):
 def steps_of(strategy, mesh, checkpointing, fields):
     """The mapped bytes of a step above those before it, phase by phase: the median of several steps."""
     ranks = init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
-    model = models.BertForMaskedLM(BertConfig(**fields)).train()
+    model = models.CLASSES["BertForMaskedLM"](BertConfig(**fields)).train()
     if checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False}, strategy=checkpointing)
     layers = model.bert.encoder.layer
@@ -115,7 +115,7 @@ def gradient_error(ranks, fields):
     mesh, gradients = init_device_mesh("cpu", (ranks,)), []
     for is_divided in (False, True):
         torch.manual_seed(0)
-        model = models.BertForMaskedLM(BertConfig(**fields)).train()
+        model = models.CLASSES["BertForMaskedLM"](BertConfig(**fields)).train()
         for layer in model.bert.encoder.layer if is_divided else ():
             parallelize_module(layer, mesh, TENSOR_PARALLEL)
         ids = torch.arange(2 * 16).view(2, 16)
