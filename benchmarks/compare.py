@@ -50,7 +50,7 @@ RENAMED: list[tuple[str, str]] = [
     (r"^(estimate .*|@project estimate .*)--autocast", r"\1--precision autocast-bf16"),
     (r"^(estimate .*|@project estimate .*)--dtype", r"\1--precision"),
     (r"--alloc-conf max_split_size_mb:(\d+)(,roundup_power2_divisions:4)?", r"--max-split-size-mb \1"),
-    (r'^(python: estimate\(.*)\bdtype=', r"\1precision="),
+    (r"^(python: estimate\(.*)\bdtype=", r"\1precision="),
     (r'^(python: estimate\(.*)\bautocast="(\w+)"', r'\1precision="autocast-\2"'),
     (r'^(python: explain\(.*), language="zh"', r"\1"),
 ]
