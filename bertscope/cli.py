@@ -18,9 +18,6 @@ from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, one_line
 from bertscope.render.console import choose_color
-from bertscope.settings.generate import OPTIONS
-from bertscope.settings.resolve import new_name
-from bertscope.settings.rows import near_word
 from bertscope.texts import LANGUAGES, in_language, phrase, say
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -141,6 +138,8 @@ def _near_choice(message: str) -> str:
     found = re.search(r"'([^']*)' is not one of ('.*')", message)
     if found is None:
         return ""
+    from bertscope.settings.rows import near_word
+
     near = near_word(found[1], re.findall(r"'([^']*)'", found[2]))
     return say("near_choice", name=repr(near)) if near else ""
 
@@ -150,6 +149,9 @@ def _other_option(error: Any) -> str:
     option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
+    from bertscope.settings.generate import OPTIONS
+    from bertscope.settings.resolve import new_name
+
     if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
         error.possibilities = None
         return say("option_is_now", option=option, new=new)

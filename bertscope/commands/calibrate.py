@@ -19,7 +19,7 @@ EXAMPLES = """
 """
 
 
-@command(place=67, examples=EXAMPLES, short_help="Measure this CUDA card: memory next to the estimates, and time.")
+@command(examples=EXAMPLES)
 def calibrate(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the points and measure nothing.")] = False,

@@ -45,7 +45,7 @@ def _is_file_like_option(word: str) -> bool:
     return word.startswith("-") and word.lower().endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
-@command(place=140, examples=EXAMPLES, cls=WithFilesLikeOptions, short_help="Verify the expectations in files.")
+@command(examples=EXAMPLES, cls=WithFilesLikeOptions)
 def check(
     files: Annotated[
         list[str] | None,

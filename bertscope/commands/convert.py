@@ -21,7 +21,7 @@ EXAMPLES = """
 _SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
-@command(place=160, examples=EXAMPLES, short_help="Convert a preset to a config.json, or the reverse.")
+@command(examples=EXAMPLES)
 def convert(
     model: Annotated[
         str,

@@ -56,7 +56,7 @@ class RowOptions:
     sort: Annotated[Literal["model", "params", "path"], typer.Option(help="The order of the rows.")] = "model"
 
 
-@command(place=10, examples=EXAMPLES, short_help="Count the parameters of a model or checkpoint, layer by layer.")
+@command(examples=EXAMPLES)
 def count(
     *,
     rows: RowOptions,

@@ -133,7 +133,7 @@ class DrawnOptions(SizeOptions):
         return [option for option, kinds, is_given in given if is_given and kind not in kinds]
 
 
-@command(place=100, examples=EXAMPLES, short_help="Draw a model's classes, forward pass or module tree.")
+@command(examples=EXAMPLES)
 def diagram(
     *,
     model: DrawnModel,

@@ -23,7 +23,7 @@ EXAMPLES = """
 """
 
 
-@command(place=110, examples=EXAMPLES, short_help="Compare two models: settings, parameters, totals, FLOPs.")
+@command(examples=EXAMPLES)
 def diff(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help="A model, as for count.", autocompletion=complete_model)],

@@ -10,7 +10,7 @@ EXAMPLES = """
 """
 
 
-@command(place=180, examples=EXAMPLES, short_help="Show the environment: versions, devices, extras, presets.")
+@command(examples=EXAMPLES)
 def doctor(*, out: OutputOptions) -> None:
     """Show the environment: versions, devices, extras found and missing, the folder of presets.
 

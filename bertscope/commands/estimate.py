@@ -20,12 +20,7 @@ EXAMPLES = """
 """
 
 
-@command(
-    place=40,
-    examples=EXAMPLES,
-    cls=WithBareCheckpointing,
-    short_help="Estimate a step's memory: the peak, its parts and operator.",
-)
+@command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def estimate(
     *,
     run: Annotated[

@@ -18,7 +18,7 @@ EXAMPLES = """
 """
 
 
-@command(place=80, examples=EXAMPLES, short_help="Explain a model step by step, with formulas for every number.")
+@command(examples=EXAMPLES)
 def explain(
     *,
     naming: Annotated[

@@ -29,7 +29,7 @@ e explains the module under the cursor, c copies its path, ? lists all keys, q q
 """
 
 
-@command(place=90, examples=EXAMPLES, cls=WithBareCheckpointing, short_help="Explore the module tree in the terminal.")
+@command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def explore(
     *,
     run: Annotated[

@@ -23,10 +23,7 @@ EXAMPLES = """
 """
 
 
-@command(
-    place=60, examples=EXAMPLES, cls=WithBareCheckpointing,
-    short_help="Find the largest batch that fits in a memory budget.",
-)  # fmt: skip
+@command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def fit(
     *,
     batch: Annotated[

@@ -23,7 +23,7 @@ EXAMPLES = """
 """
 
 
-@command(place=30, examples=EXAMPLES, short_help="Count the FLOPs of a forward pass or a training step.")
+@command(examples=EXAMPLES)
 def flops(
     *,
     run: Annotated[CommandSettings, Takes(command="flops", compared=("batch", "seq"), only=OF_FLOPS, has_file=False)],

@@ -11,7 +11,7 @@ EXAMPLES = """
 """
 
 
-@command(place=130, examples=EXAMPLES)
+@command(examples=EXAMPLES)
 def presets(*, out: DetailedOutputOptions) -> None:
     """List the presets with their counts, without importing torch."""
     rows = tuple(

@@ -20,7 +20,7 @@ EXAMPLES = """
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 
 
-@command(place=120, examples=EXAMPLES)
+@command(examples=EXAMPLES)
 def print_model(
     *,
     model: ModelOptions,

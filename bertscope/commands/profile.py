@@ -20,9 +20,7 @@ EXAMPLES = """
 """
 
 
-@command(
-    place=50, examples=EXAMPLES, cls=WithBareCheckpointing, short_help="Run the real step; measure its memory and time."
-)
+@command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def profile(
     *,
     run: Annotated[

@@ -7,6 +7,8 @@ lang = "zh"                             # of all commands
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,15 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
-from bertscope.settings.resolve import Layer, unknown_setting
-from bertscope.settings.run_config import ESTIMATED
 from bertscope.texts import LANGUAGES, phrase
+
+if TYPE_CHECKING:
+    from bertscope.settings.resolve import Layer
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
 HEADED = ("estimate", "profile", "fit", "flops", "report")
@@ -42,6 +44,8 @@ class Project:
 
     def layer(self, settings: Mapping[str, Any], compared: Collection[str], records: Any) -> Layer:
         """Return the layer of these settings of the table."""
+        from bertscope.settings.resolve import Layer  # most projects have no table
+
         where = f"{self.path}: [tool.bertscope]"
         return Layer(settings, compared=[*compared, *_COMPARED], where=where, is_default=True, records=records)
 
@@ -93,7 +97,9 @@ def _read(path: Path) -> Project | None:
 
 def _checked(table: Any, path: Path) -> Project:
     """Return the table with checked values."""
-    from bertscope.settings.run_config import SETTINGS  # most projects have no table
+    from bertscope.config import ARCHITECTURES, unknown_architecture
+    from bertscope.settings.resolve import unknown_setting
+    from bertscope.settings.run_config import ESTIMATED, SETTINGS
 
     def wrong(message: str) -> ConfigError:
         """Return the error about the file."""

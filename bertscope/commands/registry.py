@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -34,53 +33,75 @@ Debug = Annotated[
 ]
 # `cli` reads it before the words are parsed, so that errors are in the language too.
 Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the output and of errors.")]
-_MODULES = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
-_REGISTERED: dict[str, tuple[int, typer.Typer]] = {}  # the place and the command of each name
+# The commands in the order of their list, each with its line there. A command is in the module of its name.
+COMMANDS = {
+    "count": "Count the parameters of a model or checkpoint, layer by layer.",
+    "tree": "Show the module tree with parameters and shares.",
+    "flops": "Count the FLOPs of a forward pass or a training step.",
+    "estimate": "Estimate a step's memory: the peak, its parts and operator.",
+    "profile": "Run the real step; measure its memory and time.",
+    "fit": "Find the largest batch that fits in a memory budget.",
+    "sweep": "Estimate every point of a grid, and go on after an interruption.",
+    "calibrate": "Measure this CUDA card: memory next to the estimates, and time.",
+    "report": "Write everything about a model on one page.",
+    "explain": "Explain a model step by step, with formulas for every number.",
+    "explore": "Explore the module tree in the terminal.",
+    "diagram": "Draw a model's classes, forward pass or module tree.",
+    "diff": "Compare two models: settings, parameters, totals, FLOPs.",
+    "print": "Print the model as PyTorch prints it.",
+    "presets": "List the presets with their counts, without importing torch.",
+    "check": "Verify the expectations in files.",
+    "verify": "Compare a model with a checkpoint's header.",
+    "convert": "Convert a preset to a config.json, or the reverse.",
+    "schema": "Print the JSON Schema of the output of --format json.",
+    "doctor": "Show the environment: versions, devices, extras, presets.",
+}
+_REGISTERED: dict[str, typer.Typer] = {}
 
 
 class OneOf(tuple[str, ...]):
     """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
 
 
-def command(*, place: int, examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a command; `place` orders the list of commands.
+def command(*, examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the command of its file's name, which COMMANDS lists.
 
-    Its name is that of its file. Its help ends with the examples. `settings` are those of Typer's decorator:
-    short_help, cls.
+    Its help ends with the examples. `settings` are those of Typer's decorator, such as `cls`.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__module__.rpartition(".")[2]
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(epilog=f"\b\nexamples:{examples}", **{"cls": WithProjectDefaults, **settings})(
-            with_bundles(function)
-        )
-        _REGISTERED[function.__module__.rpartition(".")[2]] = (place, app)
+        app.command(
+            epilog=f"\b\nexamples:{examples}", short_help=COMMANDS[name], **{"cls": WithProjectDefaults, **settings}
+        )(with_bundles(function))
+        _REGISTERED[name] = app
         return function
 
     return register
 
 
 class CommandGroup(TyperGroup):
-    """The commands of this folder. Only the module of a called command is imported, and all for their list."""
+    """The commands of COMMANDS. Only the module of a called command is imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands in the order of their places."""
-        for module in _MODULES:
-            import_module(f"{__package__}.{module}")
-        names = sorted(_REGISTERED, key=lambda name: _REGISTERED[name][0])
-        for name in names:
-            self.get_command(ctx, name)
-        return names
+        """Return the names of all commands in their order."""
+        return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command, or None."""
-        if cmd_name in _MODULES:
+        if cmd_name not in COMMANDS:
+            names: dict[str, Any] = dict.fromkeys(COMMANDS)  # Typer suggests one of them
+            self.commands = {**names, **self.commands}
+        elif self.commands.get(cmd_name) is None:
             import_module(f"{__package__}.{cmd_name}")
-        if cmd_name not in _REGISTERED:
-            self.list_commands(ctx)  # Typer suggests those of `self.commands`
-        elif cmd_name not in self.commands:
-            self.commands[cmd_name] = typer.main.get_command(_REGISTERED[cmd_name][1])
+            self.commands[cmd_name] = typer.main.get_command(_REGISTERED[cmd_name])
         return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands, which imports none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
 
 
 def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,9 +23,7 @@ EXAMPLES = """
 """
 
 
-@command(
-    place=70, examples=EXAMPLES, cls=WithBareCheckpointing, short_help="Write everything about a model on one page."
-)
+@command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def report(
     *,
     output: Annotated[

@@ -25,7 +25,7 @@ CONFIG = "config"
 _TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", tuple: "array", dict: "object"}
 
 
-@command(place=170, examples=EXAMPLES, short_help="Print the JSON Schema of the output of --format json.")
+@command(examples=EXAMPLES)
 def schema(
     kind: Annotated[
         str | None,

@@ -209,7 +209,7 @@ class EngineOptions:
     ] = None
 
 
-@command(place=65, examples=EXAMPLES, short_help="Estimate every point of a grid, and go on after an interruption.")
+@command(examples=EXAMPLES)
 def sweep(
     *,
     grid: Annotated[

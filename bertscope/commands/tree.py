@@ -59,7 +59,7 @@ class StyleOptions:
         return not set(self.chosen() or ()).isdisjoint(torchinfo.OF_A_RUN)
 
 
-@command(place=20, examples=EXAMPLES)
+@command(examples=EXAMPLES)
 def tree(
     *,
     depth: Annotated[

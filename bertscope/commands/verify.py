@@ -20,7 +20,7 @@ exit codes: 0 the checkpoint fits, 1 it does not, 2 a file cannot be read
 """
 
 
-@command(place=150, examples=EXAMPLES, short_help="Compare a model with a checkpoint's header.")
+@command(examples=EXAMPLES)
 def verify(
     *,
     model: Annotated[
