@@ -147,10 +147,10 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     source.checkpoint(source.build(), run_config.checkpointing, reentrant=run_config.reentrant)
     report = of_parameters(model, source.name, run_config, folded=folded)
     yield report
-    run = FlopsRun(source=source, run=replace(run_config, mode=TRAINING))
+    run = FlopsRun(source=source, run=run_config.changed(mode=TRAINING))
     report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq, inputs))
     yield report
-    step = replace(run_config, mode=TRAINING, optimizer=NO_OPTIMIZER)
+    step = run_config.changed(mode=TRAINING, optimizer=NO_OPTIMIZER)
     yield with_memory(report, MemoryTraces(source).trace(step))
 
 

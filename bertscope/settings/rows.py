@@ -199,6 +199,14 @@ class Settings:
             found |= value.flat() if isinstance(value, Settings) else {name: value}
         return found
 
+    def changed(self, **values: Any) -> Self:
+        """Return the record with other values; further settings that have no effect with them take their defaults."""
+        table, found = rows(type(self)), self.flat() | values
+        while idle := [name for name in table.keys() - values if found[name] != table[name].default
+                       and table[name].unmet(found)]:  # fmt: skip
+            found |= {name: table[name].default for name in idle}
+        return self.of(found)
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the record of these values, those of nested records too; other names are not used."""

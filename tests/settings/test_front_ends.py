@@ -182,3 +182,9 @@ def test_names_are_declared_once():
     with pytest.raises(TypeError, match="settings declared twice: threads"):
         rows(*MEASURED, *SWEPT[:1])
     assert set(rows(*ESTIMATED)) == set(SETTINGS)
+
+
+def test_reentrant_checkpointing_is_answered_for_a_gpu_as_for_a_cpu():
+    run = {"seq": 8, "checkpointing": "full", "reentrant": True, "gpu": "t4"}
+    assert bertscope.estimate("bert-tiny", batch=1, **run).variants[0].answer == "yes"
+    assert bertscope.fit("bert-tiny", batch=1, precision="fp32", **run).rows[0].fits

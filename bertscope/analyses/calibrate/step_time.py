@@ -56,7 +56,7 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
     seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
     if not seconds or run_config.parallelism.world_size > 1:
         return None
-    flops = step_flops(source, replace(run_config, checkpointing=NONE, reentrant=False))
+    flops = step_flops(source, run_config.changed(checkpointing=NONE))
     peak, peak_source = peak_flops(card, precision) or (None, "")
     return StepTime(
         seconds=seconds,

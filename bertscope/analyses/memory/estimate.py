@@ -201,7 +201,7 @@ def memory_report(
     """Return the report on these variants of a module, with the run that they share."""
     return MemoryReport(
         subject=replace(subject(module, name, run_config.dtype), obtained="measured" if machine else "estimated"),
-        run=replace(run_config, checkpointing=NONE, reentrant=False),
+        run=run_config.changed(checkpointing=NONE),
         machine=machine or "estimated on fake tensors",
         variants=variants,
     )

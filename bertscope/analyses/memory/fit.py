@@ -66,7 +66,7 @@ class Fitter:
             answer = self.answer(replace(run_config, batch=batch))
             by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         run_config = replace(run_config, batch=batch or max(served, 1))
-        flops, plain = self._flops(run_config), self._flops(replace(run_config, checkpointing=NONE))
+        flops, plain = self._flops(run_config), self._flops(run_config.changed(checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -195,7 +195,7 @@ def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
 
 
 def _about(source: ModelSource, run_config: RunConfig) -> Subject:
-    return subject(run_model(source, replace(run_config, checkpointing=NONE)), source.name)
+    return subject(run_model(source, run_config.changed(checkpointing=NONE)), source.name)
 
 
 def estimate_on(

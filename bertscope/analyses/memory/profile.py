@@ -71,7 +71,7 @@ def profile_report(
     about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
     report = MemoryReport(
         subject=replace(about, obtained="measured"),
-        run=replace(first.run_config, checkpointing=NONE, reentrant=False),
+        run=first.run_config.changed(checkpointing=NONE),
         machine=next((child.sent.machine for child in children if child.sent.machine), ""),
         variants=tuple(child.variant() for child in children),
     )

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -199,7 +199,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     """Return the matmul FLOPs of a step, including recomputation."""
     if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
-        run_config = replace(run_config, mode=INFERENCE, checkpointing=NONE, reentrant=False)
+        run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
     run = FlopsRun(source=source, run=run_config)
     return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
 
