@@ -16,7 +16,7 @@ from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
 from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, one_line
 from bertscope.render.console import choose_color
 from bertscope.texts import LANGUAGES, in_language, phrase, say
 
@@ -85,7 +85,7 @@ def start() -> int:
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
     """Print a warning of bertscope as a note, and any other warning unchanged."""
     print(
-        f"note: {one_line(phrase(str(message)))}" if issubclass(category, BertscopeWarning) else message,
+        f"note: {one_line(phrase(message.args[0]))}" if isinstance(message, BertscopeWarning) else message,
         file=sys.stderr,
     )
 
@@ -114,7 +114,7 @@ def _run_in_language() -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         if isinstance(error, BertscopeError):
-            error.message = phrase(error.message)
+            error.message = one_line(phrase(error.text))
         return failure((isinstance(error, typer.Abort) and error.__cause__) or error)  # Abort: Typer's EOFError
     return code
 
@@ -126,11 +126,29 @@ def _usage(error: Any) -> int:
         print(message, file=sys.stderr)
         return 2
     english = " ".join(message.split()).rstrip(".")
-    message = f"{phrase(english)}{_near_choice(english)}{remedy}"
+    message = f"{phrase(_text_of(error, english))}{_near_choice(english)}{remedy}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
     is_question = message[-1] in "?\uff1f"
     text = say("see_help_after_question" if is_question else "see_help", message=message, command=command)
     return complain(text, error.exit_code)
+
+
+def _text_of(error: Any, english: str) -> str:
+    """Return the message of an error of Click with its values, as far as they are attributes."""
+    kind, param = type(error).__name__, getattr(error, "param", None)
+    if kind == "NoSuchOption" and not error.possibilities:
+        return Text("No such option: {option}", option=error.option_name)
+    if kind == "NoSuchOption":
+        names = ", ".join(sorted(error.possibilities))
+        return Text("No such option: {option} (Possible options: {names})", option=error.option_name, names=names)
+    if kind == "MissingParameter" and param is not None:
+        return Text("Missing {words} {name}", words=param.param_type_name, name=param.get_error_hint(error.ctx))
+    if kind == "BadParameter" and param is not None:
+        hint = param.get_error_hint(error.ctx)
+        return Text(
+            "Invalid value for {option}: {words}", option=hint, words=" ".join(error.message.split()).rstrip(".")
+        )
+    return getattr(error, "message", "") if isinstance(getattr(error, "message", ""), Text) else english
 
 
 def _near_choice(message: str) -> str:

@@ -216,10 +216,9 @@ class BertConfig:
             below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
             near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_DIMENSION]
             raise ConfigError(
-                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
-                f"{self.num_attention_heads}; the nearest are {' and '.join(near)}",
-                field="hidden_size",
-            )
+                "hidden_size {hidden} is not divisible by num_attention_heads {heads}; the nearest are {names}",
+                field="hidden_size", hidden=self.hidden_size, heads=self.num_attention_heads, names=" and ".join(near),
+            )  # fmt: skip
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
             raise ConfigError(
                 f"pad_token_id {self.pad_token_id} is outside the vocabulary; it must be below "
@@ -300,9 +299,9 @@ RULES = rules_of(BertConfig)
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
     near = nearest(str(name), ARCHITECTURES)
-    hint = f"did you mean {near!r}? " if near else ""
-    text = f"unknown architecture {str(name)[:60]!r}; {hint}allowed: {', '.join(ARCHITECTURES)}"
-    return ConfigError(text, field="architecture")
+    template = "unknown architecture {name!r}; did you mean {near!r}? allowed: {names}"
+    return ConfigError(template if near else "unknown architecture {name!r}; allowed: {names}", field="architecture",
+                       name=str(name)[:60], near=near, names=", ".join(ARCHITECTURES))  # fmt: skip
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
@@ -337,7 +336,7 @@ def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
     absent = [known for known in RULES if known not in own]
     near = difflib.get_close_matches(name, absent, n=1, cutoff=0.93)
     if near:
-        raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
+        raise ConfigError("unknown key {name!r}; did you mean {near!r}?", name=name, near=near[0], field=name)
 
 
 def shown(value: Any) -> str:

@@ -21,12 +21,24 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError, Text, suggestion
 from bertscope.units import BF16, FP16, FP32
 
 _GIB, _MIB = 2**30, 2**20
-_ISSUE = "capacity reported by torch, in GitHub issue "
-_SMI = "nvidia-smi, GitHub issue "
+
+
+def _issue(place: str) -> str:
+    return Text("capacity reported by torch, in GitHub issue {place}", place=place)
+
+
+def _smi(place: str) -> str:
+    return Text("nvidia-smi, GitHub issue {place}", place=place)
+
+
+def _oom(places: str) -> str:
+    return Text("out of memory, GitHub issues {places}", places=places)
+
+
 Capability = tuple[int, int]
 
 
@@ -59,63 +71,66 @@ class _Row:
 
 
 _ROWS = {
-    "k80": _Row(11.17 * _GIB, _ISSUE + "lllyasviel/Fooocus 2436 (one of its two halves)", (3, 7),
+    "k80": _Row(11.17 * _GIB, _issue("lllyasviel/Fooocus 2436 (one of its two halves)"), (3, 7),
                 "Tesla K80 data sheet, halved", 4.37, 0, 240),
-    "t4": _Row(14.56 * _GIB, _ISSUE + "Zheng-Chong/CatVTON 133", (7, 5), "T4 product brief", 8.1, 65, 320),
-    "p100-16gb": _Row(15.90 * _GIB, _ISSUE + "rmokady/CLIP_prefix_caption 7", (6, 0),
+    "t4": _Row(14.56 * _GIB, _issue("Zheng-Chong/CatVTON 133"), (7, 5), "T4 product brief", 8.1, 65, 320),
+    "p100-16gb": _Row(15.90 * _GIB, _issue("rmokady/CLIP_prefix_caption 7"), (6, 0),
                       "Tesla P100 PCIe data sheet (no tensor cores)", 9.3, 0, 732),
     "v100-16gb": _Row(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0),
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "v100-32gb": _Row(31.74 * _GIB, _ISSUE + "liucongg/ChatGLM-Finetuning 73", (7, 0),
+    "v100-32gb": _Row(31.74 * _GIB, _issue("liucongg/ChatGLM-Finetuning 73"), (7, 0),
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "titan-x-12gb": _Row(11.91 * _GIB, _ISSUE + "microsoft/Bringing-Old-Photos-Back-to-Life 87", (6, 1),
+    "titan-x-12gb": _Row(11.91 * _GIB, _issue("microsoft/Bringing-Old-Photos-Back-to-Life 87"), (6, 1),
                          "announcement of the Titan X (Pascal)", 11, 0, 480),
-    "gtx-1080-ti": _Row(11171 * _MIB, "total in MiB, GitHub issue fyu/drn 22", (6, 1),
+    "gtx-1080-ti": _Row(11171 * _MIB, Text("total in MiB, GitHub issue {place}", place="fyu/drn 22"), (6, 1),
                         "Turing architecture whitepaper", 11.3, 0, 484),
-    "rtx-2080-ti": _Row(10.76 * _GIB, _ISSUE + "JDAI-CV/image-captioning 11", (7, 5),
+    "rtx-2080-ti": _Row(10.76 * _GIB, _issue("JDAI-CV/image-captioning 11"), (7, 5),
                         "Turing architecture whitepaper (reference clocks)", 13.4, 53.8, 616),
-    "rtx-3060-12gb": _Row(11.75 * _GIB, _ISSUE + "Kunhao-Liu/StyleGaussian 12", (8, 6),
+    "rtx-3060-12gb": _Row(11.75 * _GIB, _issue("Kunhao-Liu/StyleGaussian 12"), (8, 6),
                           "published boost clock", 12.7, 0, 360),
-    "rtx-3070-8gb": _Row(7.78 * _GIB, _ISSUE + "akshitac8/OW-DETR 46", (8, 6), "published boost clock", 20.3, 0, 448),
-    "rtx-3080-10gb": _Row(9.78 * _GIB, _ISSUE + "zai-org/CogVideo 34", (8, 6),
+    "rtx-3070-8gb": _Row(7.78 * _GIB, _issue("akshitac8/OW-DETR 46"), (8, 6), "published boost clock", 20.3, 0, 448),
+    "rtx-3080-10gb": _Row(9.78 * _GIB, _issue("zai-org/CogVideo 34"), (8, 6),
                           "GA102 architecture whitepaper", 29.8, 59.5, 760),
-    "rtx-3090": _Row(23.70 * _GIB, _ISSUE + "GaoLii/DSP 10", (8, 6), "GA102 architecture whitepaper", 35.6, 71, 936),
-    "rtx-4090": _Row(23.64 * _GIB, _ISSUE + "ali-vilab/VGen 104", (8, 9),
+    "rtx-3090": _Row(23.70 * _GIB, _issue("GaoLii/DSP 10"), (8, 6), "GA102 architecture whitepaper", 35.6, 71, 936),
+    "rtx-4090": _Row(23.64 * _GIB, _issue("ali-vilab/VGen 104"), (8, 9),
                      "Ada architecture whitepaper", 82.6, 165.2, 1008),
-    "a10": _Row(23028 * _MIB, _SMI + "mayooot/detect-gpu 3", (8, 6), "A10 data sheet", 31.2, 125, 600),
-    "a30": _Row(23.53 * _GIB, _ISSUE + "google/RB-Modulation 5", (8, 0), "A30 data sheet", 10.3, 165, 933),
-    "a40": _Row(44.4 * _GIB, "CUDA driver's total, GitHub issue ollama/ollama 9858", (8, 6),
+    "a10": _Row(23028 * _MIB, _smi("mayooot/detect-gpu 3"), (8, 6), "A10 data sheet", 31.2, 125, 600),
+    "a30": _Row(23.53 * _GIB, _issue("google/RB-Modulation 5"), (8, 0), "A30 data sheet", 10.3, 165, 933),
+    "a40": _Row(44.4 * _GIB, Text("CUDA driver's total, GitHub issue {place}", place="ollama/ollama 9858"), (8, 6),
                 "A40 data sheet", 37.4, 149.7, 696),
-    "l4": _Row(22.03 * _GIB, _ISSUE + "ArcInstitute/evo2 190", (8, 9),
+    "l4": _Row(22.03 * _GIB, _issue("ArcInstitute/evo2 190"), (8, 9),
                "L4 data sheet, without sparsity", 30.3, 121, 300),
-    "l40s": _Row(44.42 * _GIB, _ISSUE + "stepfun-ai/Step-Video-T2V 8", (8, 9), "L40S data sheet", 91.6, 362, 864),
-    "a100-40gb": _Row(42_298_834_944, "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873", (8, 0),
-                      "A100 data sheet", 19.5, 312, 1555),
-    "a100-80gb": _Row(79.14 * _GIB, _ISSUE + "lianqi1008/Control-GIC 6", (8, 0),
+    "l40s": _Row(44.42 * _GIB, _issue("stepfun-ai/Step-Video-T2V 8"), (8, 9), "L40S data sheet", 91.6, 362, 864),
+    "a100-40gb": _Row(42_298_834_944,
+                      Text("deviceQuery, GitHub pull request {place}", place="bottlerocket-os/bottlerocket 3873"),
+                      (8, 0), "A100 data sheet", 19.5, 312, 1555),
+    "a100-80gb": _Row(79.14 * _GIB, _issue("lianqi1008/Control-GIC 6"), (8, 0),
                       "A100 data sheet (SXM)", 19.5, 312, 2039),
-    "h100-80gb": _Row(81559 * _MIB, _SMI + "NVIDIA/nccl 1264", (9, 0),
+    "h100-80gb": _Row(81559 * _MIB, _smi("NVIDIA/nccl 1264"), (9, 0),
                       "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
-    "h200": _Row(143771 * _MIB, _SMI + "sgl-project/sglang 3196", (9, 0),
+    "h200": _Row(143771 * _MIB, _smi("sgl-project/sglang 3196"), (9, 0),
                  "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
-    "b200": _Row(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002", (10, 0)),
+    "b200": _Row(178.35 * _GIB, Text("CUDA device query, GitHub pull request {place}", place="pytorch/ao 4002"),
+                  (10, 0)),
 }  # fmt: skip
-_OOM = "out of memory, GitHub issues "
 _OF_A100 = "NVIDIA/DeepLearningExamples 1165 (80 GB, 2022)"
-_OF_V100 = "GitHub issue pytorch/pytorch 20532 (16 GB, torch 1.1)"
+_OF_V100 = "pytorch/pytorch 20532 (16 GB, torch 1.1)"
 _ANATOMY = "transformers documentation, model memory anatomy"
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS = {
-    "k80": (293, 311, _OOM + "microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)"),
-    "t4": (135, 1083, _OOM + "Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)"),
-    "p100-16gb": (809, 1081, _OOM + "openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)"),
-    "v100-16gb": (300, 1343, f"{_OF_V100}; {_ANATOMY}"),
-    "v100-32gb": (300, 1352, f"{_OF_V100}; {_OOM}IndoNLP/indonlu 35 (2021)"),
-    "gtx-1080-ti": (630, 630, _OOM + "huggingface/sentence-transformers 57 (2019)"),
-    "rtx-2080-ti": (877, 1343, "GitHub issue pytorch/pytorch 49877 (torch 1.6); " + _OOM + "ispc-lab/TMA 5 (2024)"),
+    "k80": (293, 311, _oom("microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)")),
+    "t4": (135, 1083, _oom("Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
+    "p100-16gb": (809, 1081, _oom("openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)")),
+    "v100-16gb": (300, 1343, Text("GitHub issue {place}; {words}", place=_OF_V100, words=_ANATOMY)),
+    "v100-32gb": (300, 1352, Text("GitHub issue {place}; {words}", place=_OF_V100,
+                                  words=_oom("IndoNLP/indonlu 35 (2021)"))),
+    "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
+    "rtx-2080-ti": (877, 1343, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.6)",
+                                 words=_oom("ispc-lab/TMA 5 (2024)"))),
     "rtx-3090": (256, 1486, "GitHub issues invoke-ai/InvokeAI 9413 (torch 2.7), pytorch/pytorch 49877 (torch 1.7)"),
-    "a100-40gb": (501, 1312, f"{_OOM}TianheWu/CoSeR 10 (2025), {_OF_A100}"),
-    "a100-80gb": (409, 1312, f"{_OOM}HiDream-ai/VAREdit 6 (2025), {_OF_A100}"),
-}
+    "a100-40gb": (501, 1312, _oom(f"TianheWu/CoSeR 10 (2025), {_OF_A100}")),
+    "a100-80gb": (409, 1312, _oom(f"HiDream-ai/VAREdit 6 (2025), {_OF_A100}")),
+}  # fmt: skip
 # The range over all GPUs with a published context, for the others.
 CONTEXT_BYTES = (
     min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
@@ -168,9 +183,9 @@ def find_gpu(name: str) -> Gpu:
     alike = [known for known in GPUS if known.startswith(f"{wanted}-")]
     if len(alike) == 1:
         return GPUS[alike[0]]
-    hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
-    hint += " or" if hint.endswith("?") else "; or"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give --budget")
+    hint = Text("say which: {names}", names=", ".join(alike)) if alike else suggestion(wanted, GPUS)
+    hint = Text("{words} or" if hint.endswith("?") else "{words}; or", words=hint)
+    raise SelectionError("no GPU is known as {name!r}; {words} give --budget", name=name[:40], words=hint)
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

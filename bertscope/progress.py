@@ -5,6 +5,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+from bertscope.errors import Text
+
+STAGE = "{words_stage}: {words}"
+
 
 class Listener(Protocol):
     """A front end that shows progress."""
@@ -51,7 +55,12 @@ def expect(stages: int) -> None:
 def progress(text: str) -> None:
     """Report what runs now; inside a stage it is a detail of the stage."""
     if (listener := _listener.get()) is not None:
-        listener(f"{_stage.get()}: {text}" if _stage.get() else text)
+        listener(detailed(_stage.get(), text) if _stage.get() else text)
+
+
+def detailed(name: str, text: str) -> str:
+    """Return a stage with a detail of it."""
+    return Text(STAGE, words_stage=name, words=text)
 
 
 @contextmanager

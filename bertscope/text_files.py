@@ -40,9 +40,9 @@ class Entry:
         """Return `file:line`."""
         return f"{self.path}:{self.line}"
 
-    def error(self, message: str, field: str = "") -> ConfigError:
+    def error(self, message: str, field: str = "", **values: Any) -> ConfigError:
         """Return the error for this value."""
-        return ConfigError(message, where=self.where, field=field)
+        return ConfigError(message, where=self.where, field=field, **values)
 
     def mapping(self, place: str, known: Collection[str] = ()) -> Mapping:
         """Return the value if it is a mapping; raise ConfigError if not, or for a key that is not in `known`."""
@@ -67,7 +67,8 @@ class Mapping(dict[str, Entry]):
         """Raise ConfigError for a key that is not in `known`, unless `known` is empty."""
         for key, entry in self.items():
             if known and key not in known:
-                raise entry.error(f"unknown key {key!r} in {place}; {suggestion(key, known)}", key)
+                raise entry.error("unknown key {name!r} in {place}; {words}", key, name=key, place=place,
+                                  words=suggestion(key, known))  # fmt: skip
 
     def checked(self, key: str, default: Any, accepts: type | Callable[[Any], bool], words: str) -> Any:
         """Return the value of a key, or the default; raise ConfigError unless a type or a test accepts it."""
@@ -135,10 +136,14 @@ def readable(path: object) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from error
+        raise SourceError(
+            "{path} cannot be read: {words}; check the path and its permissions", path=path, words=reason
+        ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}".removesuffix(": ")
-        raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is whole") from error
+        raise SourceError(
+            "{path} cannot be read: {reason}; check the path, and that the file is whole", path=path, reason=reason
+        ) from error
 
 
 def read_text(path: Path) -> str:
@@ -146,7 +151,9 @@ def read_text(path: Path) -> str:
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     with readable(path):
         if path.is_dir():
-            raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
+            raise SourceError(
+                "{path} is a folder, and a file is needed; name a .yaml or .json file inside it", path=path
+            )
         if not path.is_file() and path.exists():
             raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
         with path.open("rb") as file:
@@ -211,11 +218,14 @@ def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise SourceError(f"not valid YAML: {error.problem or error.context}; {form}", where=f"{path}:{line}") from None
+        raise SourceError("not valid YAML: {reason}; {form}", reason=error.problem or error.context, form=form,
+                          where=f"{path}:{line}") from None  # fmt: skip
     except yaml.YAMLError as error:
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         reason = getattr(error, "reason", None) or "unreadable"
-        raise SourceError(f"not valid YAML: {reason}; {form}", where=f"{path}:{line}") from None
+        raise SourceError(
+            "not valid YAML: {reason}; {form}", reason=reason, form=form, where=f"{path}:{line}"
+        ) from None
     except RecursionError:
         raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
     if not isinstance(root, yaml.MappingNode):
@@ -277,7 +287,9 @@ def read_json(text: str, path: Path) -> Mapping:
     try:
         return _json_members(text, path)
     except json.JSONDecodeError as error:
-        raise SourceError(f"not valid JSON: {error.msg}; {_JSON_FORM}", where=f"{path}:{error.lineno}") from None
+        raise SourceError(
+            "not valid JSON: {reason}; {form}", reason=error.msg, form=_JSON_FORM, where=f"{path}:{error.lineno}"
+        ) from None
     except RecursionError:
         raise SourceError("nested too deeply; a config.json has two levels", where=f"{path}:1") from None
     except ValueError as error:  # an integer of more than 4,300 digits

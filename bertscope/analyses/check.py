@@ -11,7 +11,7 @@ from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.params import counts
-from bertscope.errors import BertscopeError, SourceError, suggestion
+from bertscope.errors import BertscopeError, SourceError, Text, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
@@ -221,15 +221,21 @@ class Witness:
         if key == TIES_KEY:
             listed = {item.key.partition(".")[2] for item in self.model.expected}
             more = [f"{path} is {is_path}" for path, is_path in self.ties.items() if path not in listed]
-            return f"ties: expected {expected}, got {got}" + (f"; not listed: {', '.join(more[:4])}" if more else "")
+            listing = Text("; not listed: {names}", names=", ".join(more[:4])) if more else ""
+            return Text("{key}: expected {expected}, got {got}{words}", key="ties", expected=expected, got=got,
+                        words=listing)  # fmt: skip
         if isinstance(expected, str):
-            return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
+            return Text("{key}: expected {expected}, got {words}", key=key, expected=expected,
+                        words=got or "nothing: no tensor is tied under that address")  # fmt: skip
         if not isinstance(got, int):
             kind, hint = self.counted.subject.architecture, suggestion(key, self.counts)
-            return f"{key}: expected {expected:,}, got nothing: {kind} has no such row; {hint}"
-        within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
+            return Text("{key}: expected {expected:,}, got nothing: {kind} has no such row; {words}", key=key,
+                        expected=expected, kind=kind, words=hint)  # fmt: skip
+        within = Text(" within {percent:g} %", percent=100 * expectation.tolerance) if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
-        return f"{key}: expected {expected:,}{within}, got {got:,}, difference {got - expected:+,}{share}"
+        return Text("{key}: expected {expected:,}{words_within}, got {got:,}, difference {difference:+,}{share}",
+                    key=key, expected=expected, words_within=within, got=got, difference=got - expected,
+                    share=share)  # fmt: skip
 
 
 def _shown(path: Path | None) -> str:

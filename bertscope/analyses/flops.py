@@ -18,7 +18,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
 from bertscope.config import BertConfig
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, Text
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
@@ -162,6 +162,7 @@ def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
     )
 
 
+_CALFLOPS_RULE = "a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
 _CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
 _FVCORE = {"aten.native_layer_norm": 5}
 
@@ -190,8 +191,9 @@ def conventions(
         name="calflops",
         value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
         unit="FLOPs",
-        how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
-        + ("; backward is 2 x forward, whatever is frozen" if training else ""),
+        how=Text("{words}; backward is 2 x forward, whatever is frozen", words=_CALFLOPS_RULE)
+        if training
+        else _CALFLOPS_RULE,
         source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
     )
     if not training:
@@ -210,7 +212,12 @@ def conventions(
         name="palm",
         value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
-        how=f"{terms} for each token{share}, with N = {distinct_params:,} parameters, embeddings included",
+        how=Text(
+            "{terms} for each token{words_share}, with N = {count:,} parameters, embeddings included",
+            terms=terms,
+            words_share=share,
+            count=distinct_params,
+        ),
         source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
     )
 

@@ -20,7 +20,7 @@ from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.inputs import inputs_for, positions
 from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.config import RULES
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of, name_without_adapter
@@ -251,7 +251,7 @@ def _model(
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
-    with stage(f"{source.name}, parameters"):
+    with stage(Text("{name}, parameters", name=source.name)):
         model = source.build()
         tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
         modules = tree(model, name=source.name)
@@ -260,7 +260,7 @@ def _model(
     sizes = tuple(dict.fromkeys((seq, *lengths)))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
     training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
-    with stage(f"{source.name}, FLOPs"):
+    with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
     given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
     steps = Steps(source, grown_from=batch)
@@ -274,9 +274,9 @@ def _model(
                           known_steps={source.architecture: steps}, tries_other_head=False)  # fmt: skip
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
-    with stage(f"{source.name}, fit") if limit is not None else nullcontext():
+    with stage(Text("{name}, fit", name=source.name)) if limit is not None else nullcontext():
         fit, asked = fits(), fits(batch)
-    with stage(f"{source.name}, memory"):
+    with stage(Text("{name}, memory", name=source.name)):
         memory = estimate_report(source, [on_card(variant, card) for variant in of_first], steps.trace)
     return ModelPart(
         batch=batch,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SourceError
+from bertscope.errors import SourceError, Text
 from bertscope.gpus import Gpu, find_device
 from bertscope.reports.calibration import CalibrationReport
 from bertscope.reports.json import from_json
@@ -36,8 +36,10 @@ class Calibration:
         """Return where the numbers come from, with the card, the versions and the date."""
         machine = self.report.machine
         assert machine is not None  # noqa: S101 a complete one has a machine
-        where = "calibrated on this machine" if self.is_own else f"calibration of {machine.card}"
-        return f"{where}, {machine.date} (driver {machine.driver or 'unknown'}, torch {machine.torch_version})"
+        rest = f"{machine.date} (driver {machine.driver or 'unknown'}, torch {machine.torch_version})"
+        if self.is_own:
+            return Text("calibrated on this machine, {rest}", rest=rest)
+        return Text("calibration of {card}, {rest}", card=machine.card, rest=rest)
 
     def on(self, card: Gpu | None) -> Gpu:
         """Return the card with the measured memory, context and workspaces."""

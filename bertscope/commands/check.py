@@ -11,7 +11,7 @@ from bertscope.commands.output import note, output_option, show, write_file
 from bertscope.commands.process import complain
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
-from bertscope.errors import SourceError
+from bertscope.errors import SourceError, Text
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
 from bertscope.sources.convert import with_expected
@@ -100,7 +100,7 @@ def check(
     show(report, fmt, output)
     for path, values in changes.items():
         write_file(path, with_expected(path, values))
-        note(f"updated {path}: {', '.join(values)}")
+        note(Text("updated {path}: {keys}", path=path, keys=", ".join(values)))
     for finding in report.having("error"):
         complain(renderer.message(finding), 2)
     if report.having("error"):
@@ -121,7 +121,7 @@ def _note_searched(report: CheckReport) -> None:
     paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
     if paths:
         more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
-        note(f"checked {', '.join(paths[:_SHOWN])}{more}")
+        note(Text("checked {names}", names=", ".join(paths[:_SHOWN]) + more))
 
 
 def _record(path: Path, allow_code: bool) -> None:
@@ -150,4 +150,4 @@ def _record(path: Path, allow_code: bool) -> None:
             "its own; rewrite it so, and the counts can be appended"
         ) from None
     write_file(path, content)
-    note(f"added the current counts to {path}")
+    note(Text("added the current counts to {path}", path=path))

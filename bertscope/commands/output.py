@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bertscope.commands.process import is_debug
-from bertscope.errors import SelectionError, SourceError, one_line
-from bertscope.progress import listening
+from bertscope.errors import SelectionError, SourceError, Text, one_line
+from bertscope.progress import STAGE, listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.render.views import display
 from bertscope.reports.base import to_json
@@ -41,7 +41,8 @@ def output_option(
     def checked(path: Path | None) -> Path | None:
         """Return the path; raise SelectionError for a name that claims a format that is not written."""
         if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
-            raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
+            raise SelectionError("{file}: this command writes no {suffix}; it writes {words}", file=path.name,
+                                 suffix=path.suffix, words=written)  # fmt: skip
         return path
 
     return typer.Option("--output", "-o", metavar="FILE", callback=checked, help=text)
@@ -135,7 +136,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for path in files:
         if files.count(path) > 1:
-            raise SourceError(f"two outputs name {path.name}; give each its own file")
+            raise SourceError("two outputs name {name}; give each its own file", name=path.name)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -155,7 +156,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 def _is_device(path: Path) -> bool:
     """Return True for a device or pipe, False for a file, existing or not; raises SourceError for a folder."""
     if path.is_dir():
-        raise SourceError(f"{path} is a folder; name a file to write")
+        raise SourceError("{path} is a folder; name a file to write", path=path)
     return path.exists() and not path.is_file()
 
 
@@ -166,7 +167,9 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
+        raise SourceError(
+            "{path} cannot be written: {words}; name a file in a folder that exists", path=path, words=reason
+        ) from None
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -218,7 +221,7 @@ class Progress:
 
     def __call__(self, text: str) -> None:
         """Show the text, or outside a terminal its stage."""
-        stage = text.partition(":")[0]
+        stage = text.values["words_stage"] if isinstance(text, Text) and text.template == STAGE else text
         seconds = time.monotonic() - self.started
         if [stage] != self.begun[-1:]:
             self.begun.append(stage)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
+from bertscope.errors import BertscopeError, ConfigError, SourceError, Text, one_line
 from bertscope.texts import LANGUAGES, phrase
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Project:
     def note_used(self, values: Sequence[str]) -> None:
         """Print which values of the table a command uses."""
         if values:
-            text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
+            text = Text(
+                "{path} sets {names}", path=one_line(str(self.path), limit=200), names=one_line(", ".join(values))
+            )
             print(f"note: {phrase(text)}", file=sys.stderr)
 
 
@@ -113,7 +115,14 @@ def _checked(table: Any, path: Path) -> Project:
             raise wrong(unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
-            raise wrong(f"{key} must be {'a list of files' if key == 'check' else 'a text'}; got {str(value)[:60]!r}")
+            raise wrong(
+                Text(
+                    "{name} must be {rule}; got {given!r}",
+                    name=key,
+                    rule="a list of files" if key == "check" else "a text",
+                    given=str(value)[:60],
+                )
+            )
     if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
         raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
 from bertscope.commands.project import WithProjectDefaults
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, Text, suggestion
 from bertscope.render.console import choose_color
 from bertscope.units import parse_bytes
 
@@ -91,12 +91,18 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command, or None."""
         if cmd_name not in COMMANDS:
-            names: dict[str, Any] = dict.fromkeys(COMMANDS)  # Typer suggests one of them
-            self.commands = {**names, **self.commands}
-        elif self.commands.get(cmd_name) is None:
+            return None
+        if self.commands.get(cmd_name) is None:
             import_module(f"{__package__}.{cmd_name}")
             self.commands[cmd_name] = typer.main.get_command(_REGISTERED[cmd_name])
         return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name; an unknown name is an error with the nearest ones."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = suggestion(args[0], COMMANDS)
+            ctx.fail(Text("no command {name!r}; {words}", name=args[0][:60], words=near))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, which imports none of them."""
@@ -189,15 +195,19 @@ def size(option: str, text: str | None) -> int | None:
     plain = re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)
     if plain and int(plain[1]):
         meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
-        raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
+        raise SelectionError("{option} {number} has no unit; {meant}? B, KiB, MiB and GiB are units of a size",
+                             option=option, number=plain[1], meant=meant)  # fmt: skip
     try:
         return parse_bytes(text)
     except ValueError:
-        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
+        raise SelectionError(
+            "{option} takes a size such as 16GiB or 800MB; got {given!r}", option=option, given=text[:40]
+        ) from None
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
     if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
-        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
+        raise SelectionError("{option} takes a number, or several with commas: 128,256,512; got {given!r}",
+                             option=option, given=text[:40])  # fmt: skip
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -11,7 +11,7 @@ from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import note, output_option, print_notes, progress_shown, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
-from bertscope.errors import MissingExtraError, SelectionError
+from bertscope.errors import MissingExtraError, SelectionError, Text
 from bertscope.settings.checkpointing import COMPARED
 
 EXAMPLES = """
@@ -66,4 +66,4 @@ def report(
     print_notes(found.models[0].memory)
     show(found, fmt, output)
     if fmt == "html":
-        note(f"the page is in {output}")
+        note(Text("the page is in {path}", path=output))

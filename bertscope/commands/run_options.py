@@ -12,7 +12,7 @@ import typer
 
 from bertscope.commands.output import note, write_file
 from bertscope.commands.project import WithProjectDefaults, project
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, Text
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
 from bertscope.settings.generate import OPTIONS
@@ -150,7 +150,7 @@ class ViewOptions:
             from bertscope.render.timeline.timeline import timeline
 
             write_file(self.timeline, timeline(report, self.timeline.suffix))
-            note(f"the timeline is in {self.timeline}")
+            note(Text("the timeline is in {path}", path=self.timeline))
 
 
 class WithBareCheckpointing(WithProjectDefaults):
@@ -168,12 +168,9 @@ class WithBareCheckpointing(WithProjectDefaults):
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = super().parse_args(ctx, full)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
-            raise SelectionError(
-                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; put several "
-                "MODELs before it"
-            )
+            raise SelectionError("unexpected word {word!r} after --checkpointing, which takes {names}; put several "
+                                 "MODELs before it", word=unclear[0][:40], names=STRATEGIES)  # fmt: skip
         if rest and not ctx.resilient_parsing:
-            raise SelectionError(
-                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
-            )
+            raise SelectionError("unexpected word {word!r}: there is one MODEL, and --checkpointing takes {names}",
+                                 word=rest[0][:40], names=STRATEGIES)  # fmt: skip
         return rest

@@ -153,7 +153,9 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
-        raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
+        raise SourceError(
+            "{path} cannot be written: {words}; name a file in a folder that exists", path=path, words=error.strerror
+        ) from None
     try:
         _lock(descriptor, path)
         found = ResultsFile(path, descriptor, points)

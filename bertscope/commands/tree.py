@@ -9,10 +9,9 @@ import typer
 from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, Text
 from bertscope.render import torchinfo
 from bertscope.sources.model_source import ModelSource
-from bertscope.units import count_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,5 +113,5 @@ def show_as_torchinfo(
     out.show(report, view="torchinfo", columns=columns, depth=depth)
     totals = report.totals
     if totals.distinct_params != totals.layer_params:
-        note(f"torchinfo counts a tied tensor at each use; the model has {count_text(totals.distinct_params)} unique "
-             f"parameters, {totals.param_bytes / 1e6:.2f} MB")  # fmt: skip
+        note(Text("torchinfo counts a tied tensor at each use; the model has {count:,} unique parameters, "
+                  "{size:.2f} MB", count=totals.distinct_params, size=totals.param_bytes / 1e6))  # fmt: skip

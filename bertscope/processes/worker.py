@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bertscope.errors import BertscopeError, one_line
+from bertscope.errors import BertscopeError, Text, one_line
 from bertscope.processes.child import Child, ForkedChild
 
 ENDED, GARBLED = "no more messages", "garbled"  # kinds of messages that the supervisor makes itself
@@ -100,7 +100,8 @@ class Worker:
         self.stop(wait_seconds)
         code = self.process.returncode or 0
         words = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()
-        return end_text(code) + (f": {one_line(words[-1], limit=200)}" if words and code >= 0 else "")
+        end = end_text(code)
+        return f"{end}: {one_line(words[-1], limit=200)}" if words and code >= 0 else end
 
 
 def end_text(exit_code: int) -> str:
@@ -109,4 +110,4 @@ def end_text(exit_code: int) -> str:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+    return Text("was killed by {name}{words}", name=name, words=hint)

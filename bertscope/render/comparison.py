@@ -6,7 +6,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import Text, one_line
 from bertscope.render import fit
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import notes_text
@@ -83,7 +83,9 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
     """Return a row for each model, or by group a row for each group and a column for each model."""
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
-        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
+        notes.append(
+            Text("bytes: of the unique parameters in {dtype}; 1 MiB = 2**20 B", dtype=reports[0].subject.dtype)
+        )
         lines = [_Line(report, report.totals) for report in reports]
         return _Table(_totals(any(line.row.frozen_params for line in lines)), lines, list(map(phrase, notes)))
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
@@ -119,9 +121,11 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
                {"macs": lambda line: line.row.total_flops // 2}, right=True, detail=True),
     ]  # fmt: skip
     notes = [
-        *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+        *(Text("{name}: not counted: {operators}", name=report.subject.name,
+               operators=", ".join(report.unknown_operators))
           for report in reports if report.unknown_operators),
-        f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
+        Text("{words}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
+             words=reports[0].mode),
     ]  # fmt: skip
     rows = [_Line(report, point) for report in reports for point in report.sweep]
     return _Table(columns, rows, list(map(phrase, notes)))

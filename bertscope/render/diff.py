@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from bertscope.errors import Text
 from bertscope.render.console import Target
 from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.reports.base import Shape
@@ -55,7 +56,11 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
     totals = [
         ("unique parameters", a.distinct_params, b.distinct_params),
         ("sum over layers", a.layer_params, b.layer_params),
-        (f"forward FLOPs at {report.batch} x {report.seq}", report.forward_flops_a, report.forward_flops_b),
+        (
+            Text("forward FLOPs at {batch} x {seq}", batch=report.batch, seq=report.seq),
+            report.forward_flops_a,
+            report.forward_flops_b,
+        ),
     ]
     tables = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
     return [(columns, rows) for columns, rows in tables if rows]
@@ -67,7 +72,8 @@ def notes(report: DiffReport) -> list[str]:
     sizes = f"--batch {report.batch} --seq {report.seq}"
     return [phrase(note) for note in (
         "FLOPs: matrix products only, a multiply-add is 2",
-        *(f"no FLOPs of {name}: its forward pass did not run; bertscope flops {shlex.quote(name)} {sizes} says why"
+        *(Text("no FLOPs of {name}: its forward pass did not run; {command} says why", name=name,
+               command=f"bertscope flops {shlex.quote(name)} {sizes}")
           for name, flops in found.items() if flops is None),
         *["the two do not differ"] * report.is_empty,
     )]  # fmt: skip

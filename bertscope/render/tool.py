@@ -5,7 +5,7 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import Text, one_line
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import lines_markdown, lines_text
 from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
@@ -94,7 +94,7 @@ def _tables(report: DoctorReport) -> list[tuple[tuple[Column, ...], Sequence[Any
 
 
 def _verdict(report: DoctorReport) -> str:
-    lines = [phrase(f"problem: {one_line(problem)}") for problem in report.problems]
+    lines = [phrase(Text("problem: {words}", words=one_line(problem))) for problem in report.problems]
     return "\n".join(lines or [phrase("no problem found")]) + "\n"
 
 

@@ -43,7 +43,8 @@ class Checkpointing:
         absent = sorted(layer for layer in self.layers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))
-            raise ConfigError(f"checkpointing names layers {shown} and the model has {layers} layers, from 0")
+            raise ConfigError("checkpointing names layers {layers} and the model has {count} layers, from 0",
+                              layers=shown, count=layers)  # fmt: skip
 
     @classmethod
     def parse(cls, text: str, *, use_reentrant: bool = False) -> Checkpointing | None:
@@ -97,7 +98,7 @@ def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
     for strategy in _STRATEGIES:
         if match := re.fullmatch(strategy.pattern, text, re.ASCII):
             return strategy, match
-    raise ConfigError(f"unknown checkpointing strategy {text[:40]!r}; allowed: {STRATEGIES}")
+    raise ConfigError("unknown checkpointing strategy {name!r}; allowed: {names}", name=text[:40], names=STRATEGIES)
 
 
 def parse_strategies(text: str) -> tuple[str, ...]:

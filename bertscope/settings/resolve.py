@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from bertscope.errors import suggestion
+from bertscope.errors import Text, suggestion
 from bertscope.settings.rows import Row, SettingError, Settings, no_effect, rows
 from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
 
@@ -58,7 +58,8 @@ def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None 
 def unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that does not exist."""
     new = new_name(name, known)
-    return f"there is no setting {name[:60]!r}; {f'it is {new} now' if new else suggestion(name[:100], known)}"
+    hint = Text("it is {name} now", name=new) if new else suggestion(name[:100], known)
+    return Text("there is no setting {name!r}; {words}", name=name[:60], words=hint)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertscope.errors import BertscopeError, SelectionError, nearest, one_line
+from bertscope.errors import BertscopeError, SelectionError, Text, either, nearest, one_line
 from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
 class SettingError(SelectionError):
     """A value or a combination of settings that no run has.
 
-    `text` names settings in braces, as in `{momentum} has no effect with {optimizer} adam`, so that each front end
-    shows them in its own form: `--momentum` or `momentum`.
+    The text names settings in braces, as in `{momentum} has no effect with {optimizer} adam`.
     """
 
-    def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "") -> None:
-        self.text, self.names = text, tuple(names)
+    def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "", **values: Any) -> None:
+        self.names = tuple(names)
+        self.own_text = text if isinstance(text, Text) else Text(text, **values)
         super().__init__(self.spelled({}), where=where)
 
-    def spelled(self, forms: Mapping[str, str]) -> str:
-        """Return the message with each setting in the form of its front end."""
-        return re.sub(r"\{(\w+)\}", lambda found: forms.get(found[1], found[1]), self.text)
+    def spelled(self, forms: Mapping[str, str]) -> Text:
+        """Return the message with each setting in the form of its front end, unless it has one already."""
+        return self.own_text if self.own_text.forms else self.own_text.spelled(forms)
 
 
 def quoted(value: Any) -> str:
@@ -79,17 +79,21 @@ class Row:
     def takes(self) -> str:
         """Return the allowed values in words."""
         if self.words:
-            return f"{'a word such as' if self.convert else 'one of'} {', '.join(self.words)}"
+            return Text("a word such as {names}" if self.convert else "one of {names}", names=", ".join(self.words))
         if self.is_size:
             return "a size such as 16GiB"
         power = int(self.below).bit_length() - 1
-        most = f"{int(self.below) - 1:,}" if self.below != 2**power else f"below 2**{power}" if power else "below 1"
-        low = f"{self.low:g}"
-        one = {
-            bool: "true or false", int: f"a whole number from {low} to {most}",
-            float: f"a number from {low} to {most}", str: "a text",
-        }  # fmt: skip
-        return one[self.kind] + (", or a list" if self.is_list else "")
+        is_power = self.below == 2**power
+        most = Text("below {high}", high=f"2**{power}" if power else 1) if is_power else f"{int(self.below) - 1:,}"
+        one = {bool: "true or false", int: "a whole number from {low:g} to {words}",
+               float: "a number from {low:g} to {words}", str: "a text"}[self.kind]  # fmt: skip
+        text = Text(one, low=self.low, words=most)
+        return Text("{words}, or a list", words=text) if self.is_list else text
+
+    @property
+    def form(self) -> str:
+        """Return the name for a message, which each front end shows in its own form."""
+        return f"{{{self.name}}}"
 
     def read(self, value: Any) -> Any:
         """Return the value of one run in its only form; raises SettingError."""
@@ -111,14 +115,14 @@ class Row:
             given = [given]
         found = tuple(dict.fromkeys(map(self.read, given)))
         if not found:
-            raise SettingError(f"{{{self.name}}} has no value; it takes {self.takes}", [self.name])
+            raise SettingError("{name} has no value; it takes {words}", [self.name], name=self.form, words=self.takes)
         return found
 
     def _number(self, text: str) -> Any:
         if self.is_size and (plain := re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)) and int(plain[1]):
             meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
-            units = "B, KiB, MiB and GiB are units of a size"
-            raise SettingError(f"{{{self.name}}} {plain[1]} has no unit; {meant}? {units}", [self.name])
+            raise SettingError("{option} {number} has no unit; {meant}? B, KiB, MiB and GiB are units of a size",
+                               [self.name], option=self.form, number=plain[1], meant=meant)  # fmt: skip
         is_number = self.kind in (int, float) and not self.is_size and _is_number(text, self.kind)
         return self.kind(text) if is_number else text
 
@@ -132,12 +136,13 @@ class Row:
             if type(item) is self.kind and self._allows(item):
                 return self.convert(item) if self.convert else item
         except BertscopeError as error:
-            raise SettingError(f"{{{self.name}}}: {_plain(error.message)}", [self.name]) from None
+            raise SettingError("{name}: {words}", [self.name], name=self.form, words=_plain(error)) from None
         except (ValueError, OverflowError):
             pass
         near = near_word(value, self.words) if isinstance(value, str) and not self.convert else ""
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise SettingError(f"{{{self.name}}} takes {self.takes}; got {quoted(value)}{hint}", [self.name])
+        hint = Text("; did you mean {near!r}?", near=near) if near else ""
+        raise SettingError("{name} takes {words}; got {given}{words_near}", [self.name], name=self.form,
+                           words=self.takes, given=quoted(value), words_near=hint)  # fmt: skip
 
     def _allows(self, item: Any) -> bool:
         if isinstance(item, str):
@@ -166,8 +171,10 @@ def _is_number(text: str, kind: type) -> bool:
     return bool(re.fullmatch(r"[-+]?\d{1,20}", text, re.ASCII) if kind is int else _NUMBER.fullmatch(text))
 
 
-def _plain(message: str) -> str:
-    return message.replace("{", "(").replace("}", ")")
+def _plain(value: Any) -> str:
+    """Return a value, or the message of an error, without braces; a message that has none keeps its template."""
+    text = value.text if isinstance(value, BertscopeError) else str(value)
+    return text if "{" not in text and "}" not in text else text.replace("{", "(").replace("}", ")")
 
 
 def row(default: Any, help: str, **properties: Any) -> Any:
@@ -237,8 +244,7 @@ class Rule(NamedTuple):
 
     names: tuple[str, ...]
     is_broken: Callable[..., Any]
-    # With settings in braces and their values in angle brackets, as in `{optimizer} <optimizer>`; <> is what the test
-    # returned.
+    # With settings and their values in braces, as in `{optimizer} {optimizer_value}`; {found}: what the test returned.
     text: str
 
 
@@ -252,15 +258,18 @@ def check(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
             raise SettingError(no_effect(own, table[other], values[other]), [name, other])
     for rule in RULES:
         if values.keys() >= set(rule.names) and (found := rule.is_broken(*(values[name] for name in rule.names))):
-            text = rule.text.replace("<>", str(found))
-            text = re.sub(r"<(\w+)>", lambda found: _plain(str(values[found[1]])), text)
-            raise SettingError(text, rule.names)
+            used = {f"{name}_value": _plain(values[name]) for name in rule.names}
+            raise SettingError(rule.text, rule.names, found=found, **used)
 
 
 def no_effect(own: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
     words = [word for word in other.words if own.concerns[other.name](word)]
+    names: dict[str, Any] = {"name": own.form, "other": other.form}
     if value is None:
-        return f"{{{own.name}}} has no effect without {{{other.name}}}; give it too, or leave {{{own.name}}} out"
-    remedy = f"use {{{other.name}}} {' or '.join(words[:4])}" if words else f"change {{{other.name}}}"
-    return f"{{{own.name}}} has no effect with {{{other.name}}} {_plain(str(value))}; leave it out, or {remedy}"
+        return Text("{name} has no effect without {other}; give it too, or leave {name} out", **names)
+    remedy = Text("change {name}", name=other.form)
+    if words:
+        remedy = Text("use {name} {words}", name=other.form, words=reduce(either, words[:4]))
+    return Text("{name} has no effect with {other} {value}; leave it out, or {words}", **names, value=_plain(value),
+                words=remedy)  # fmt: skip

@@ -309,14 +309,15 @@ RULES += [
          f"{_AUTOCAST_FP16}"),
     Rule(("optimizer_implementation", "optimizer"),
          lambda implementation, name: _others(implementation, name),
-         "there is no {optimizer_implementation} <optimizer_implementation> of {optimizer} <optimizer>; choose one of "
-         "<>"),
+         "there is no {optimizer_implementation} {optimizer_implementation_value} of {optimizer} {optimizer_value}; "
+         "choose one of {found}"),
     Rule(("nproc", "nnodes"), lambda ranks, machines: (ranks, machines) == (1, 1),
          "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,
          "several machines need the place where they meet: {rdzv_endpoint} HOST:PORT"),
     Rule(("node_rank", "nnodes"), lambda number, machines: machines > 1 and (number is None or number >= machines),
-         "{node_rank} is the number of this machine, from 0 to below {nnodes}, which is <nnodes>; got <node_rank>"),
+         "{node_rank} is the number of this machine, from 0 to below {nnodes}, which is {nnodes_value}; "
+         "got {node_rank_value}"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
          "give either {gpu} or {budget}"),
 ]  # fmt: skip

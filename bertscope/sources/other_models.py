@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, is_out_of_memory, suggestion
+from bertscope.errors import (
+    BertscopeError,
+    ConfigError,
+    SelectionError,
+    SourceError,
+    is_out_of_memory,
+    suggestion,
+)
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.sources.building import built_on, note_values
 
@@ -145,7 +152,8 @@ class OtherSource:
     def require(self, ability: str) -> NoReturn:
         """Raise SelectionError with the remedy."""
         remedy = _REMEDIES.get(ability, _REMEDY)
-        raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
+        raise SelectionError("{name} is {family}; {ability} is for BERTs only; {remedy}", name=self.name,
+                             family=self.family, ability=ability, remedy=remedy, where=self.where)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
 """The sentences of reports in English and in Chinese, by key.
 
 English sentences are in `english.py` and `explain.py`, the Chinese ones in `zh.yaml`, which is read only for Chinese.
-`zh_phrases.yaml` has the Chinese of English words that come in data, errors and progress.
+`zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bertscope.errors import Text, formatted
 from bertscope.texts import english, explain
 
 ENGLISH, CHINESE = LANGUAGES = ("en", "zh")
@@ -56,7 +56,7 @@ def texts(language: str) -> dict[str, str]:
 
 
 def phrases() -> dict[str, str]:
-    """Return the Chinese for English words of data, errors and progress."""
+    """Return the Chinese by the English words or template, of data, errors, notes and progress."""
     return _read("zh_phrases.yaml")
 
 
@@ -70,25 +70,16 @@ def _read(name: str) -> dict[str, str]:
 
 
 def phrase(english: str) -> str:
-    """Return a text of a report or an error in the chosen language, as it is if there is no phrase for it."""
+    """Return a text of a report or an error in the chosen language, as it is if that has none for it.
+
+    The texts among the values of a Text, and those whose names begin with `words`, are in the chosen language too.
+    """
     if language() == ENGLISH:
         return english
-    if english in phrases():
-        return phrases()[english]
-    for pattern, chinese in _patterns():
-        if found := pattern.fullmatch(english):
-            values = {
-                name: phrase(text) if name.startswith("words") else text for name, text in found.groupdict().items()
-            }
-            return chinese.format(**values)
-    return english
-
-
-@cache
-def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    """Return the phrases with values as patterns."""
-    return [
-        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*?)", re.escape(english))), chinese)
-        for english, chinese in phrases().items()
-        if "{" in english
-    ]
+    if not isinstance(english, Text):
+        return phrases().get(english, english)
+    values = {
+        name: phrase(value) if isinstance(value, Text) or name.startswith("words") else value
+        for name, value in english.values.items()
+    }
+    return formatted(phrases().get(english.template, english.template), values, english.forms)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import pickle
 import re
 import shlex
-from pathlib import Path
 from string import Formatter
 
 import pytest
-import typer
 
 import bertscope
 from bertscope.analyses.memory import summary
+from bertscope.errors import Text, either
+from bertscope.progress import detailed
 from bertscope.render.console import Target, wrapped
+from bertscope.settings.rows import RULES, rows
+from bertscope.settings.run_config import MEASURED, SETTINGS
 from bertscope.texts import CHINESE as ZH
 from bertscope.texts import TEXTS, english, explain, in_language, phrase, phrases, say, texts
 from tests.conftest import ROOT
@@ -58,23 +61,57 @@ def test_every_saved_tensor_has_its_words_in_chinese():
 
 def test_the_stages_of_profile_are_in_the_language():
     with in_language("zh"):
-        assert phrase("full: in the backward phase of the first steps") == "full：正在运行前几步（backward）"
-        assert phrase("timing step 2 of 3: full") == "正在计时，第 2 步，共 3 步：full"
-        assert phrase("none: timing step 2 of 3") == "none：正在计时，第 2 步，共 3 步"
+        for name in ("forward", "backward", "optimizer"):
+            for step in ("first steps", "measured step"):
+                assert f"（{name}）" in phrase(detailed("full", f"in the {name} phase of the {step}"))
+        stage = Text("timing step {number} of {steps}", number=2, steps=3)
+        assert phrase(detailed(stage, "full")) == "正在计时，第 2 步，共 3 步：full"
+
+
+def constants(node: ast.AST) -> set[str]:
+    return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+
+
+def calls_with_templates() -> list[ast.Call]:
+    """The calls that make a Text or an error from a template and values."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "bertscope").rglob("*.py")]
+    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    names = {id(call): getattr(call.func, "id", getattr(call.func, "attr", "")) for call in found}
+    return [call for call in found if re.fullmatch(r"Text|\w+Error|error", names[id(call)])
+            and any("{" in text for text in constants(call.args[0]))]  # fmt: skip
+
+
+def fields_of(template: str) -> list[tuple[str, str, str | None]]:
+    return sorted((name, form or "", how) for _, name, form, how in Formatter().parse(template) if name)
 
 
 def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_values():
-    folders = (ROOT / "bertscope", Path(typer.__file__).parent / "_click", Path(typer.__file__).parent)
-    paths = [path for folder in folders for path in folder.glob("**/*.py" if folder == folders[0] else "*.py")]
-    trees = [ast.parse(path.read_text()) for path in paths]
-    nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    nodes += [os.strerror(errno.ENOENT), os.strerror(errno.EACCES)]
-    code = "\n".join(text for text in nodes if isinstance(text, str))
+    code = {text for path in (ROOT / "bertscope").rglob("*.py") for text in constants(ast.parse(path.read_text()))}
+    code |= {os.strerror(errno.ENOENT), os.strerror(errno.EACCES), "argument", "option"}  # of the system and of Click
+    code |= {
+        f"in the {name} phase of the {step}"
+        for name in ("forward", "backward", "optimizer")
+        for step in ("first steps", "measured step")
+    }
+    code |= {rule.text for rule in RULES}
     for words, chinese in phrases().items():
-        parts = re.split(r"{\w+}", words)
-        assert [part for part in parts if part.strip(";:, ") not in code] == [], words
-        assert sorted(re.findall(r"{\w+}", words)) == sorted(re.findall(r"{\w+}", chinese)), words
-        assert CHINESE.search(chinese) or re.search("[\uff0c-\uff1b\u3001]", chinese), words
+        assert words in code, words
+        if "{" in words:
+            assert {*fields_of(words)} == {*fields_of(chinese)}, words
+        assert CHINESE.search(chinese) or re.search("[\uff0c-\uff1b\u3001]", chinese) or words in SAME, words
+
+
+def test_every_template_has_the_values_that_it_names():
+    calls = calls_with_templates()
+    assert len(calls) > 100
+    for call in calls:
+        given = {keyword.arg for keyword in call.keywords}
+        if None in given:
+            continue
+        for template in constants(call.args[0]):
+            named = {name for name, *_ in fields_of(template)}
+            if named and given - {"field", "where"}:
+                assert named - given <= set(SETTINGS) | set(rows(*MEASURED)) | {"batch_total"}, template
 
 
 @pytest.mark.parametrize(
@@ -93,7 +130,6 @@ def test_every_phrase_is_a_text_of_the_code_and_has_a_chinese_one_with_the_same_
         ),
         ("estimate bert-tiny --batch x", "--batch 可用：从 1 到小于 2**31 的整数；给出的是 'x'"),
         ("estimat bert-tiny", "没有命令 'estimat'；是否想写 'estimate'？见 bertscope --help"),
-        ("check --update=1", "选项 '--update' 不带值；见 bertscope check --help"),
         ("count bertformaskedlm", "没有名为 'bertformaskedlm' 的预设或文件；BertForMaskedLM 是类名"),
         ("fit bert-tiny --gpu t4 --checkpointing=all", "--checkpointing：未知的梯度检查点策略 'all'；可用："),
         ("flops bert-tiny -o a.pdf", "a.pdf：此命令不写 .pdf；可写 --format table"),
@@ -110,19 +146,18 @@ def test_a_common_error_is_in_the_language(cli, given, expected):
 @pytest.mark.parametrize(
     ("english", "expected"),
     [
-        ("bert-tiny, fit: none, autocast-bf16, seq 128", "bert-tiny，能否放下：none，autocast-bf16，序列长度 128"),
-        ("2 N + 4 L H Q T for each token (a third of a training step), with N = 7 parameters, embeddings included",
-         "每个 token 计 2 N + 4 L H Q T（训练一步的三分之一），N = 7 为参数量，含嵌入层"),
-        ("no step is called 'attention'; the layers are 0-1", "没有名为 'attention' 的步骤；各层为 0-1"),
+        (detailed(Text("{name}, fit", name="bert-tiny"), "none"), "bert-tiny，能否放下：none"),
+        (Text("did you mean {words}?", words=either("'a'", "'b'")), "是否想写 'a' 或 'b'？"),
+        (Text("use {name} {words}", name="{mode}", words="x").spelled({"mode": "--mode"}), "用 --mode x"),
         ("nothing in the catalogue", "nothing in the catalogue"),
-        ("layers.x: expected 3, got 4, difference +1", "layers.x：期望 3，实际 4，相差 +1"),
-        ("ties: expected 1, got 0", "ties：期望 1，实际 0"),
+        (Text("nothing with {value:,}", value=1000), "nothing with 1,000"),
     ],
 )  # fmt: skip
 def test_a_phrase_keeps_its_values(english, expected):
     assert phrase(english) == english
+    assert pickle.loads(pickle.dumps(english)) == english
     with in_language("zh"):
-        assert phrase(english) == expected
+        assert phrase(english) == phrase(pickle.loads(pickle.dumps(english))) == expected
 
 
 # Other words for the terms of the Chinese texts: 梯度检查点, 批大小, 参数量, 激活值, 估算, 一步, 任务头, 矩阵乘法,

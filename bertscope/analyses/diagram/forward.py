@@ -291,7 +291,7 @@ def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> s
     known = [name for name, _ in short.named_modules()]
     if at not in known or (at != path and not layers_in(path)):
         shown = [_shown(name, runs) for name in known if name]
-        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, shown)}")
+        raise SelectionError("no module {name!r} in this model; {words}", name=path, words=suggestion(path, shown))
     return at
 
 

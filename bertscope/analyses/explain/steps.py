@@ -17,7 +17,7 @@ from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.config import HEADS
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError, Text, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
@@ -404,10 +404,10 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     if not found:
         hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
         if (asked := layers_in(path)) and asked.last not in every:
-            hint = f"the layers are {every}"
+            hint = Text("the layers are {names}", names=every)
         elif "did" not in hint:
-            hint = f"try embeddings, layer, {', '.join(SECTIONS)}"
-        raise SelectionError(f"no step is called {path[:100]!r}; {hint}")
+            hint = Text("try {names}", names=", ".join(("embeddings", "layer", *SECTIONS)))
+        raise SelectionError("no step is called {name!r}; {words}", name=path[:100], words=hint)
     return tuple(found)
 
 

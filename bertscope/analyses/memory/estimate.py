@@ -25,7 +25,7 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, rank_groups
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
-from bertscope.errors import SelectionError, UnknownValueError, one_line
+from bertscope.errors import SelectionError, Text, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, Gpu
 from bertscope.progress import progress
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
@@ -155,7 +155,7 @@ def estimate_report(
     trace_of, rows = trace_of or MemoryTraces(source).trace, row_paths(model)
     variants: list[Variant] = []
     for run_config in run_configs:
-        progress(f"estimating {run_config.checkpointing}")
+        progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
         trace = trace_of(run_config)
         found = memory(trace, "estimated", rows, device_terms(trace, run_config, card))
         variant = Variant(

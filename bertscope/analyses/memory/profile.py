@@ -16,10 +16,10 @@ from bertscope import __version__
 from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
-from bertscope.errors import SelectionError, one_line
+from bertscope.errors import SelectionError, Text, one_line
 from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
 from bertscope.processes.worker import ENDED, Worker
-from bertscope.progress import progress
+from bertscope.progress import detailed, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import (
@@ -171,7 +171,7 @@ class _Child:
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
         answer = "timing" if self.watch is None else "ended"
-        self._ask(self.job.to_json(), answer, lambda: f"{self.name}: {self.sent.stage}")
+        self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
         if self.problem is not None and self.problem[0] == "refused":
             raise SelectionError(self.problem[1])
         if self.problem is None:
@@ -188,8 +188,8 @@ class _Child:
         if self.problem is not None or self.watch is not None:
             return
         self.is_in_turn = in_turn
-        self.sent.stage = f"timing step {number + 1} of {self.job.steps}"
-        shown = f"{self.sent.stage}: {self.name}" if in_turn else f"{self.name}: {self.sent.stage}"
+        self.sent.stage = Text("timing step {number} of {steps}", number=number + 1, steps=self.job.steps)
+        shown = detailed(*((self.sent.stage, self.name) if in_turn else (self.name, self.sent.stage)))
         self._ask("step", "seconds", lambda: shown)
 
     def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
@@ -217,7 +217,7 @@ class _Child:
             # Earlier requests may have taken all the time.
             is_late = self.left_seconds < 0 or (not is_answered and time.monotonic() > deadline)
             if is_late and self.problem is None:
-                self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
+                self.problem = ("timeout", Text("ran for longer than {seconds:g} s", seconds=self.timeout_seconds))
             if self.watch is not None:
                 self._look_at_ranks()
             if self.problem is None:
@@ -284,26 +284,35 @@ def _message(line: bytes) -> tuple[str, Any]:
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     """Return a text on the failure, the stage that it happened in, and a remedy."""
-    taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
-    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
+    taken = Text(", of which torch and Python take {size}", size=bytes_text(sent.taken)) if sent.taken else ""
+    limit: str = ""
+    if job.memory_limit_bytes:
+        limit = Text(" (limit {size}{words})", size=bytes_text(job.memory_limit_bytes), words=taken)
     words = {
-        "out of memory": f"ran out of memory{limit}",
+        "out of memory": Text("ran out of memory{words_limit}", words_limit=limit),
         "failed": f"failed: {one_line(text, limit=300)}",
-        "died": f"{text}{limit}",
+        "died": Text("{words}{words_limit}", words=text, words_limit=limit),
     }
     happened = words.get(kind, text)
-    expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}" if sent.estimated is not None else ""
+    expected: str = ""
+    if sent.estimated is not None:
+        expected = Text("; the estimate is {size}", size=bytes_text(sent.estimated.peak.peak_bytes))
+    parts: dict[str, Any] = {
+        "words_who": sent.who,
+        "words": happened,
+        "words_stage": sent.stage,
+        "words_estimate": expected,
+    }
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
               "hung": "the others wait for it: look at this place, or give a longer --timeout",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:
-        return f"{sent.who} {happened} while {sent.stage}{expected}; {others[kind]}"
-    remedy = "a smaller --batch or --seq"
-    if job.run_config.checkpointing == NONE and job.run_config.mode != "inference":
-        remedy += ", --checkpointing"
-    if kind == "timeout":
-        remedy += ", or a longer --timeout"
-    elif job.memory_limit_bytes:
-        remedy += ", or a higher --memory-limit"
-    return f"{sent.who} {happened} while {sent.stage}{expected}; try {remedy}"
+        return Text("{words_who} {words} while {words_stage}{words_estimate}; {words_remedy}", **parts,
+                    words_remedy=others[kind])  # fmt: skip
+    is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"
+    last = ", or a longer --timeout" if kind == "timeout" else ", or a higher --memory-limit"
+    return Text("{words_who} {words} while {words_stage}{words_estimate}; try a smaller --batch or "
+                "--seq{words_checkpointing}{words_last}", **parts,
+                words_checkpointing=", --checkpointing" if is_saving else "",
+                words_last=last if kind == "timeout" or job.memory_limit_bytes else "")  # fmt: skip
