@@ -249,7 +249,7 @@ NUMBERS_ELSEWHERE = {
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal
-    "render/table.py",  # cells that a spreadsheet would run
+    "render/columns.py",  # cells that a spreadsheet would run
 }
 
 

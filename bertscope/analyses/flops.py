@@ -206,18 +206,13 @@ def conventions(
         )
     if config is None:
         return
-    terms = "6 N + 12 L H Q T" if training else "2 N + 4 L H Q T"
-    share = "" if training else " (a third of a training step)"
     yield Convention(
         name="palm",
         value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
-        how=Text(
-            "{terms} for each token{words_share}, with N = {count:,} parameters, embeddings included",
-            terms=terms,
-            words_share=share,
-            count=distinct_params,
-        ),
+        how="6 N + 12 L H Q T for each token, with N parameters, embeddings included"
+        if training
+        else "2 N + 4 L H Q T for each token (a third of a training step), with N parameters, embeddings included",
         source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
     )
 

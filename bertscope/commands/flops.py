@@ -61,6 +61,6 @@ def flops(
         (report,) = reports
         if convention not in {item.name for item in report.conventions}:
             raise SelectionError("the convention {name} does not apply to this model in this mode", name=convention)
-        out.show(report, convention=convention)
+        out.show(report, view="convention", name=convention)
     else:
         out.show_all(reports, view="operators" if operators and not model.others else "")

@@ -99,7 +99,7 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name; an unknown name is an error with the nearest ones."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = suggestion(args[0], COMMANDS)
             ctx.fail(Text("no command {name!r}; {words}", name=args[0][:60], words=near))
         return super().resolve_command(ctx, args)

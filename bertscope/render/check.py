@@ -1,8 +1,9 @@
 """The check report for people, for GitHub's annotations, as JUnit, and finding by finding as a table."""
 
 from bertscope.errors import one_line
+from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.views import Table, View
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.texts import phrase, say
 from bertscope.units import count_text, html_text, signed_text
@@ -107,17 +108,17 @@ def _value(value: int | str | None) -> str:
     return count_text(value) if isinstance(value, int) else one_line(value)
 
 
+_FINDINGS = View(
+    tables=lambda report, target: [Table(_columns(report), report.findings, lambda finding: finding.status != "passed")]
+)
+csv = _FINDINGS.csv
+
+
 def table(report: CheckReport, target: Target) -> str:
     """Return every finding for the terminal."""
-    body = table_text(_columns(report), report.findings, target, lambda finding: finding.status != "passed")
-    return body + _summary(report)
+    return _FINDINGS.table(report, target) + _summary(report)
 
 
 def markdown(report: CheckReport) -> str:
     """Return the report for a pull request."""
-    return f"{markdown_text(_columns(report), report.findings)}\n{_summary(report)}"
-
-
-def csv(report: CheckReport) -> str:
-    """Return the findings for a spreadsheet."""
-    return csv_text(_columns(report), report.findings)
+    return f"{_FINDINGS.markdown(report)}\n{_summary(report)}"

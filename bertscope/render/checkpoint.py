@@ -1,12 +1,10 @@
 """The contents of a checkpoint, and its comparison with a model, as a table, CSV and Markdown."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.columns import Column, copies_text, csv_only, number, values
+from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.texts import phrase, say
@@ -64,23 +62,6 @@ def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
     return [*lines, (say("read"), say("header_only"))]
 
 
-def table(report: CheckpointReport, target: Target) -> str:
-    """Return the report for the terminal."""
-    body = table_text(_columns(report), report.rows, target)
-    return wrapped(_title(report), target) + body + lines_text(_footer(report), 17, target)
-
-
-def markdown(report: CheckpointReport) -> str:
-    """Return the report for a pull request or a page."""
-    body = markdown_text(_columns(report), report.rows)
-    return f"**{_title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
-
-
-def csv(report: CheckpointReport) -> str:
-    """Return the tensors for a spreadsheet."""
-    return csv_text(_columns(report), report.rows)
-
-
 # ---- verify ----
 
 
@@ -134,17 +115,17 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
     return [*lines, (say("verified"), phrase(report.obtained))]
 
 
-def _verify_table(report: VerifyReport, target: Target) -> str:
-    body = table_text(_VERIFY, report.rows, target, lambda row: row.is_wrong) if report.rows else ""
-    return wrapped(_answer(report), target) + body + lines_text(_verify_footer(report), 17, target)
-
-
-def _verify_markdown(report: VerifyReport) -> str:
-    rows = markdown_text(_VERIFY, report.rows) + "\n" if report.rows else ""
-    return f"**{_answer(report)}**\n\n{rows}{lines_markdown(_verify_footer(report))}"
-
-
-# The renderer of `verify`: yes or no first, then what is wrong, then what is worth knowing.
-verify = SimpleNamespace(
-    table=_verify_table, markdown=_verify_markdown, csv=lambda report: csv_text(_VERIFY, report.rows)
+VIEW = View(
+    title=_title,
+    tables=lambda report, target: [Table(_columns(report), report.rows)],
+    lines=lambda report, target: _footer(report),
+    name_width=17,
+)
+# Yes or no first, then what is wrong, then what is worth knowing.
+verify = View(
+    title=_answer,
+    tables=lambda report, target: [Table(_VERIFY, report.rows, lambda row: row.is_wrong)] if report.rows else [],
+    lines=lambda report, target: _verify_footer(report),
+    name_width=17,
+    records=lambda report: Table(_VERIFY, report.rows),
 )

@@ -8,11 +8,11 @@ from typing import Any
 
 from bertscope.errors import Text, one_line
 from bertscope.render import fit
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import notes_text
+from bertscope.render.columns import Column, number, values
+from bertscope.render.console import Target
 from bertscope.render.memory import PARTS, footnotes
-from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, tables_text, values
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ComparisonReport
@@ -230,33 +230,30 @@ _TABLES: dict[str, Callable[[Any], _Table]] = {
 }
 
 
-def table(report: ComparisonReport, target: Target) -> str:
-    """Return the comparison for the terminal."""
-    made = _TABLES[report.of](report.reports)
-    if made.names:
-        body = tables_text(made.columns, made.names, made.rows, target)
-    else:
-        body = table_text(made.columns, made.rows, target)
-    heading = wrapped(made.heading.strip(), target) if made.heading else ""
-    text = heading + body + notes_text(made.notes, target)
-    if made.csv is None or not made.shows_csv:
-        return text
-    records = table_text(*made.csv, target)
-    if target.width and not target.verbose and (text + records).count("\n") > SCREEN_LINES:
-        return heading + body + notes_text(made.notes, target, more_rows=len(made.csv[1]))
-    return heading + body + records + notes_text(made.notes, target)
+def _tables(report: ComparisonReport, target: Target | None) -> list[Table]:
+    """Return the table, and that of the records where it is shown: in a terminal with -v or if both fit on a screen."""
+    made = _table(report)
+    records = [Table(*made.csv)] if made.csv and made.shows_csv and not _hidden_rows(report, target) else []
+    return [Table(made.columns, made.rows, names=made.names), *records]
 
 
-def markdown(report: ComparisonReport) -> str:
-    """Return the comparison as a GitHub table, for a paper or a pull request."""
-    made = _TABLES[report.of](report.reports)
-    heading = made.heading.replace("_", "\\_")
-    notes = "".join(f"- {note}\n" for note in made.notes).replace("_", "\\_").replace("*", "\\*")
-    tables = [(made.columns, made.rows), *([made.csv] if made.shows_csv and made.csv else ())]
-    return "\n".join([*([heading] if heading else ()), *(markdown_text(*one) for one in tables), notes])
+def _hidden_rows(report: ComparisonReport, target: Target | None) -> int:
+    made = _table(report)
+    if not (made.csv and made.shows_csv and target and target.width) or target.verbose:
+        return 0
+    texts = (Table(made.columns, made.rows), Table(*made.csv))
+    lines = "".join(table.text(target) for table in texts).count("\n") + made.heading.count("\n") + 2
+    return len(made.csv[1]) if lines > SCREEN_LINES else 0
 
 
-def csv(report: ComparisonReport) -> str:
-    """Return one record for each row, in base units."""
-    made = _TABLES[report.of](report.reports)
-    return csv_text(*(made.csv or (made.columns, made.rows)))
+def _table(report: ComparisonReport) -> _Table:
+    return _TABLES[report.of](report.reports)
+
+
+VIEW = View(
+    answer=lambda report: _table(report).heading.strip(),
+    tables=_tables,
+    notes=lambda report, target: _table(report).notes,
+    hidden_rows=_hidden_rows,
+    records=lambda report: Table(*(_table(report).csv or (_table(report).columns, _table(report).rows))),
+)

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import footer, lines_markdown, lines_text, title
-from bertscope.render.table import Column, copies_text, csv_text, markdown_text, number, table_text, values
+from bertscope.render.columns import Column, copies_text, number, values
+from bertscope.render.console import Target
+from bertscope.render.footer import footer, title
 from bertscope.render.tree import Line, tensor_columns
+from bertscope.render.views import Table, View
 from bertscope.reports.params import CountReport, CountRow, sum_of_rows
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, shape_text, share_text
@@ -93,20 +94,14 @@ def _shapes(line: Line) -> str:
     )
 
 
-def table(report: CountReport, target: Target) -> str:
-    """Return the title, the rows with their parts, and the totals for the terminal."""
-    columns, lines = _table(report, _with_sums(report))
-    body = table_text(columns, lines, target, lambda line: line.row.parts or line.row.name == _TOTAL)
-    heading = wrapped(title(report), target) + wrapped(_headline(report), target)
-    return heading + body + lines_text(footer(report), target=target)
+def _tables(report: CountReport, target: Target | None) -> list[Table]:
+    return [Table(*_table(report, _with_sums(report)), lambda line: line.row.parts or line.row.name == _TOTAL)]
 
 
-def markdown(report: CountReport) -> str:
-    """Return the report for a pull request or a page."""
-    body = markdown_text(*_table(report, _with_sums(report)))
-    return f"**{title(report)}**\n\n{_headline(report)}\n\n{body}\n{lines_markdown(footer(report))}"
-
-
-def csv(report: CountReport) -> str:
-    """Return the rows for a spreadsheet; `depth` 1 marks the parts of the row above."""
-    return csv_text(*_table(report, report.rows))
+VIEW = View(
+    title=title,
+    answer=_headline,
+    tables=_tables,
+    lines=lambda report, target: footer(report),
+    records=lambda report: Table(*_table(report, report.rows)),  # `depth` 1 marks the parts of the row above
+)

@@ -1,11 +1,10 @@
 """The diff report as a table, CSV and Markdown."""
 
 import shlex
-from typing import Any
 
 from bertscope.errors import Text
-from bertscope.render.console import Target
-from bertscope.render.table import Column, copies_text, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.columns import Column, copies_text, csv_only, values
+from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
 from bertscope.texts import phrase
@@ -50,8 +49,8 @@ def _shapes(a: Shape, b: Shape) -> str:
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
-def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
-    """Return the columns and rows of each table: settings, parameters, totals."""
+def parts(report: DiffReport) -> list[Table]:
+    """Return the tables: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
     totals = [
         ("unique parameters", a.distinct_params, b.distinct_params),
@@ -63,7 +62,7 @@ def parts(report: DiffReport) -> list[tuple[tuple[Column, ...], Any]]:
         ),
     ]
     tables = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
-    return [(columns, rows) for columns, rows in tables if rows]
+    return [Table(columns, rows) for columns, rows in tables if rows]
 
 
 def notes(report: DiffReport) -> list[str]:
@@ -79,19 +78,14 @@ def notes(report: DiffReport) -> list[str]:
     )]  # fmt: skip
 
 
-def table(report: DiffReport, target: Target) -> str:
-    """Return the settings, parameters and totals that differ, for the terminal."""
-    heading = f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})\n"
-    tables = "".join(f"{table_text(columns, rows, target).rstrip()}\n" for columns, rows in parts(report))
-    return f"{heading}{tables}\n" + "".join(f"{line}\n" for line in notes(report))
+def _title(report: DiffReport) -> str:
+    return f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})"
 
 
-def markdown(report: DiffReport) -> str:
-    """Return the report for a pull request."""
-    heading = f"**a: {report.a.name}, b: {report.b.name}**\n"
-    return "\n".join([heading, *(markdown_text(columns, rows) for columns, rows in parts(report))])
-
-
-def csv(report: DiffReport) -> str:
-    """Return the parameters that differ, for a spreadsheet."""
-    return csv_text(_ROWS, report.rows)
+VIEW = View(
+    title=_title,
+    tables=lambda report, target: parts(report),
+    notes=lambda report, target: notes(report),
+    shows_all_notes=True,
+    records=lambda report: Table(_ROWS, report.rows),
+)

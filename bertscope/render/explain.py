@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from bertscope.render.columns import Column, copies_text, csv_text, markdown_text, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.table import Column, copies_text, csv_text, markdown_text, values
 from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.texts import in_language, phrase, say, word

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import notes_text, title
+from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.footer import title
 from bertscope.render.memory import range_text, time_notes
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
+from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
@@ -254,18 +254,8 @@ def _way(row: FitRow) -> str:
     return say("way", precision=row.precision, strategy=row.checkpointing)
 
 
-def table(report: FitReport, target: Target) -> str:
-    """Return the report for the terminal."""
-    body = table_text(columns(report), report.rows, target, lambda row: row.fits)
-    return wrapped(verdict(report), target) + body + notes_text([*notes(report)], target)
-
-
-def markdown(report: FitReport) -> str:
-    """Return the report as a GitHub table."""
-    lines = "".join(f"- {line}\n" for line in notes(report))
-    return f"{verdict(report)}\n".replace("_", "\\_") + f"\n{markdown_text(columns(report), report.rows)}\n{lines}"
-
-
-def csv(report: FitReport) -> str:
-    """Return one record for each way and length."""
-    return csv_text(columns(report), report.rows)
+VIEW = View(
+    answer=verdict,
+    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
+    notes=lambda report, target: notes(report),
+)

@@ -4,10 +4,11 @@ from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
 
+from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import lines_markdown, lines_text, title
-from bertscope.render.table import Column, csv_text, markdown_text, number, table_text, values
+from bertscope.render.footer import title
 from bertscope.render.tree import indented, lines_of, row_name
+from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, share_text
@@ -74,17 +75,6 @@ def _sizes(report: FlopsReport) -> str:
     return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
 
 
-def table(report: FlopsReport, target: Target, convention: str | None = None) -> str:
-    """Return the report for the terminal; with a convention its number, rule and source."""
-    if convention is not None:
-        return _convention(report, target, convention)
-    lines = lines_of(report.rows, target.unicode)
-    body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    sweep = table_text(_SWEEP, report.sweep, target) if len(report.sweep) > 1 else ""
-    footer = lines_text(_footer(report, verbose=target.verbose), 13, target)
-    return f"{wrapped(title(report), target)}{body}{sweep}{footer}"
-
-
 _SWEEP = (
     number("batch", "batch"),
     number("seq", "seq"),
@@ -104,17 +94,14 @@ _OPERATORS = (
 )
 
 
-def _operators_table(report: FlopsReport, target: Target) -> str:
-    body = table_text(_OPERATORS, report.operators, target)
-    return wrapped(title(report), target) + body + lines_text(_footer(report, verbose=target.verbose), 13, target)
+def _tables(report: FlopsReport, target: Target | None) -> list[Table]:
+    lines = lines_of(report.rows, target.unicode) if target else indented(report.rows)
+    sweep = [Table(_SWEEP, report.sweep)] if target and len(report.sweep) > 1 else []
+    return [Table(_columns(report), lines, lambda line: line.row.depth == 0), *sweep]
 
 
-# The renderer of `--operators`: every operator seen, and those that were not counted.
-operators = SimpleNamespace(
-    table=_operators_table,
-    markdown=lambda report: f"**{title(report)}**\n\n{markdown_text(_OPERATORS, report.operators)}",
-    csv=lambda report: csv_text(_OPERATORS, report.operators),
-)
+def _lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
+    return _footer(report, verbose=target is None or target.verbose)
 
 
 def _convention(report: FlopsReport, target: Target, name: str) -> str:
@@ -128,12 +115,9 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 
-def markdown(report: FlopsReport) -> str:
-    """Return the report for a pull request or a page."""
-    body = markdown_text(_columns(report), indented(report.rows))
-    return f"**{title(report)}**\n\n{body}\n{lines_markdown(_footer(report))}"
-
-
-def csv(report: FlopsReport) -> str:
-    """Return one record a module, each phase by itself, for a spreadsheet."""
-    return csv_text(_columns(report), lines_of(report.rows))
+VIEW = View(title=title, tables=_tables, lines=_lines, name_width=13,
+            records=lambda report: Table(_columns(report), lines_of(report.rows)))  # fmt: skip
+# Every operator seen, and those that were not counted.
+operators = View(title=title, tables=lambda report, target: [Table(_OPERATORS, report.operators)], lines=_lines,
+                 name_width=13)  # fmt: skip
+convention = SimpleNamespace(table=_convention)

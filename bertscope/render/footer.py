@@ -95,7 +95,7 @@ def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
 
     `more_rows` is the number of rows that the table has with -v only.
     """
-    if not target.verbose and (len(notes) > 2 or more_rows):
+    if notes and not target.verbose and (len(notes) > 2 or more_rows):
         count, more = len(notes) - 1, []
         if count:
             more.append(say("one_more_note") if count == 1 else say("some_more_notes", count=count))
@@ -112,5 +112,13 @@ def lines_text(lines: Iterable[tuple[str, str]], width: int = 24, target: Target
 
 def lines_markdown(lines: Iterable[tuple[str, str]]) -> str:
     """Return names and their values as a list; a value without a name belongs to the line above."""
-    text = "".join(f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in lines)
+    return _escaped("".join(f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in lines))
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Return notes as a list in Markdown."""
+    return _escaped("".join(f"- {note}\n" for note in notes))
+
+
+def _escaped(text: str) -> str:
     return text.replace("_", "\\_").replace("*", "\\*")

@@ -9,19 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
+from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import notes_text, title
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, stacked, tables_text, values
+from bertscope.render.footer import title
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, variant_name
 from bertscope.render.traffic import (
     parallel_words,
-    ranks_markdown,
+    rank_tables,
     ranks_notes,
-    ranks_text,
-    traffic_markdown,
     traffic_notes,
-    traffic_text,
+    traffic_tables,
 )
+from bertscope.render.views import Table, View
 from bertscope.reports.calibration import StepTime
 from bertscope.reports.memory import (
     DeviceTerms,
@@ -428,41 +427,24 @@ def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
     return sorted(rows, key=lambda row: -max(row[1]))
 
 
-def table(report: MemoryReport, target: Target, *, shown_rows: int | None = None) -> str:
-    """Return the report for the terminal; with -v also details, the tensors saved for backward, bars and all notes.
+def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | None = None) -> list[Table]:
+    """Return the parts and phases, the ranks, the traffic, and the tensors saved for backward.
 
-    `shown_rows` is the number of rows of saved tensors, 0 for all; None: SHOWN_ROWS with -v, else no table of them.
+    In the terminal the last is shown with -v, or with `shown_rows`: their number, 0 for all, by default SHOWN_ROWS.
     """
-    lines = list(memory_lines(report, has_details=target.verbose))
-    text = wrapped(verdict(report), target)
-    text += tables_text(memory_columns(report), 1, lines, target, lambda line: line.is_strong)
-    if ranks := ranks_text(report, target):
-        text = stacked(text, ranks)
-    if travels := traffic_text(report, target, by_module=target.verbose):
-        text = stacked(text, travels)
-    rows = kept_rows(report) if target.verbose or shown_rows is not None else []
-    if rows:
-        shown = rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
-        text = stacked(text, tables_text(kept_columns(report), _KEPT_NAMES, shown, target))
-        rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
-        if any(rest):
-            sizes = say("comma").join(map(bytes_text, rest))
-            text += say("more_rows", count=len(rows) - len(shown), sizes=sizes) + "\n"
-    if target.verbose:
-        text += "\n" + bars(report, target)
-    more_rows = 0 if target.verbose else len([*memory_lines(report)]) - len(lines)
-    return text + notes_text([*notes(report)], target, more_rows=more_rows)
-
-
-def markdown(report: MemoryReport) -> str:
-    """Return the report as GitHub tables."""
-    heading = f"{verdict(report)}\n".replace("_", "\\_")
-    tables = [markdown_text(memory_columns(report), list(memory_lines(report)))]
-    if rows := kept_rows(report):
-        tables.append(markdown_text(kept_columns(report), rows))
-    tables += [*ranks_markdown(report), *traffic_markdown(report)]
-    lines = "".join(f"- {line}\n" for line in notes(report)).replace("_", "\\_")
-    return "\n".join([heading, *tables, lines])
+    is_detailed = target is None or target.verbose
+    lines = list(memory_lines(report, has_details=is_detailed))
+    tables = [Table(memory_columns(report), lines, lambda line: line.is_strong, names=1)]
+    tables += [Table(*found) for found in rank_tables(report)]
+    tables += [Table(*found) for found in traffic_tables(report, by_module=is_detailed)]
+    rows = kept_rows(report) if is_detailed or shown_rows is not None else []
+    if not rows:
+        return tables
+    shown = rows if target is None else rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
+    rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
+    sizes = say("comma").join(map(bytes_text, rest))
+    more = say("more_rows", count=len(rows) - len(shown), sizes=sizes) + "\n" if any(rest) else ""
+    return [*tables, Table(kept_columns(report), shown, names=_KEPT_NAMES, below=more)]
 
 
 _PHASES = (
@@ -473,12 +455,22 @@ _PHASES = (
 )
 
 
-def csv(report: MemoryReport) -> str:
+def _records(report: MemoryReport) -> Table:
     """Return one record for each phase of each variant, estimated and measured, in bytes."""
-    return csv_text(_PHASES, [
+    return Table(_PHASES, [
         SimpleNamespace(variant=variant, memory=memory, phase=phase)
         for variant in report.variants
         for memory in (variant.measured, variant.estimated)
         if memory is not None
         for phase in memory.phases
     ])  # fmt: skip
+
+
+VIEW = View(
+    answer=verdict,
+    tables=_tables,
+    notes=lambda report, target, **options: notes(report),
+    hidden_rows=lambda report, target: len([*memory_lines(report)]) - len([*memory_lines(report, has_details=False)]),
+    chart=lambda report, target: f"\n{bars(report, target)}" if target.verbose else "",
+    records=_records,
+)

@@ -1,13 +1,14 @@
 """The report of `sweep` as a table, CSV and Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, one_line, suggestion
-from bertscope.render.console import PARTS, Target, wrapped
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.console import PARTS, Target
+from bertscope.render.views import Table, View
 from bertscope.reports.base import FAILED
 from bertscope.reports.memory import COLLECTIVES, NO, UNCERTAIN, YES
 from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
@@ -112,25 +113,22 @@ def verdict(report: SweepReport) -> str:
     return "; ".join(parts)
 
 
-def table(report: SweepReport, target: Target, *, rows: int = 0, sort: str | None = None) -> str:
-    """Return the verdict and the first rows for the terminal; 0: all."""
+def _shown(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> list[Table]:
+    """Return the first rows by a column; 0: all."""
     found = ordered(report, sort)
-    shown = found[:rows] if rows else found
-    text = wrapped(verdict(report), target) + table_text(columns(report), shown, target)
-    errors = list(dict.fromkeys(row.error for row in found if row.error))
-    text += "".join(wrapped(one_line(error, limit=200), target) for error in errors[:_ERRORS])
+    return [Table(columns(report), found[:rows] if rows and target else found)]
+
+
+def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> Iterator[str]:
+    """Yield the first errors, and what the terminal does not show."""
+    if target is None:
+        return
+    errors = list(dict.fromkeys(row.error for row in report.rows if row.error))
+    yield from (one_line(error, limit=200) for error in errors[:_ERRORS])
     if len(errors) > _ERRORS:
-        text += wrapped(f"{count_text(len(errors) - _ERRORS)} more errors: --format csv lists all", target)
-    if len(shown) < len(found):
-        text += wrapped(f"{count_text(len(found) - len(shown))} more rows: --rows 0 shows all", target)
-    return text
+        yield f"{count_text(len(errors) - _ERRORS)} more errors: --format csv lists all"
+    if rows and rows < len(report.rows):
+        yield f"{count_text(len(report.rows) - rows)} more rows: --rows 0 shows all"
 
 
-def markdown(report: SweepReport) -> str:
-    """Return the verdict and all rows as a GitHub table."""
-    return f"{verdict(report)}\n\n{markdown_text(columns(report), report.rows)}"
-
-
-def csv(report: SweepReport) -> str:
-    """Return all rows with every setting, in base units."""
-    return csv_text(columns(report), report.rows)
+VIEW = View(answer=verdict, tables=_shown, notes=_notes, shows_all_notes=True)

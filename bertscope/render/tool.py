@@ -3,29 +3,22 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
-from typing import Any
 
 from bertscope.errors import Text, one_line
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import lines_markdown, lines_text
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, number, table_text, values
+from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.console import Target
+from bertscope.render.views import Table, View
 from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
 from bertscope.reports.tool import DoctorReport
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text
 
 
-def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = ()) -> SimpleNamespace:
-    """Return the renderer of a report that is one table with notes under it, and `details` with -v only."""
-
-    def table(report: Any, target: Target) -> str:
-        shown = (*notes, *details) if target.verbose else notes
-        return table_text(columns, report.rows, target) + "".join(wrapped(phrase(note), target, 2) for note in shown)
-
-    return SimpleNamespace(
-        table=table,
-        markdown=lambda report: "\n".join([markdown_text(columns, report.rows), *map(phrase, (*notes, *details)), ""]),
-        csv=lambda report: csv_text(columns, report.rows),
+def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = ()) -> View:
+    """Return the view of a report that is one table with notes under it, and `details` with -v only."""
+    return View(
+        tables=lambda report, target: [Table(columns, report.rows)],
+        notes=lambda report, target: map(phrase, notes if target and not target.verbose else (*notes, *details)),
     )
 
 
@@ -87,32 +80,22 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
     return [(phrase(name), one_line(text)) for name, text in lines]
 
 
-def _tables(report: DoctorReport) -> list[tuple[tuple[Column, ...], Sequence[Any]]]:
-    """Return the columns and rows of the packages and the devices; remedies only where a package is missing."""
+def _tables(report: DoctorReport, target: Target | None) -> list[Table]:
+    """Return the packages and the devices; remedies only where a package is missing."""
     packages = _PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]
-    return [(packages, report.packages), (_DEVICES, report.devices)]
+    return [Table(packages, report.packages), Table(_DEVICES, report.devices)]
 
 
-def _verdict(report: DoctorReport) -> str:
-    lines = [phrase(Text("problem: {words}", words=one_line(problem))) for problem in report.problems]
-    return "\n".join(lines or [phrase("no problem found")]) + "\n"
-
-
-def _doctor_table(report: DoctorReport, target: Target) -> str:
-    tables = "".join(table_text(columns, rows, target) for columns, rows in _tables(report))
-    return lines_text(_head(report), 12, target) + tables + _verdict(report)
-
-
-def _doctor_markdown(report: DoctorReport) -> str:
-    head = "".join(f"- {name}: `{text}`\n" for name, text in _head(report))
-    return "\n".join([head, *(markdown_text(*table) for table in _tables(report)), _verdict(report)])
+def _problems(report: DoctorReport, target: Target | None) -> list[str]:
+    problems = [phrase(Text("problem: {words}", words=one_line(problem))) for problem in report.problems]
+    return problems or [phrase("no problem found")]
 
 
 _RECORDS = (csv_only({name: itemgetter(place) for place, name in enumerate(("what", "name", "value"))}),)
 
 
-def _doctor_csv(report: DoctorReport) -> str:
-    return csv_text(_RECORDS, [
+def _records(report: DoctorReport) -> Table:
+    return Table(_RECORDS, [
         *(("about", name, text) for name, text in _head(report)),
         *(("package", row.name, row.version or "") for row in report.packages),
         *(("device", row.name, row.memory_bytes) for row in report.devices),
@@ -120,7 +103,8 @@ def _doctor_csv(report: DoctorReport) -> str:
     ])  # fmt: skip
 
 
-doctor = SimpleNamespace(table=_doctor_table, markdown=_doctor_markdown, csv=_doctor_csv)
+doctor = View(tables=_tables, lines=lambda report, target: _head(report), name_width=12, notes=_problems,
+              shows_all_notes=True, records=_records)  # fmt: skip
 
 
 # ---- calibrate ----
@@ -220,28 +204,17 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
             yield one_line(f"{row.outcome}: {row.name}"), one_line(row.reason, limit=300)
 
 
-def _calibration_tables(report: CalibrationReport) -> list[tuple[tuple[Column, ...], list[CalibrationRow]]]:
+def _calibration_tables(report: CalibrationReport, target: Target | None) -> list[Table]:
     if report.machine is None:
-        return [(_CALIBRATION_PLAN, list(report.rows))]
-    found = [(_STEPS, report.measured(STEP)), (_LIMITS, report.measured(LIMIT))]
-    return [(columns, rows) for columns, rows in found if rows]
+        return [Table(_CALIBRATION_PLAN, report.rows)]
+    found = [Table(_STEPS, report.measured(STEP)), Table(_LIMITS, report.measured(LIMIT))]
+    return [table for table in found if table.rows]
 
 
-def _calibration_table(report: CalibrationReport, target: Target) -> str:
-    """Return the report for the terminal."""
-    tables = "".join(table_text(*pair, target) for pair in _calibration_tables(report))
-    return f"{_calibration_verdict(report)}\n{tables}{lines_text(_card_lines(report), 28, target)}"
-
-
-def _calibration_markdown(report: CalibrationReport) -> str:
-    """Return the report as GitHub tables."""
-    tables = [markdown_text(*pair) for pair in _calibration_tables(report)]
-    return "\n".join([f"{_calibration_verdict(report)}\n", *tables, lines_markdown(_card_lines(report))])
-
-
-def _calibration_csv(report: CalibrationReport) -> str:
-    """Return one record for each point."""
-    return csv_text(_POINTS, report.rows)
-
-
-calibrate = SimpleNamespace(table=_calibration_table, markdown=_calibration_markdown, csv=_calibration_csv)
+calibrate = View(
+    answer=_calibration_verdict,
+    tables=_calibration_tables,
+    lines=lambda report, target: _card_lines(report),
+    name_width=28,
+    records=lambda report: Table(_POINTS, report.rows),
+)

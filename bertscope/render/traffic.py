@@ -5,8 +5,7 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
-from bertscope.render.console import Target
-from bertscope.render.table import Column, markdown_text, table_text
+from bertscope.render.columns import Column
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.settings.run_config import RunConfig
@@ -32,16 +31,10 @@ def parallel_words(run: RunConfig, groups: int = 1) -> list[str]:
     return [text for text, is_set in words.items() if is_set]
 
 
-def traffic_text(report: MemoryReport, target: Target, *, by_module: bool) -> str:
-    """Return the table of the traffic for the terminal, empty for one process; by module, or by phase only."""
-    rows = _rows(report, by_module=by_module)
-    return table_text(_columns(report, rows), rows, target) if rows else ""
-
-
-def traffic_markdown(report: MemoryReport) -> Iterator[str]:
-    """Yield the traffic by module as a GitHub table, nothing for one process."""
-    if rows := _rows(report, by_module=True):
-        yield markdown_text(_columns(report, rows), rows)
+def traffic_tables(report: MemoryReport, *, by_module: bool) -> Iterator[tuple[list[Column], list[_Row]]]:
+    """Yield the columns and rows of the traffic by module, or by phase only; nothing for one process."""
+    if rows := _rows(report, by_module=by_module):
+        yield _columns(report, rows), rows
 
 
 def traffic_notes(report: MemoryReport) -> Iterator[str]:
@@ -118,16 +111,10 @@ def _cell(number: int, name: str, row: _Row) -> str:
 _RankItem = tuple[Variant, RankRow]
 
 
-def ranks_text(report: MemoryReport, target: Target) -> str:
-    """Return the table of the ranks for the terminal, empty without real ranks."""
-    rows = _rank_rows(report)
-    return table_text(_rank_columns(report, rows), rows, target) if rows else ""
-
-
-def ranks_markdown(report: MemoryReport) -> Iterator[str]:
-    """Yield the table of the ranks for GitHub, nothing without real ranks."""
+def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_RankItem]]]:
+    """Yield the columns and rows of the ranks; nothing without real ranks."""
     if rows := _rank_rows(report):
-        yield markdown_text(_rank_columns(report, rows), rows)
+        yield _rank_columns(report, rows), rows
 
 
 def ranks_notes(report: MemoryReport) -> Iterator[str]:

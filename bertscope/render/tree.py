@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import footer, lines_markdown, lines_text, title
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.console import Target
+from bertscope.render.footer import footer, title
+from bertscope.render.views import Table, View
 from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.params import TreeReport, TreeRow
 from bertscope.units import count_text, shape_text, share_text, tensors_text
@@ -97,19 +98,14 @@ def tree_table(report: TreeReport) -> tuple[list[Column], list[Line]]:
     return _columns(report), lines_of(report.rows)
 
 
-def table(report: TreeReport, target: Target) -> str:
-    """Return the report for the terminal."""
-    lines = lines_of(report.rows, target.unicode)
-    body = table_text(_columns(report), lines, target, lambda line: line.row.depth == 0)
-    return wrapped(title(report), target) + body + lines_text(footer(report), target=target)
+def _tables(report: TreeReport, target: Target | None) -> list[Table]:
+    lines = lines_of(report.rows, target.unicode) if target else indented(report.rows)
+    return [Table(_columns(report), lines, lambda line: line.row.depth == 0)]
 
 
-def markdown(report: TreeReport) -> str:
-    """Return the report for a pull request or a page."""
-    body = markdown_text(_columns(report), indented(report.rows))
-    return f"**{title(report)}**\n\n{body}\n{lines_markdown(footer(report))}"
-
-
-def csv(report: TreeReport) -> str:
-    """Return the modules for a spreadsheet."""
-    return csv_text(*tree_table(report))
+VIEW = View(
+    title=title,
+    tables=_tables,
+    lines=lambda report, target: footer(report),
+    records=lambda report: Table(*tree_table(report)),
+)

@@ -1,29 +1,104 @@
 """The view of each kind of report: what shows it as a table, CSV, Markdown and in its other forms."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.render.console import Target, stdout_target
+from bertscope.render.columns import Column, csv_text, markdown_text
+from bertscope.render.console import Target, stdout_target, wrapped
+from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text
+from bertscope.render.table import Strong, stacked, table_text, tables_text
 from bertscope.texts import ENGLISH, LANGUAGES, in_language
 from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
-    "calibrate": "tool:calibrate",  "doctor": "tool:doctor",
+    "calibrate": "tool:calibrate", "convention": "flops:convention", "doctor": "tool:doctor",
     "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "schemas": "tool:schemas", "verify": "checkpoint:verify",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and their rows, those that are `strong` in bold, and a text below them in the terminal.
+
+    With `names`, a narrow terminal gets several tables, all with this number of first columns.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    strong: Strong = None
+    names: int = 0
+    below: str = ""
+
+    def text(self, target: Target) -> str:
+        """Return the table for the terminal."""
+        if self.names:
+            return tables_text(self.columns, self.names, self.rows, target, self.strong) + self.below
+        return table_text(self.columns, self.rows, target, self.strong) + self.below
+
+
+def _nothing(*_: Any, **__: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A view of the reports of a kind: what it shows, for the terminal, Markdown and CSV alike.
+
+    Each function takes a report; `tables` and `notes` also the target, None for Markdown and CSV, and the options of
+    the command. The title is bold in Markdown, the answer a sentence; `lines` are names with values, notes sentences.
+    """
+
+    tables: Callable[..., Sequence[Table]]
+    title: Callable[[Any], str] = _nothing
+    answer: Callable[[Any], str] = _nothing
+    lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
+    name_width: int = 24  # of the names of lines
+    notes: Callable[..., Iterable[str]] = _nothing
+    shows_all_notes: bool = False  # without -v too
+    hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
+    chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
+    records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
+
+    def table(self, report: Any, target: Target, **options: Any) -> str:
+        """Return the report for the terminal."""
+        heading = [line for text in (self.title(report), self.answer(report)) for line in text.splitlines()]
+        tables = stacked(*(table.text(target) for table in self.tables(report, target, **options)))
+        notes, hidden = list(self.notes(report, target, **options)), 0
+        if not target.verbose and not self.shows_all_notes:
+            hidden = self.hidden_rows(report, target)
+        folded = notes_text(notes, replace(target, verbose=target.verbose or self.shows_all_notes), more_rows=hidden)
+        lines = lines_text(self.lines(report, target), self.name_width, target)
+        return "".join(wrapped(line, target) for line in heading) + tables + self.chart(report, target) + lines + folded
+
+    def markdown(self, report: Any) -> str:
+        """Return the report for a pull request or a page."""
+        title, answer = self.title(report).replace("\n", ", "), self.answer(report)
+        parts = [f"**{title}**\n"] if title else []
+        parts += [f"{answer}\n".replace("_", "\\_")] if answer else []
+        parts += [markdown_text(table.columns, table.rows) for table in self.tables(report, None)]
+        under = lines_markdown(self.lines(report, None)) + bullets(self.notes(report, None))
+        return "\n".join([*parts, *([under] if under else ())])
+
+    def csv(self, report: Any) -> str:
+        """Return the records in base units, for a spreadsheet."""
+        table = self.tables(report, None)[0] if self.records is None else self.records(report)
+        return csv_text(table.columns, table.rows)
+
+
 _MARKUP = ("html", "svg")  # with scripts and style sheets; the templates escape every value
 
 
 def view_of(kind: str) -> Any:
-    """Return the view of a kind of report: a function for each form, such as `table`, `csv` and `markdown`."""
+    """Return the view of a kind of report: a View, or a module with a function for each form, such as `table`."""
     name, _, attribute = VIEWS.get(kind, kind).partition(":")
     module = import_module(f"{__package__}.{name}")
-    return getattr(module, attribute) if attribute else module
+    return getattr(module, attribute or "VIEW", module)
 
 
 def display(

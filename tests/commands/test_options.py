@@ -11,6 +11,7 @@ import pytest
 import bertscope
 from bertscope.commands.output import Progress
 from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.progress import detailed
 from bertscope.render import memory as renderer
 from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
@@ -108,7 +109,7 @@ def test_explain_takes_all_options_of_a_model(cli):
 def test_a_module_that_is_no_command_is_refused(cli, word):
     result = cli(word)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: No such command '{word}'")
+    assert result.err.startswith(f"error: no command '{word}'")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,10 @@ def test_the_bar_of_progress_is_one_line_with_whole_words(monkeypatch, columns):
 def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, monkeypatch, debug, lines):
     monkeypatch.setenv("BERTSCOPE_DEBUG", debug)
     progress = Progress(total=4)
-    for seconds, text in ((0, "none: loading torch"), (1, "none: timing"), (8, "none: timing"),
-                          (1, "full: loading torch"), (1, "timing step 1: none"),
-                          (5, "timing step 2: none")):  # fmt: skip
+    stages = (("none", "loading torch"), ("none", "timing"), ("none", "timing"), ("full", "loading torch"),
+              ("timing step 1", "none"), ("timing step 2", "none"))  # fmt: skip
+    for seconds, stage in zip((0, 1, 8, 1, 1, 5), stages, strict=True):
+        text = detailed(*stage)
         progress.started -= seconds
         progress(text)
     assert capsys.readouterr().err.splitlines() == lines

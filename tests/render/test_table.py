@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 import bertscope
-from bertscope.render import check, checkpoint, comparison, count, diff, fit, flops, memory, tree
+from bertscope.render import comparison
+from bertscope.render.columns import Column, csv_only, csv_text, markdown_text, values
 from bertscope.render.console import Target
-from bertscope.render.table import Column, csv_only, csv_text, markdown_text, table_text, values
+from bertscope.render.table import table_text
+from bertscope.render.views import view_of
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow
 from bertscope.reports.params import CountRow, TreeRow
@@ -37,17 +39,17 @@ def test_a_column_is_text_in_a_table_and_a_raw_value_in_csv():
 
 
 @pytest.mark.parametrize(
-    ("renderer", "row", "elsewhere"),
+    ("kind", "row", "elsewhere"),
     [
-        (count, CountRow, {"parts"}),  # rows of their own, with depth 1
-        (tree, TreeRow, {"is_last"}),  # for drawing
-        (checkpoint.verify, VerifyRow, set()),
-        (checkpoint, StoredRow, set()),
-        (check, Finding, set()),
-        (fit, FitRow, {"extra_flops", "predicted"}),  # a ratio of two values of step_flops
+        ("count", CountRow, {"parts"}),  # rows of their own, with depth 1
+        ("tree", TreeRow, {"is_last"}),  # for drawing
+        ("verify", VerifyRow, set()),
+        ("checkpoint", StoredRow, set()),
+        ("check", Finding, set()),
+        ("fit", FitRow, {"extra_flops", "predicted"}),  # a ratio of two values of step_flops
     ],
 )
-def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
+def test_csv_holds_every_field_of_a_row(kind, row, elsewhere):
     report = SimpleNamespace(
         rows=(),
         findings=(),
@@ -57,24 +59,24 @@ def test_csv_holds_every_field_of_a_row(renderer, row, elsewhere):
         run=RunConfig(),
         totals=SimpleNamespace(frozen_params=0),
     )
-    (header,) = csv.reader(io.StringIO(renderer.csv(report)))
+    (header,) = csv.reader(io.StringIO(view_of(kind).csv(report)))
     assert {field.name for field in fields(row)} - elsewhere <= {*header}
 
 
 WIDTHS = (60, 80, 100, 120, 200)
 FIT = "-s 8 --checkpointing none --optimizer sgd"
 DRAWN = {
-    "count bert-tiny -a BertForMaskedLM": count.table,
-    "count bert-tiny --by parameter": count.table,
-    "count bert-tiny --shapes": count.table,
-    "count bert-tiny bert-mini": comparison.table,
-    "tree bert-tiny --shapes": tree.table,
-    "flops bert-tiny --mode training": flops.table,
-    "flops bert-tiny": flops.operators.table,
-    "estimate bert-tiny -s 512 --checkpointing": memory.table,
-    f"fit bert-tiny --budget 1GiB --precision fp32 {FIT}": fit.table,
-    f"fit bert-tiny --gpu t4,h100 -b 600000 --precision autocast-fp16 {FIT}": comparison.table,
-    "diff bert-tiny bert-mini": diff.table,
+    "count bert-tiny -a BertForMaskedLM": view_of("count").table,
+    "count bert-tiny --by parameter": view_of("count").table,
+    "count bert-tiny --shapes": view_of("count").table,
+    "count bert-tiny bert-mini": view_of("comparison").table,
+    "tree bert-tiny --shapes": view_of("tree").table,
+    "flops bert-tiny --mode training": view_of("flops").table,
+    "flops bert-tiny": view_of("operators").table,
+    "estimate bert-tiny -s 512 --checkpointing": view_of("memory").table,
+    f"fit bert-tiny --budget 1GiB --precision fp32 {FIT}": view_of("fit").table,
+    f"fit bert-tiny --gpu t4,h100 -b 600000 --precision autocast-fp16 {FIT}": view_of("comparison").table,
+    "diff bert-tiny bert-mini": view_of("diff").table,
 }
 
 
@@ -123,7 +125,7 @@ def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
     report = bertscope.from_json(cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "8", "--batch", "4", "--checkpointing",
                                      "none", "--precision", "fp32", "--format", "json").out)  # fmt: skip
     for asked_batch in (4, None):
-        out = fit.table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
+        out = view_of("fit").table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
         assert len(out.splitlines()) <= comparison.SCREEN_LINES
         assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32, checkpointing none: peak ", out)
 
@@ -133,7 +135,7 @@ def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_wit
     reports = bertscope.from_json(printed(f"bertscope {words}").out)
     many = replace(reports, reports=tuple(replace(one, rows=6 * one.rows) for one in reports.reports))
     screen = Target(width=80)
-    few, cut, full = (comparison.table(given, replace(screen, verbose=verbose)).splitlines()
+    few, cut, full = (view_of("comparison").table(given, replace(screen, verbose=verbose)).splitlines()
                       for given, verbose in ((reports, False), (many, False), (many, True)))  # fmt: skip
     count = 6 * sum(len(one.rows) for one in reports.reports)
     assert sum(line.startswith(" t4") for line in few) == 1 + len(reports.reports[0].rows)

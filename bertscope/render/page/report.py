@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
+from bertscope.render.columns import Column, csv_only, csv_text, number
 from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
@@ -19,7 +20,6 @@ from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_columns, kept_rows, memory_columns, memory_lines
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
-from bertscope.render.table import Column, csv_only, csv_text, number
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
@@ -309,7 +309,7 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
 def _differences(diff: DiffReport) -> dict[str, Any]:
     """Return the differences as `diff` shows them."""
     sides = (("a", diff.a), ("b", diff.b))
-    tables = [(say("differing", name=columns[0].heading), columns, rows) for columns, rows in diff_parts(diff)]
+    tables = [(say("differing", name=part.columns[0].heading), part.columns, part.rows) for part in diff_parts(diff)]
     return {
         "sides": [say("side", side=key, name=side.name, architecture=side.architecture) for key, side in sides],
         "tables": tables,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from bertscope.render.columns import Column, shown
 from bertscope.render.console import declarations
-from bertscope.render.table import Column, shown
 from bertscope.texts import language, say
 from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import SelectionError, install_command
+from bertscope.render.columns import Column, csv_only, csv_text, values
 from bertscope.render.console import variable
 from bertscope.render.footer import title
 from bertscope.render.page.templating import page
-from bertscope.render.table import Column, csv_only, csv_text, values
 from bertscope.render.timeline.panels import (
     COLORS,
     Panel,

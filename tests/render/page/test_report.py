@@ -17,11 +17,11 @@ from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.params import count, tree
 from bertscope.errors import MissingExtraError
 from bertscope.model import build
+from bertscope.render.columns import Column, number
 from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars, parameter_map, role
 from bertscope.render.page.report import page_command
 from bertscope.render.page.templating import environment
-from bertscope.render.table import Column, number
 from bertscope.render.timeline.panels import pictured
 from bertscope.sources.find import load
 from bertscope.texts import LANGUAGES
