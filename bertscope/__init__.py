@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.model import build as build
     from bertscope.model.bert import BertModel as BertModel
     from bertscope.model.heads import BertForMaskedLM as BertForMaskedLM
+    from bertscope.model.heads import BertForMultipleChoice as BertForMultipleChoice
+    from bertscope.model.heads import BertForNextSentencePrediction as BertForNextSentencePrediction
     from bertscope.model.heads import BertForPreTraining as BertForPreTraining
+    from bertscope.model.heads import BertForQuestionAnswering as BertForQuestionAnswering
+    from bertscope.model.heads import BertForSequenceClassification as BertForSequenceClassification
+    from bertscope.model.heads import BertForTokenClassification as BertForTokenClassification
     from bertscope.model.heads import BertLMHeadModel as BertLMHeadModel
-    from bertscope.model.tasks import BertForMultipleChoice as BertForMultipleChoice
-    from bertscope.model.tasks import BertForNextSentencePrediction as BertForNextSentencePrediction
-    from bertscope.model.tasks import BertForQuestionAnswering as BertForQuestionAnswering
-    from bertscope.model.tasks import BertForSequenceClassification as BertForSequenceClassification
-    from bertscope.model.tasks import BertForTokenClassification as BertForTokenClassification
     from bertscope.progress import listening as listening
     from bertscope.reports.base import to_json as to_json
     from bertscope.reports.json import from_json as from_json
@@ -75,18 +75,12 @@ _HOMES = {
     "from_json": "bertscope.reports.json",
     "doctor": "bertscope.analyses.doctor",
     "BertModel": "bertscope.model.bert",
-    **dict.fromkeys(("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"), "bertscope.model.heads"),
     **dict.fromkeys(
-        (
-            "BertForNextSentencePrediction",
-            "BertForSequenceClassification",
-            "BertForMultipleChoice",
-            "BertForTokenClassification",
-            "BertForQuestionAnswering",
-        ),
-        "bertscope.model.tasks",
+        ("BertForMaskedLM", "BertForMultipleChoice", "BertForNextSentencePrediction", "BertForPreTraining",
+         "BertForQuestionAnswering", "BertForSequenceClassification", "BertForTokenClassification", "BertLMHeadModel"),
+        "bertscope.model.heads",
     ),
-}
+}  # fmt: skip
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a type checker would accept any name

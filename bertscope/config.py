@@ -33,7 +33,7 @@ ATTENTION_KERNELS = ("eager", "sdpa")
 class Head:
     """A class of BERT: what its forward takes and returns, and its counterparts in other tools."""
 
-    module: str  # of `model/`
+    module: str = "heads"  # of `model/`
     logits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the outputs after the loss, and their sizes
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the arguments of the loss, and their sizes
     layer: str = ""  # the classifier; it has num_labels outputs, or one for each choice
@@ -67,34 +67,33 @@ _SENTENCE, _MASKED_LM = "BertForSequenceClassification", "BertForMaskedLM"
 HEADS = {
     "BertModel": Head(module="bert", takes_encoder=True, task_type="FEATURE_EXTRACTION"),
     "BertForPreTraining": Head(
-        module="heads",
         logits={"prediction_logits": (*_TOKENS, "vocab_size"), "seq_relationship_logits": ("batch", "2")},
         labels={"labels": _TOKENS, "next_sentence_label": ("batch",)}, other=_SENTENCE,
     ),
     _MASKED_LM: Head(
-        module="heads", logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
+        logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
         other=_SENTENCE,
     ),
     "BertLMHeadModel": Head(
-        module="heads", logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
+        logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
         other=_SENTENCE, task_type="CAUSAL_LM",
     ),
     "BertForNextSentencePrediction": Head(
-        module="tasks", logits={"logits": ("batch", "2")}, labels={"labels": ("batch",)},
+        logits={"logits": ("batch", "2")}, labels={"labels": ("batch",)},
     ),
     _SENTENCE: Head(
-        module="tasks", logits={"logits": ("batch", "num_labels")}, labels={"labels": ("batch",)}, layer="classifier",
+        logits={"logits": ("batch", "num_labels")}, labels={"labels": ("batch",)}, layer="classifier",
         other=_MASKED_LM, task_type="SEQ_CLS",
     ),
     "BertForMultipleChoice": Head(
-        module="tasks", logits={"logits": ("batch", "choices")}, labels={"labels": ("batch",)}, layer="classifier",
+        logits={"logits": ("batch", "choices")}, labels={"labels": ("batch",)}, layer="classifier",
     ),
     "BertForTokenClassification": Head(
-        module="tasks", logits={"logits": (*_TOKENS, "num_labels")}, labels={"labels": _TOKENS}, layer="classifier",
+        logits={"logits": (*_TOKENS, "num_labels")}, labels={"labels": _TOKENS}, layer="classifier",
         other=_MASKED_LM, task_type="TOKEN_CLS",
     ),
     "BertForQuestionAnswering": Head(
-        module="tasks", logits=dict.fromkeys(("start_logits", "end_logits"), _TOKENS),
+        logits=dict.fromkeys(("start_logits", "end_logits"), _TOKENS),
         labels=dict.fromkeys(("start_positions", "end_positions"), ("batch",)), layer="qa_outputs", other=_MASKED_LM,
         task_type="QUESTION_ANS",
     ),

@@ -10,9 +10,9 @@ from typing import Any
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report
+from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report, on_card
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fit import Steps, fit_report, on_card
+from bertscope.analyses.memory.fit import Steps, fit_report
 from bertscope.analyses.memory.summary import kept_rows
 from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
 from bertscope.analyses.modules.totals import freeze

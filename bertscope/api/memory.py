@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.calibrate.step_time import with_fit_times, with_times
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report, on_card
+from bertscope.analyses.memory.estimate import on_card
+from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, RankLaunch
 from bertscope.analyses.memory.snapshot import snapshot as picture

@@ -1,6 +1,6 @@
-"""The heads of pre-training and language modelling, each with its loss.
+"""The heads, each with its loss: of pre-training and language modelling, then those of tasks.
 
-Letters in the shapes: B batch, S sequence length, H hidden size, V vocabulary.
+Letters in the shapes: B batch, S sequence length, H hidden size, V vocabulary, L labels, C choices.
 Every forward takes BertModel's inputs under BertModel's names and, with labels, returns the loss first.
 """
 
@@ -21,6 +21,11 @@ from bertscope.model.outputs import (
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
     ModelOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 from bertscope.model.pretrained import BertPreTrainedModel
 
@@ -235,3 +240,216 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def _check_labels(logits: Tensor, labels: Tensor) -> None:
     if labels.numel() * logits.shape[-1] != logits.numel():
         raise ValueError(f"labels has shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}")
+
+
+# ---- tasks ----
+
+
+class BertForNextSentencePrediction(WithHead):
+    """Classification of sentence pairs: the second sentence follows the first, or not.
+
+    >>> model = bertscope.BertForNextSentencePrediction(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 2)
+    """
+
+    add_pooling_layer = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> NextSentencePredictorOutput | tuple[Any, ...]:  # fmt: skip
+        """Return logits (B, 2), and with labels (B,) the loss; 0 is a continuation, 1 a random sentence."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        logits = self.cls(body.pooler_output)
+        loss = token_loss(logits, labels) if labels is not None else None
+        return self._returned(body, return_dict, NextSentencePredictorOutput, loss, logits)
+
+
+class _WithClassifier(WithHead):
+    """The base of classes with dropout and one linear layer, `classifier`."""
+
+    def __init__(self, config: BertConfig, num_outputs: int | None = None) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs or config.num_labels)
+        self.post_init()
+
+
+class BertForSequenceClassification(_WithClassifier):
+    """One or several labels, or a number, for the whole sequence.
+
+    >>> model = bertscope.BertForSequenceClassification(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 2)
+    """
+
+    add_pooling_layer = True
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:  # fmt: skip
+        """Return logits (B, L), and with labels (B,) or (B, L), by `problem_type`, the loss."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(pooled)
+        loss = _classification_loss(logits, labels, self.config.problem_type) if labels is not None else None
+        return self._returned(body, return_dict, SequenceClassifierOutput, loss, logits)
+
+
+class BertForMultipleChoice(_WithClassifier):
+    """One score for each of several continuations.
+
+    >>> model = bertscope.BertForMultipleChoice(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 4, 16, dtype=torch.long)).logits.shape)  # a question with four answers
+    (2, 4)
+    """
+
+    add_pooling_layer = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, num_outputs=1)
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:  # fmt: skip
+        """Map inputs (B, C, S) to logits (B, C), and with labels (B,), the indices of choices, return the loss."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise ValueError("give either input_ids or inputs_embeds; neither was given")
+        choices = given.shape[1]
+        flat = [
+            None if tensor is None else _flat(tensor)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
+        ]
+        embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
+        body = self._body(
+            *flat, head_mask, embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(pooled).view(-1, choices)
+        loss = functional.cross_entropy(logits, labels) if labels is not None else None
+        return self._returned(body, return_dict, MultipleChoiceModelOutput, loss, logits)
+
+
+class BertForTokenClassification(_WithClassifier):
+    """A label for every token.
+
+    >>> model = bertscope.BertForTokenClassification(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
+    (2, 16, 2)
+    """
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> TokenClassifierOutput | tuple[Any, ...]:  # fmt: skip
+        """Return logits (B, S, L), and with labels (B, S) the loss."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        hidden = self.dropout(body.last_hidden_state)  # exists until the loss is computed, as in transformers
+        logits = self.classifier(hidden)
+        loss = token_loss(logits, labels) if labels is not None else None
+        return self._returned(body, return_dict, TokenClassifierOutput, loss, logits)
+
+
+class BertForQuestionAnswering(WithHead):
+    """The start and the end of an answer in the text.
+
+    >>> model = bertscope.BertForQuestionAnswering(bertscope.load("bert-tiny").config)
+    >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).start_logits.shape)
+    (2, 16)
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, start_positions: OptionalTensor = None,
+        end_positions: OptionalTensor = None, output_attentions: Flag = None, output_hidden_states: Flag = None,
+        return_dict: Flag = None,
+    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
+        """Return start and end logits (B, S), and with positions (B,) a loss; a position beyond the end is ignored."""
+        body = self._body(
+            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        logits = self.qa_outputs(body.last_hidden_state)
+        first, second = logits.split(1, dim=-1)
+        start, end = first.squeeze(-1).contiguous(), second.squeeze(-1).contiguous()
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            starts, ends = _clamped(start_positions, start), _clamped(end_positions, end)
+            of_start, of_end = _position_loss(start, starts), _position_loss(end, ends)
+            loss = (of_start + of_end) / 2
+        return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
+
+
+@wrap
+def _flat(ids: Tensor) -> Tensor:
+    """Return (B, C, S) as (B * C, S), which may be given too."""
+    return ids.flatten(0, 1) if ids.dim() > 2 else ids
+
+
+@wrap
+def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
+    """Return the positions (B,), those beyond the end as S."""
+    positions = positions.squeeze(-1) if positions.dim() > 1 else positions
+    return positions.clamp(0, logits.shape[1])
+
+
+def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
+    """Return the cross-entropy over positions of logits (B, S); position S is ignored, as in transformers."""
+    return functional.cross_entropy(logits, positions, ignore_index=logits.shape[1])
+
+
+@wrap
+def _classification_loss(logits: Tensor, labels: Tensor, problem: str | None) -> Tensor:
+    """Return the loss of logits (B, L) by `problem_type`; its default is `_problem_of`."""
+    problem = problem or _problem_of(logits, labels)
+    if problem == "regression":
+        if logits.shape[-1] == 1:
+            logits, labels = logits.squeeze(), labels.squeeze()
+        return functional.mse_loss(logits, labels)
+    if problem == "single_label_classification":
+        return token_loss(logits, labels)
+    return functional.binary_cross_entropy_with_logits(logits, labels)
+
+
+def _problem_of(logits: Tensor, labels: Tensor) -> str:
+    """Return the default `problem_type`: regression for one label, single label for integers, else multi-label."""
+    if logits.shape[-1] == 1:
+        return "regression"
+    is_integer = labels.dtype in (torch.long, torch.int)
+    return "single_label_classification" if is_integer else "multi_label_classification"

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.calibrate.session import TF32
-from bertscope.analyses.memory.estimate import named_inputs
+from bertscope.analyses.memory.estimate import named_inputs, on_card
 from bertscope.analyses.memory.fake_run import RunMode
-from bertscope.analyses.memory.fit import on_card
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
-from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, meta_inputs, run_model, step_flops
+from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
+from bertscope.analyses.tracing.trace import OPTIMIZER
 from bertscope.gpus import Gpu, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
 from bertscope.reports.memory import FitReport, FitRow, MemoryReport

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
-from bertscope.analyses.memory.step import OPTIMIZER
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20

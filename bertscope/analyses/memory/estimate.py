@@ -26,7 +26,7 @@ from bertscope.analyses.parallel.strategies import layers_of, rank_groups
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.errors import SelectionError, Text, UnknownValueError, one_line
-from bertscope.gpus import CONTEXT_BYTES, Gpu
+from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
 from bertscope.progress import progress
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.settings.checkpointing import NONE
@@ -260,3 +260,10 @@ def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
         return loss_of(module(*named.values()))[0]
 
     return {f"input {number}": value for number, value in enumerate(given)}, loss or call
+
+
+def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
+    if card is None or run_config.sdpa_kernel != "auto":
+        return run_config
+    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))

@@ -20,11 +20,11 @@ from bertscope.analyses.memory.events import (
 from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
-from bertscope.analyses.memory.step import OPTIMIZER, ModelStep, dtype_name
+from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.trace import FORWARD, ModuleTracker
+from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER, ModuleTracker
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import AllocatorSettings, Requests, replayed, requests
-from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces, estimate_report
+from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces, estimate_report, on_card
 from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead
@@ -19,7 +19,7 @@ from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.strategies import rank_groups
 from bertscope.config import HEADS
-from bertscope.gpus import Gpu, sdpa_kernel
+from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport
@@ -185,13 +185,6 @@ def other_head(source: ModelSource) -> ModelSource | None:
     """Return the BERT with another common head: a classifier for a language model, and the reverse; else None."""
     head = HEADS.get(source.architecture or "")
     return source.with_options(architecture=head.other) if head and head.other else None
-
-
-def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
-    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
-    if card is None or run_config.sdpa_kernel != "auto":
-        return run_config
-    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))
 
 
 def _about(source: ModelSource, run_config: RunConfig) -> Subject:

@@ -13,7 +13,7 @@ from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
+from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.config import HEADS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
@@ -27,7 +27,6 @@ from bertscope.torch_access import nn, storage_key, torch
 from bertscope.torch_access.distributed import held_tensors, is_wrapper
 from bertscope.units import PRECISIONS
 
-OPTIMIZER = "optimizer"
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from bertscope.analyses.memory.estimate import estimate_memory
-from bertscope.analyses.memory.fit import Fitter, Steps, on_card
+from bertscope.analyses.memory.estimate import estimate_memory, on_card
+from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import overhead
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject

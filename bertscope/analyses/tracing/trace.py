@@ -24,7 +24,7 @@ from bertscope.torch_access import (
     torch,
 )
 
-FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
 _LABEL = "bertscope_module"
 Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 
