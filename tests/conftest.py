@@ -203,37 +203,13 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _each_trace_once(once: Callable) -> Iterator[None]:
-    """Trace each run of a configuration once for all tests (traces and FLOP reports are frozen); ask torch once."""
-    from bertscope.analyses import doctor
-    from bertscope.analyses.flops import FlopsRun
-    from bertscope.analyses.memory import estimate
-    from bertscope.sources.bert import BertSource
-    from bertscope.sources.transformers_models import TransformersSource
-
-    def of_configurations(function: Callable, source_of: Callable[[Any], Any]) -> Callable:
-        """Return the function with saved results for a configuration, whose source says all that decides the result."""
-        saved = once(function)
-
-        def call(first: Any, *args: object) -> Any:
-            return (saved if isinstance(source_of(first), (BertSource, TransformersSource)) else function)(first, *args)
-
-        return call
-
+def _each_trace_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have all workers share the traces of models, as a user may have commands share them."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "source_trace", of_configurations(estimate.source_trace, lambda source: source))
-        patch.setattr(FlopsRun, "at", of_configurations(FlopsRun.at, lambda run: run.source))
-        patch.setattr(doctor, "_ask", once(doctor._ask))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_more_length() -> Iterator[None]:
-    """Let a page ask for one length beside its own: its tables grow with the lengths, not the laws."""
-    from bertscope.analyses import page as report
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "LENGTHS", (64,))
+        patch.setenv("BERTSCOPE_CACHE", str(folder / "cache"))
         yield
 
 

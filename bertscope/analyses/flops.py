@@ -14,12 +14,15 @@ from typing import Any
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
 from bertscope.analyses.modules.totals import freeze, subject
+from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, Text
+from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
+from bertscope.reports.json import from_json
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -210,9 +213,9 @@ def conventions(
         name="palm",
         value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
         unit="FLOPs",
-        how="6 N + 12 L H Q T for each token, with N parameters, embeddings included"
+        how="6 N + 12 L H Q T for each token; N: the parameters, embeddings included"
         if training
-        else "2 N + 4 L H Q T for each token (a third of a training step), with N parameters, embeddings included",
+        else "2 N + 4 L H Q T for each token (a third of a training step); N: the parameters, embeddings included",
         source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
     )
 
@@ -235,6 +238,11 @@ class FlopsRun:
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
+        run = replace(self.run, batch=batch, seq=seq)
+        report: FlopsReport = saved("flops", self.source, run, partial(self._at, batch, seq), to_json, from_json)
+        return report
+
+    def _at(self, batch: int, seq: int) -> FlopsReport:
         repeats = period(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
         if repeats and self.source.layers > RAN * repeats and not self.source.layers % repeats:
             model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)

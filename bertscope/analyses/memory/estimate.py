@@ -23,6 +23,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, rank_groups
+from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.errors import SelectionError, Text, UnknownValueError, one_line
@@ -134,6 +135,11 @@ def _kind(run_config: RunConfig) -> RunConfig:
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source."""
+    compute = partial(_traced, source, run_config)
+    return saved("trace", source, run_config, compute, MemoryTrace.to_data, MemoryTrace.from_data)
+
+
+def _traced(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     with running(source.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):

@@ -63,6 +63,30 @@ class MemoryTrace:
     traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
     collectives: tuple[Collective, ...] = ()
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the trace as JSON data; events name their blocks by number."""
+        blocks = {block: number for number, block in enumerate(dict.fromkeys(
+            [*(block for block, _ in self.state), *(event.block for event in self.events)]))}  # fmt: skip
+        return {
+            "granule_bytes": self.granule_bytes,
+            "traced_layers": self.traced_layers,
+            "collectives": self.collectives,
+            "blocks": list(blocks),
+            "state": [(blocks[block], size) for block, size in self.state],
+            "events": [(event.size_bytes, blocks[event.block], *event[2:]) for event in self.events],
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "MemoryTrace":
+        """Return the trace that `to_data` wrote."""
+        blocks = [Block(part, path, operator, tuple(shape), *more)
+                  for part, path, operator, shape, *more in data.pop("blocks")]  # fmt: skip
+        return cls(**data | {
+            "state": tuple((blocks[number], size) for number, size in data["state"]),
+            "events": tuple(MemoryEvent(size, blocks[number], *more) for size, number, *more in data["events"]),
+            "collectives": tuple(Collective(*row) for row in data["collectives"]),
+        })  # fmt: skip
+
     def rounded(self, size_bytes: int) -> int:
         """Return a size as the allocator rounds it."""
         return rounded(size_bytes, self.granule_bytes)
