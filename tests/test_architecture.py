@@ -88,7 +88,7 @@ EARLY = {
 }
 # Inside analyses/ a folder imports only folders of the lines before its own.
 ORDER = """
-modules
+modules saved
 tracing
 params
 flops diagram parallel verify

@@ -255,7 +255,7 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')\n"
         "    with Mode():\n"
         "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
-        "torch_access.dynamo.load_dynamo_later()\n"
+        "torch_access.load_dynamo_later()\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
         "torch._dynamo.graph_break()\n"
         "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
@@ -280,7 +280,7 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
         "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
         "        seen.append(operator)\n"
         "        return operator(*args, **kwargs or {})\n"
-        "torch_access.dynamo.load_dynamo_later()\n"
+        "torch_access.load_dynamo_later()\n"
         "with Mode():\n"
         "    import torch._dynamo.source\n"
         "    torch.ones(2)\n"
@@ -293,7 +293,7 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
 def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
     code = (
         "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "torch_access.dynamo.load_dynamo_later()\n"
+        "torch_access.load_dynamo_later()\n"
         "sys.modules['torch._dynamo.eval_frame'] = None\n"
         "try:\n"
         "    torch._dynamo.explain\n"
