@@ -74,15 +74,10 @@ class BertModel(BertPreTrainedModel):
         shape = input_shape(input_ids, inputs_embeds, config.hidden_size)
         past = cached_length(past_key_values, config, encoder_hidden_states is not None)
         check_agreement(
-            shape,
-            past,
-            config,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            encoder_hidden_states=encoder_hidden_states,
+            shape, past, config, attention_mask=attention_mask, token_type_ids=token_type_ids,
+            position_ids=position_ids, encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
-        )
+        )  # fmt: skip
         check_cache(past_key_values, shape[0], config, encoder_hidden_states)
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, past)
@@ -93,29 +88,12 @@ class BertModel(BertPreTrainedModel):
             and head_mask is None
             and not output_attentions
         )
-        length, keys, is_decoder = shape[1], past + shape[1], config.is_decoder
-        encoder_mask = None
-        if self.uses_transformers_masks:
-            attention_mask, mask = transformers_mask(attention_mask, length, keys, is_decoder, is_fused, hidden)
-            if is_decoder and encoder_hidden_states is not None:
-                encoder_attention_mask, encoder_mask = transformers_mask(
-                    encoder_attention_mask, length, encoder_hidden_states.shape[1], False, is_fused, hidden
-                )
-        else:
-            mask = self_attention_mask(attention_mask, length, past, is_decoder, is_fused, hidden)
-            if is_decoder and encoder_attention_mask is not None:
-                encoder_mask = additive_mask(encoder_attention_mask, hidden.dtype)
+        masks = self._masks(hidden, past, is_fused, attention_mask, encoder_attention_mask, encoder_hidden_states)
         encoded = self.encoder(
-            hidden,
-            mask,
-            layer_head_masks(head_mask, config, hidden.dtype),
-            encoder_hidden_states,
-            encoder_mask,
-            past_key_values,
-            config.is_decoder and (config.use_cache if use_cache is None else use_cache),
-            output_attentions,
-            config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-        )
+            hidden, masks[0], layer_head_masks(head_mask, config, hidden.dtype), encoder_hidden_states, masks[1],
+            past_key_values, config.is_decoder and (config.use_cache if use_cache is None else use_cache),
+            output_attentions, config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+        )  # fmt: skip
         pooled = self.pooler(encoded.last_hidden_state) if self.pooler is not None else None
         if not (config.return_dict if return_dict is None else return_dict):
             return (encoded.last_hidden_state, pooled, *encoded.to_tuple()[1:])
@@ -127,3 +105,21 @@ class BertModel(BertPreTrainedModel):
             attentions=encoded.attentions,
             cross_attentions=encoded.cross_attentions,
         )
+
+    def _masks(
+        self, hidden: Tensor, past: int, is_fused: bool, mask: Tensor | None, encoder_mask: Tensor | None,
+        encoder_states: Tensor | None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the masks of self-attention and of cross-attention, and what has to live as long as they do."""
+        length, is_decoder = hidden.shape[1], self.config.is_decoder
+        if not self.uses_transformers_masks:
+            own = self_attention_mask(mask, length, past, is_decoder, is_fused, hidden)
+            if is_decoder and encoder_mask is not None:
+                return own, additive_mask(encoder_mask, hidden.dtype)
+            return own, None
+        given, own = transformers_mask(mask, length, past + length, is_decoder, is_fused, hidden)
+        if not is_decoder or encoder_states is None:
+            return own, None, given
+        keys = encoder_states.shape[1]
+        encoder_given, encoder_own = transformers_mask(encoder_mask, length, keys, False, is_fused, hidden)
+        return own, encoder_own, given, encoder_given

@@ -71,6 +71,11 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     return "\n".join(lines).replace("\u00a0", " ") + "\n"
 
 
+def stacked(*tables: str) -> str:
+    """Return the tables one below the other, with one empty line between two."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(tables))
+
+
 def message(text: str) -> str:
     """Return a line for standard error, in lines of a terminal's width if it is one."""
     return wrapped(text, Target(_width_of(sys.stderr)), 2).removesuffix("\n") if sys.stderr.isatty() else text

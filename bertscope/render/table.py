@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from bertscope.render.columns import Column, shown
-from bertscope.render.console import Target, unbroken, wrapped
+from bertscope.render.console import Target, stacked, unbroken, wrapped
 from bertscope.units import visible
 
 Strong = Callable[[Any], object] | None  # true for the rows in bold
@@ -41,10 +41,7 @@ class _Cells:
         return (pad(text, self.width) for text in self.texts)
 
     def least_width(self, *, words: bool) -> int:
-        """Return the width of the longest text that is not broken: a word of the heading, and a cell.
-
-        With `words` a long cell of words may be broken too.
-        """
+        """Return the width of the longest text that is not broken: a word of the heading, a cell or a word of it."""
         heading, *cells = self.texts
         widths = [*map(_cell_width, cells)]
         if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
@@ -138,8 +135,7 @@ class _Drawing:
             lines, name = _broken(name, target.width - 1 if target.width else 0), stem.rstrip()
         texts = zip_longest(*(_cell_lines(cells.texts[place], cells.width) for cells in others), fillvalue="")
         for number, cells in enumerate(texts if others else [()]):
-            row = (stem.rstrip() if number else name, *cells)
-            lines.append(_GAP.join(map(_padded, row, self.columns)))
+            lines.append(_GAP.join(map(_padded, (stem.rstrip() if number else name, *cells), self.columns)))
         below = [f"{cells.column.heading} {cells.texts[place]}" for cells in self.below if place]
         below = [text for text in below if not text.endswith((" ", " --"))]
         if below:
@@ -202,8 +198,3 @@ def tables_text(
 
     size = next(filter(fits, range(len(others), 1, -1)), 1)
     return stacked(*(table_text([*first, *group], rows, target, strong) for group in groups(size)))
-
-
-def stacked(*tables: str) -> str:
-    """Return the tables one below the other, with one empty line between two."""
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(tables))

@@ -8,9 +8,9 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.render.columns import Column, csv_text, markdown_text
-from bertscope.render.console import Target, stdout_target, wrapped
+from bertscope.render.console import Target, stacked, stdout_target, wrapped
 from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text
-from bertscope.render.table import Strong, stacked, table_text, tables_text
+from bertscope.render.table import Strong, table_text, tables_text
 from bertscope.texts import ENGLISH, LANGUAGES, in_language
 from bertscope.units import html_text, visible_lines
 
