@@ -40,10 +40,10 @@ so that an error in the picture does not lose the table. Start the program as `b
 
 ## Results that commands share
 
-With `BERTSCOPE_CACHE=FOLDER` in the environment, the memory trace and the FLOPs of a model and run are computed once and
-read by later commands: `fit bert-base-uncased --gpu t4` takes 3 s in place of 27 s. The answers are the same. A file is
-used only for the same model, run, processor and versions; models of your own code are computed each time. The folder
-grows without limit, and may be deleted at any time. One into which others may write is refused.
+With `BERTSCOPE_CACHE=FOLDER` in the environment, the memory trace and the FLOPs of a model and run are computed once,
+and read by later commands: `fit bert-base-uncased --gpu t4` takes 3 s in place of 27 s. The answers are the same. A
+file is used only for the same model, run, processor and versions; models of your own code are computed each time. The
+folder grows without limit, and may be deleted at any time. One into which others may write is refused.
 
 ## Defaults of a project
 
