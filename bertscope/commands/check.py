@@ -34,7 +34,10 @@ exit codes: 0 all pass, 1 one fails, 2 no file, or one that cannot be checked
 
 
 class WithFilesLikeOptions(WithProjectDefaults):
-    """A command that takes file names like options, such as `-oother.bertscope.yaml` from a pre-commit hook."""
+    """A command that takes file names like options: pre-commit passes those of a repository, which anyone may choose.
+
+    A file named `-oother.bertscope.yaml` would have the report overwrite another one.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words with `./` before such names."""

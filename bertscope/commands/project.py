@@ -158,6 +158,9 @@ def _in_lines(example: str, width: int) -> str:
     return " \\\n".join(rows)
 
 
+SECTIONS = "step", "device", "ranks", "measurement", "options"  # of settings; the options are those that are none
+
+
 class WithProjectDefaults(TyperCommand):
     """A command whose options have the defaults of the project; a note names those that are used."""
 
@@ -169,6 +172,22 @@ class WithProjectDefaults(TyperCommand):
             if getattr(error, "ctx", ctx) is None:  # Typer's error for an option without its value
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options, those of settings in the sections of their rows."""
+        from bertscope.settings.rows import rows
+        from bertscope.settings.run_config import MEASURED
+
+        table = rows(*MEASURED)
+        sections: dict[str, list[Any]] = {name: [] for name in ("arguments", *SECTIONS)}
+        for param in self.get_params(ctx):
+            name = table[param.name].section if param.name in table else "options"
+            if record := param.get_help_record(ctx):
+                sections["arguments" if param.param_type_name == "argument" else name].append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name.capitalize()):
+                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples; those that are wider than the help take several lines of the shell."""

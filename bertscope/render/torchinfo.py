@@ -13,7 +13,6 @@ those of attention too, without biases; the size of the parameters includes thos
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 from bertscope.errors import SelectionError, suggestion
@@ -34,7 +33,6 @@ COLUMNS = {
     "trainable": "Trainable",
 }
 OF_A_RUN = ("input_size", "output_size", "mult_adds")
-ROW_SETTINGS = ("depth", "var_names", "ascii_only", "hide_recursive_layers")
 _INDENT = 5
 _MIN_NAME_WIDTH, _COLUMN_WIDTH = 40, 25
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float64": 8}  # others: 4
@@ -46,40 +44,33 @@ def table(
     target: Target,
     depth: int | None = None,
     columns: Sequence[str] | None = None,
-    column_width: int = _COLUMN_WIDTH,
-    row_settings: Sequence[str] = ("depth",),
 ) -> str:
     """Return the rows down to `depth` (default: 3); `columns` are by default the numbers of parameters and outputs.
 
     Where the columns that the user chose do not fit the target, each is as wide as its longest text. Raises
-    SelectionError for an unknown column or setting, and for a column of a run if the report has no shapes.
+    SelectionError for an unknown column, and for a column of a run if the report has no shapes.
     """
-    _check(row_settings, "row setting", ROW_SETTINGS)
-    _check(columns or (), "column", COLUMNS)
+    for word in columns or ():
+        if word not in COLUMNS:
+            raise SelectionError(f"torchinfo has no column {str(word)[:40]!r}; {suggestion(str(word), COLUMNS)}")
     if not report.calls and set(columns or ()) & set(OF_A_RUN):
         raise SelectionError(f"the columns {', '.join(OF_A_RUN)} need a run; give inputs or shapes")
-    if column_width < 1:
-        raise SelectionError(f"the width of a column is at least 1; got {column_width}")
     chosen = tuple(columns or (("output_size", "num_params") if report.calls else ("num_params",)))
     lines = _lines(report)
     limit = DEPTH if depth is None else depth
-    shown = [
-        line
-        for line in lines
-        if line.row.depth <= limit and not ("hide_recursive_layers" in row_settings and line.again)
-    ]
-    name = partial(_name, settings=row_settings)
-    needed = max(_INDENT * line.row.depth + 1 + len(name(line)) for line in lines)
+    shown = [line for line in lines if line.row.depth <= limit]
+    needed = max(_INDENT * line.row.depth + 1 + len(_name(line)) for line in lines)
     name_width = max(_MIN_NAME_WIDTH, -(-needed // _INDENT) * _INDENT)
-    unicode = target.unicode and "ascii_only" not in row_settings
     total = report.totals.layer_params
     body = [
-        [_branches(line.row.depth, unicode) + name(line), *(_CELLS[column](line, limit, total) for column in chosen)]
+        [
+            _branches(line.row.depth, target.unicode) + _name(line),
+            *(_CELLS[column](line, limit, total) for column in chosen),
+        ]
         for line in shown
     ]
-    words = " (var_name)" * ("var_names" in row_settings) + ":depth-idx" * ("depth" in row_settings)
-    head = [f"Layer (type{words})", *map(COLUMNS.__getitem__, chosen)]
-    widths = [name_width, *[column_width] * len(chosen)]
+    head = ["Layer (type:depth-idx)", *map(COLUMNS.__getitem__, chosen)]
+    widths = [name_width, *[_COLUMN_WIDTH] * len(chosen)]
     if target.width and sum(widths) > target.width and columns:
         widths = [max(map(len, cells)) + 1 for cells in zip(head, *body, strict=True)]
     divider = "=" * min(sum(widths), target.width or sum(widths)) + "\n"
@@ -96,12 +87,6 @@ def table(
         f"Non-trainable params: {count_text(totals.frozen_layer_params)}\n"
         f"{_sizes(report, lines, divider) if report.calls else ''}{divider}"
     )
-
-
-def _check(given: Iterable[str], kind: str, known: Iterable[str]) -> None:
-    for word in given:
-        if word not in known:
-            raise SelectionError(f"torchinfo has no {kind} {str(word)[:40]!r}; {suggestion(str(word), known)}")
 
 
 # ---- the rows ----
@@ -246,10 +231,9 @@ def _params_of(report: TreeReport, rows: Sequence[TreeRow]) -> Mapping[str, int]
 # ---- the cells ----
 
 
-def _name(line: _Line, settings: Sequence[str]) -> str:
+def _name(line: _Line) -> str:
     row = line.row
-    name = f" ({row.name if row.depth else row.type})" if "var_names" in settings else ""
-    return f"{row.type}{name}" + (f": {row.depth}-{line.index}" if row.depth and "depth" in settings else "")
+    return f"{row.type}: {row.depth}-{line.index}" if row.depth else row.type
 
 
 def _branches(depth: int, unicode: bool) -> str:

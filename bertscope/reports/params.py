@@ -132,26 +132,19 @@ class TreeReport(TableReport[TreeRow]):
     matmul_flops: int | None = None  # of the forward pass that gave the shapes
     calls: tuple[ModuleCall, ...] = ()  # of that pass, in the order of their beginnings
 
-    def to_torchinfo(
-        self,
-        depth: int = 3,
-        col_names: Sequence[str] | None = None,
-        col_width: int = 25,
-        row_settings: Sequence[str] = ("depth",),
-    ) -> str:
+    def to_torchinfo(self, depth: int = 3, col_names: Sequence[str] | None = None) -> str:
         """Return the table in the layout of torchinfo, with a row for each call if the report has shapes.
 
-        The arguments are those of `torchinfo.summary`. Raises SelectionError for a column or setting that it does not
-        have, and for a column that needs a run if the report has no shapes.
+        The arguments are those of `torchinfo.summary`. Raises SelectionError for a column that it does not have, and
+        for one that needs a run if the report has no shapes.
 
         >>> report = bertscope.tree(torch.nn.Linear(3, 4), input_size=(2, 3))
-        >>> print(report.to_torchinfo(col_names=("input_size", "output_size", "mult_adds"), col_width=16))
-        ========================================================================================
-        Layer (type:depth-idx)                   Input Shape      Output Shape     Mult-Adds
-        ========================================================================================
-        Linear                                   [2, 3]           [2, 4]           24
-        ========================================================================================
+        >>> print(report.to_torchinfo(col_names=("output_size", "mult_adds")))
+        ===========================================================================================
+        Layer (type:depth-idx)                   Output Shape              Mult-Adds
+        ===========================================================================================
+        Linear                                   [2, 4]                    24
+        ===========================================================================================
         ...
         """
-        layout = {"depth": depth, "columns": col_names, "column_width": col_width, "row_settings": row_settings}
-        return self.shown("table", view="torchinfo", **layout).rstrip("\n")
+        return self.shown("table", view="torchinfo", depth=depth, columns=col_names).rstrip("\n")
