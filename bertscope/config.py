@@ -253,11 +253,11 @@ class BertConfig:
         wrong value, another `model_type`, heads already pruned, or a likely misspelling.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"a configuration is a dictionary of fields; got {shown(values)}")
+            raise ConfigError(f"a configuration is a dictionary of fields; got {shown_value(values)}")
         model_type = values.get("model_type", "bert")
         if model_type != "bert":
             raise ConfigError(
-                f"model_type is {shown(model_type)}, and only 'bert' is built here; give the config.json of a BERT",
+                f"model_type is {shown_value(model_type)}, and only 'bert' is built here; give a BERT's config.json",
                 field="model_type",
             )
         own = {name: value for name, value in values.items() if name in RULES}
@@ -270,7 +270,9 @@ class BertConfig:
         if values.get("id2label") is not None:
             labels = values["id2label"]
             if not isinstance(labels, Mapping) or not labels:
-                raise ConfigError(f"id2label must map numbers to label names; got {shown(labels)}", field="id2label")
+                raise ConfigError(
+                    f"id2label must map numbers to label names; got {shown_value(labels)}", field="id2label"
+                )
             own["num_labels"] = len(labels)
         return cls(**own, ignored=tuple(ignored))
 
@@ -285,7 +287,7 @@ def check_fields(config: Any, rules: Mapping[str, FieldRule], what: str = "") ->
     for name, rule in rules.items():
         value = getattr(config, name)
         if not rule.accepts(value):
-            raise ConfigError(f"{what}{name} must be {rule.allowed()}; got {shown(value)}", field=name)
+            raise ConfigError(f"{what}{name} must be {rule.allowed()}; got {shown_value(value)}", field=name)
         if rule.kind is float and isinstance(value, int) and value is not None:
             object.__setattr__(config, name, float(value))
         elif rule.kind is tuple and value is not None:
@@ -314,14 +316,14 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
         if not is_layer or not isinstance(heads, (list, tuple, set, frozenset)):
             raise ConfigError(
                 f"pruned_heads must map layers 0 to {config.num_hidden_layers - 1} to lists of heads; "
-                f"got {shown(key)}: {shown(heads)}",
+                f"got {shown_value(key)}: {shown_value(heads)}",
                 field="pruned_heads",
             )
         numbers = [head for head in heads if isinstance(head, int) and 0 <= head < config.num_attention_heads]
         if len(numbers) < len(heads) or len(set(numbers)) >= config.num_attention_heads:
             raise ConfigError(
                 f"pruned_heads of layer {layer} must be numbers of heads, 0 to {config.num_attention_heads - 1}, "
-                f"and leave one; got {shown(list(heads))}",
+                f"and leave one; got {shown_value(list(heads))}",
                 field="pruned_heads",
             )
         if numbers:
@@ -338,7 +340,7 @@ def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
         raise ConfigError("unknown key {name!r}; did you mean {near!r}?", name=name, near=near[0], field=name)
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return a value and its type as the user writes them: `true (a boolean)`, `'lots' (text)`."""
     if value is None:
         return "null"
@@ -387,7 +389,7 @@ class Lora:
             names = getattr(self, field_name)
             wrong = next((name for name in names if not re.fullmatch(r"[\w.-]{1,200}", name)), None)
             if wrong is not None or (field_name == "target" and not names) or len(names) > MAX_LORA_NAMES:
-                got = f"{len(names):,} names" if wrong is None else shown(wrong)
+                got = f"{len(names):,} names" if wrong is None else shown_value(wrong)
                 raise ConfigError(
                     f"lora {field_name} must be 1 to {MAX_LORA_NAMES:,} names of modules such as query or "
                     f"attention.output.dense; got {got}",

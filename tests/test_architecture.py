@@ -422,3 +422,21 @@ def test_no_module_runs_code_from_data():
 def test_code_from_data_is_found_where_it_is(code):
     assert runs_code(ast.parse(code))
     assert not runs_code(ast.parse("model.eval(); subprocess.run(['a']); from bertscope import pickles"))
+
+
+# Public functions of one question, in the layers of its command, and of each view.
+OF_QUESTIONS = {
+    "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
+    "profile", "report", "schema", "snapshot", "tree", "verify",
+}  # fmt: skip
+OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}
+
+
+def test_a_public_name_is_defined_once():
+    homes: dict[str, list[str]] = {}
+    for module in MODULES.values():
+        for node in module.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module.place)
+    twice = {name for name, places in homes.items() if len(places) > 1}
+    assert twice - OF_QUESTIONS - OF_VIEWS == {"assert_params", "main", "run"}  # a fixture; programs

@@ -144,7 +144,7 @@ def test_an_operator_has_a_name_a_packet_and_a_schema():
         (aten._fused_adamw_.default, ([one], [other], [third], [], [], []), [one, other, third]),
         (operator, (one, other), []),  # it returns what it writes
     ):
-        assert list(map(id, torch_access.written(op, given))) == list(map(id, changed))
+        assert list(map(id, torch_access.written_tensors(op, given))) == list(map(id, changed))
 
 
 def test_an_operator_without_private_names_keeps_its_packet():
@@ -154,7 +154,7 @@ def test_an_operator_without_private_names_keeps_its_packet():
 
     assert torch_access.operator_packet(Operator()) is aten.add
     assert torch_access.is_view(Operator()) is False
-    assert torch_access.written(Operator(), (1,)) == []
+    assert torch_access.written_tensors(Operator(), (1,)) == []
 
 
 def test_a_closed_library_leaves_no_kernel():

@@ -17,7 +17,7 @@ from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
-from bertscope.sources.safe_config import layers_in
+from bertscope.sources.safe_config import largest_layers
 from bertscope.torch_access import nn, torch
 
 # An error that is no BertscopeError: one file must not end the check of the others.
@@ -97,7 +97,7 @@ def _limit_runs(model: ExpectedModel) -> None:
     runs = [item for item in model.expected if item.run]
     if source.has_equal_layers:
         runs = [item for item in runs if item.key.startswith("memory.")]
-    layers = source.layers or layers_in(source.settings)
+    layers = source.layers or largest_layers(source.settings)
     if len(runs) * layers > MAX_RUN_LAYERS:
         raise SourceError(
             f"{len(runs)} runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "

@@ -67,7 +67,7 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
 
 
-def on_device(inputs: Any, device: str) -> Any:
+def inputs_on_device(inputs: Any, device: str) -> Any:
     """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
     is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
     return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs

@@ -24,7 +24,7 @@ from bertscope.api.asked import (
     calibration_for,
     card_for,
     inputs_of,
-    on_device,
+    inputs_on_device,
 )
 from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
@@ -158,7 +158,7 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
         given = real_inputs(module, run_config, run_config.device)
     else:
         run_config, _, measurement, launch = asked.of_module()
-        given = on_device(given, run_config.device)
+        given = inputs_on_device(given, run_config.device)
     if launch.nproc is not None:
         raise SelectionError("real ranks build the model themselves; give its name, or leave nproc out")
     return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)

@@ -63,7 +63,7 @@ class Tensor:
     dtype: str
 
 
-class Table(dict[Any, Any]):
+class PickledDict(dict[Any, Any]):
     """A dictionary in the pickle."""
 
 
@@ -93,11 +93,11 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
 
 
-def _table(pairs: Any = ()) -> Table:
+def _table(pairs: Any = ()) -> PickledDict:
     """Return an OrderedDict: empty, as Python 3 pickles it, or from pairs, as Python 2 did."""
     if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
         raise BadPickle("a table with keys that are no names")
-    return Table(pairs)
+    return PickledDict(pairs)
 
 
 def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
@@ -129,7 +129,7 @@ _VALUES = {
 }  # fmt: skip
 _NEW: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
-    "MARK": lambda: _MARK, "EMPTY_DICT": Table, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK, "EMPTY_DICT": PickledDict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
 }  # fmt: skip
 
 
@@ -197,7 +197,7 @@ class _Machine:
                 stack.append(storage_of(stack.pop()))
             case "BUILD":
                 stack.pop()  # attributes of a state dict: its metadata
-                self._top(Table)
+                self._top(PickledDict)
             case "REDUCE":
                 self._call()
             case _:
@@ -222,7 +222,7 @@ class _Machine:
         self.stack[-count:] = [items]
 
     def _set(self, items: list[Any]) -> None:
-        table = self._top(Table)
+        table = self._top(PickledDict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             # The hash of nested tuples takes exponential time; that of a long integer takes time linear in its length.
             if not isinstance(key, str) and not is_size(key):
@@ -336,17 +336,17 @@ def _described(file: OpenFile, pickle: BytesIO) -> Any:
         raise file.broken(f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
-def _state(file: OpenFile, pickle: BytesIO) -> Table:
+def _state(file: OpenFile, pickle: BytesIO) -> PickledDict:
     """Return the state dict in the pickle: its top level, or the entry in which trainers save the weights."""
     found = _described(file, pickle)
-    if isinstance(found, Table) and not any(isinstance(value, Tensor) for value in found.values()):
-        found = next((found[key] for key in _NESTED if isinstance(found.get(key), Table)), found)
-    if not isinstance(found, Table) or not any(isinstance(value, Tensor) for value in found.values()):
+    if isinstance(found, PickledDict) and not any(isinstance(value, Tensor) for value in found.values()):
+        found = next((found[key] for key in _NESTED if isinstance(found.get(key), PickledDict)), found)
+    if not isinstance(found, PickledDict) or not any(isinstance(value, Tensor) for value in found.values()):
         raise file.broken("it holds no table of tensors")
     return found
 
 
-def _tensors(file: OpenFile, state: Table) -> Iterator[tuple[str, Tensor]]:
+def _tensors(file: OpenFile, state: PickledDict) -> Iterator[tuple[str, Tensor]]:
     by_key: dict[str, Storage] = {}
     for name, value in state.items():
         if isinstance(value, Tensor):

@@ -105,7 +105,7 @@ def check(
         write_file(path, with_expected(path, values))
         note(Text("updated {path}: {keys}", path=path, keys=", ".join(values)))
     for finding in report.having("error"):
-        complain(renderer.message(finding), 2)
+        complain(renderer.finding_message(finding), 2)
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0

@@ -50,7 +50,7 @@ def explore(
     source = model.found()
     from bertscope.analyses.page import explore as analyse
     from bertscope.api.asked import Asked
-    from bertscope.render.explore.app import run as show
+    from bertscope.render.explore.app import run_app as show
 
     run_config = Asked.of({}, run.layers).resolved(source).runs[0]
 
@@ -59,10 +59,10 @@ def explore(
         return settled(analyse(source, replace(run_config, **changes), folded=not unfold))
 
     reports = again()
-    show(next(reports), reports, again, partial(explained, source, run_config))
+    show(next(reports), reports, again, partial(steps_at, source, run_config))
 
 
-def explained(source: ModelSource, run_config: RunConfig, path: str, run: Mapping[str, Any]) -> tuple[str, Any]:
+def steps_at(source: ModelSource, run_config: RunConfig, path: str, run: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the steps of a module, or of the nearest module around it that has steps, and the path that has them.
 
     A row of equal layers, such as `encoder.layer.0-11`, has the steps of these; of layers that differ, those of the

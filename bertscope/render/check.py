@@ -23,11 +23,11 @@ def text(report: CheckReport) -> str:
 def line(finding: Finding) -> str:
     """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
-        return one_line(message(finding))
-    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {message(finding)}")
+        return one_line(finding_message(finding))
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding_message(finding)}")
 
 
-def message(finding: Finding) -> str:
+def finding_message(finding: Finding) -> str:
     """Return the message in the chosen language; the place in front of one is the same in all."""
     path, line, text = finding.message.partition(f":{finding.line}: ")
     return f"{path}{line}{phrase(text)}" if line else phrase(finding.message)
@@ -47,7 +47,7 @@ def github(report: CheckReport) -> str:
     for finding in report.findings:
         if finding.status != "passed":
             path = _escaped(finding.path).replace(":", "%3A").replace(",", "%2C")
-            text_shown = _escaped(f"{finding.model}: {message(finding)}")
+            text_shown = _escaped(f"{finding.model}: {finding_message(finding)}")
             text += f"::error title=bertscope check,file={path},line={finding.line}::{text_shown}\n"
     return text + _summary(report)
 
@@ -70,7 +70,7 @@ def _case(finding: Finding) -> str:
     if finding.status == "passed":
         return f"  {case}/>\n"
     tag = "error" if finding.status == "error" else "failure"
-    shown = _xml(message(finding))
+    shown = _xml(finding_message(finding))
     return f'  {case}><{tag} message="{shown}">{shown}</{tag}></testcase>\n'
 
 
@@ -85,7 +85,8 @@ def _columns(report: CheckReport) -> list[Column]:
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
         Column("expectation", lambda finding: one_line(finding.key), values("key")),
         Column("expected", lambda finding: _value(finding.expected), values("expected"), right=True),
-        Column("got", lambda finding: _value(finding.got) or one_line(message(finding)), values("got"), right=True),
+        Column("got", lambda finding: _value(finding.got) or one_line(finding_message(finding)), values("got"),
+               right=True),
         Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "",
                values("difference", "tolerance"), right=True,
                shown=any(finding.difference for finding in report.findings)),

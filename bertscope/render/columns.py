@@ -60,14 +60,14 @@ def copies_text(copies: int) -> str:
     return f" ({copies} x)" if copies > 1 else ""
 
 
-def shown(columns: Sequence[Column]) -> list[Column]:
+def shown_columns(columns: Sequence[Column]) -> list[Column]:
     """Return the columns of a table."""
     return [column for column in columns if column.shown]
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
     """Return the rows as a GitHub table."""
-    columns = shown(columns)
+    columns = shown_columns(columns)
     lines = [
         [_markdown_cell(column.heading) for column in columns],
         ["---:" if column.right else "---" for column in columns],

@@ -38,7 +38,7 @@ def mermaid(report: ClassReport | GraphReport) -> str:
 
 def source(report: ClassReport | GraphReport) -> str:
     """Return the text, at any length."""
-    in_yaml = visible(title(report)).replace("\\", "\\\\").replace('"', '\\"')
+    in_yaml = visible(diagram_title(report)).replace("\\", "\\\\").replace('"', '\\"')
     body = _classes_of_mermaid(report) if isinstance(report, ClassReport) else _flowchart(report)
     return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
 
@@ -112,7 +112,7 @@ def _escaped(written: str) -> str:
     return visible(written).translate(_ESCAPES)
 
 
-def title(report: ClassReport | GraphReport) -> str:
+def diagram_title(report: ClassReport | GraphReport) -> str:
     """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`.
 
     Classes and modules are the same with each kernel of attention.
@@ -201,7 +201,7 @@ def dot(report: ClassReport | GraphReport) -> str:
 
 
 def _digraph(report: ClassReport | GraphReport, head: Iterable[str], body: Iterable[str]) -> str:
-    lines = [f"digraph {_quoted(title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
+    lines = [f"digraph {_quoted(diagram_title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
     return "\n".join(lines) + "\n"
 
 
@@ -361,7 +361,7 @@ def svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
 def html(report: ClassReport | GraphReport) -> str:
     """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
     picture = _inline(_picture(report))
-    return filled("diagram.html", title=title(report), svg=markup(picture), source=source(report))
+    return filled("diagram.html", title=diagram_title(report), svg=markup(picture), source=source(report))
 
 
 def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:

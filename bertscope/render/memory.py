@@ -413,7 +413,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def kept_rows(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
+def kept_cells(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
     """Return each kind of tensor that any variant keeps, with its bytes in each."""
     memories = [variant.memory for variant in report.variants]
     tables = [{(row.path, row.operator, row.shape): row for row in (memory.kept if memory else ())}
@@ -437,7 +437,7 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     tables = [Table(memory_columns(report), lines, lambda line: line.is_strong, names=1)]
     tables += [Table(*found) for found in rank_tables(report)]
     tables += [Table(*found) for found in traffic_tables(report, by_module=is_detailed)]
-    rows = kept_rows(report) if is_detailed or shown_rows is not None else []
+    rows = kept_cells(report) if is_detailed or shown_rows is not None else []
     if not rows:
         return tables
     shown = rows if target is None else rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]

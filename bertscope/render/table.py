@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-from bertscope.render.columns import Column, shown
+from bertscope.render.columns import Column, shown_columns
 from bertscope.render.console import Target, stacked, unbroken, wrapped
 from bertscope.units import visible
 
@@ -60,7 +60,7 @@ class _Drawing:
     def of(cls, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> _Drawing:
         """Return the drawing of the columns that the target asks for, each as wide as its longest text."""
         cells = []
-        for column in shown(columns):
+        for column in shown_columns(columns):
             if target.verbose or not column.detail:
                 texts = [column.heading, *map(column.text, rows)]
                 everything = "".join(texts)

@@ -67,7 +67,7 @@ def is_run(name: str) -> bool:
     return layers is not None and layers.is_run
 
 
-def written(path: str) -> str:
+def written_apart(path: str) -> str:
     """Return the name or path of one module as it is among ranges: `a.0-3` becomes `a.0-3'`."""
     if "-" not in path:  # the pattern takes ten times as long
         return path
@@ -102,7 +102,7 @@ def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key,
     """
     alike: dict[tuple[str, str | None, Key], list[tuple[int, Item]]] = {}
     for name, key, item in items:
-        path = written(name)
+        path = written_apart(name)
         found = _NUMBER.search(path)
         likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
         alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))

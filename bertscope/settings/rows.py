@@ -194,7 +194,7 @@ class Settings:
             if value is not table[name].default:
                 object.__setattr__(self, name, table[name].read(value))
         self.complete()
-        check(self.flat(), table)
+        check_values(self.flat(), table)
 
     def complete(self) -> None:
         """Set the fields that follow from others."""
@@ -251,7 +251,7 @@ class Rule(NamedTuple):
 RULES: list[Rule] = []
 
 
-def check(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
+def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
     """Raise SettingError for a value without effect, and for a combination that no run has."""
     for name, own in table.items():
         if own.concerns and values[name] != own.default and (other := own.unmet(values)):

@@ -33,7 +33,7 @@ from bertscope.settings.optimizers import (
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
 from bertscope.settings.rows import RULES, Rule, Settings, row, rows
-from bertscope.settings.training_arguments import clips, flag, is_reentrant, number, reentrant_keyword, words
+from bertscope.settings.training_arguments import clips, flag, is_reentrant, reentrant_keyword, whole_number, words
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 # Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
@@ -80,7 +80,8 @@ class RunConfig(Settings):
 
     batch: int = row(
         1, "The batch size, of one rank and one micro-batch.", low=1, metavar="N", flag="-b",
-        trainer={"per_device_train_batch_size": number, "per_gpu_train_batch_size": number}, of_modules=False,
+        trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
+        of_modules=False,
     )  # fmt: skip
     seq: int = row(128, "The sequence length.", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False)
     mode: str = row(
@@ -116,7 +117,7 @@ class RunConfig(Settings):
     )
     accumulate: int = row(
         1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
-        text="{} micro-batches", trainer={"gradient_accumulation_steps": number},
+        text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
     )  # fmt: skip
     keep_gradients: bool = row(
         False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING

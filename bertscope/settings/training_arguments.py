@@ -27,7 +27,7 @@ def flag(setting: Any) -> Rule:
     return rule
 
 
-def number(value: Any, given: Mapping[str, Any]) -> int | None:
+def whole_number(value: Any, given: Mapping[str, Any]) -> int | None:
     """Return an integer."""
     if isinstance(value, bool) or not isinstance(value, int | None):
         raise ValueError("an integer")

@@ -47,10 +47,10 @@ def check_setting(key: str, value: Any, where: str) -> None:
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
 
 
-def layers_in(config: Mapping[str, Any]) -> int:
+def largest_layers(config: Mapping[str, Any]) -> int:
     """Return the largest number of layers that a configuration, or one inside it, gives; 0 without one."""
     numbers = [value for key, value in config.items() if type(value) is int and _MODULES.search(key)]
-    return max([*numbers, *(layers_in(value) for value in config.values() if isinstance(value, dict))], default=0)
+    return max([*numbers, *(largest_layers(value) for value in config.values() if isinstance(value, dict))], default=0)
 
 
 def check_experts(config: dict[str, Any], where: str) -> None:

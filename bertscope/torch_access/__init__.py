@@ -216,7 +216,7 @@ def is_view(operator: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def written(operator: Any, args: Any) -> list[torch.Tensor]:
+def written_tensors(operator: Any, args: Any) -> list[torch.Tensor]:
     """Return the tensors that an operator writes and does not return, as `_foreach_add_` does. Fallback: none."""
     schema = getattr(operator, "_schema", None)
     if schema is None or schema.returns:

@@ -31,7 +31,7 @@ from bertscope.reports.memory import FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import operator_name, torch, written
+from bertscope.torch_access import operator_name, torch, written_tensors
 from bertscope.units import FP32, PRECISIONS
 
 _NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
@@ -167,7 +167,7 @@ class _WorkMode(RunMode):
         elif operator_name(operator) == "embedding":  # it reads the rows of its ids
             self.moved += 2 * out.nbytes + args[1].nbytes
         else:
-            self.moved += moved + sum(tensor.nbytes for tensor in written(operator, args))
+            self.moved += moved + sum(tensor.nbytes for tensor in written_tensors(operator, args))
         self.calls += bool(moved)
         return out
 

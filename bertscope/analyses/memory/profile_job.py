@@ -91,7 +91,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
 }
 
 
-def load() -> None:
+def load_what_jobs_need() -> None:
     """Import what every job needs, without running anything that starts a thread."""
     from bertscope.analyses.memory import estimate, profiler_run  # noqa: F401
     from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
@@ -127,7 +127,7 @@ def set_memory_limit(job: Job, say: Say) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
-def explained(error: Exception, job: Job) -> tuple[str, str]:
+def job_error(error: Exception, job: Job) -> tuple[str, str]:
     """Return the kind of message and the text for an error of a job."""
     if isinstance(error, BertscopeError):
         return "refused", str(error)

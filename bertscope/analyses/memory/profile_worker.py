@@ -21,8 +21,8 @@ from bertscope.analyses.memory.profile_job import (
     Job,
     Say,
     estimate_job,
-    explained,
     high_water,
+    job_error,
     machine_name,
     set_malloc,
     set_memory_limit,
@@ -42,7 +42,7 @@ def main() -> None:
     try:
         (run if job.launch is None else launch)(job, say)
     except Exception as error:
-        say(*explained(error, job))
+        say(*job_error(error, job))
 
 
 def launch(job: Job, say: Say) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bertscope import torch_access
 from bertscope.reports.base import Shape, TensorShape
-from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written
+from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
 from bertscope.torch_access import nn, torch
 
 
@@ -260,7 +260,7 @@ def _continues(run: list[Node], child: Node) -> bool:
 def _named(node: Node) -> Node:
     """Return a node with the layer range of its copies in its path and in those below."""
     number = number_of(node.name)
-    numbers = written(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
+    numbers = written_apart(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
     if numbers == node.name:
         return node
     return replace(moved(node, node.path, node.path.removesuffix(node.name) + numbers), name=numbers)

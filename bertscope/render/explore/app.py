@@ -29,8 +29,8 @@ from bertscope.render.explore.text import (
     fitted,
     matches,
     next_precision,
+    node_title,
     status,
-    title,
 )
 from bertscope.reports.explain import ExplainReport
 from bertscope.reports.page import ExploreReport
@@ -283,7 +283,7 @@ class Explorer(App[BaseException]):
         self.modules.show_measures((self.width - _DETAILS if is_wide else self.width) - 1)  # without the scrollbar
         used = self.modules.names + self.modules.columns.width
         self.modules.styles.width = used + 1 if is_wide else "100%"
-        self.query_one("#title", Static).update(wrapped(title(self.report), Target(self.width)).rstrip())
+        self.query_one("#title", Static).update(wrapped(node_title(self.report), Target(self.width)).rstrip())
         self.query_one("#header", Static).update(self.modules.header())
         self.on_tree_node_highlighted()
 
@@ -434,7 +434,7 @@ def _explain_text(report: ExplainReport, note: str, width: int) -> str:
     return "".join(fitted(line, width) if len(line) > width else f"{line}\n" for line in text.splitlines())
 
 
-def run(report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain) -> None:
+def run_app(report: ExploreReport, later: Iterable[ExploreReport], again: Again, explained: Explain) -> None:
     """Show it until the person leaves; raises what loading raised."""
     failure = Explorer(report, later, again, explained, color=stdout_target().color).run()
     if failure is not None:

@@ -292,7 +292,7 @@ def next_precision(precision: str, first: str) -> str:
     return every[(every.index(precision) + 1) % len(every)]
 
 
-def title(report: ExploreReport) -> str:
+def node_title(report: ExploreReport) -> str:
     """Return the model and its run."""
     run, about = report.run, report.subject
     precision = "the model's own dtypes" if run.precision == STORED else run.precision

@@ -17,7 +17,7 @@ from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
 from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import footer, subtitle, title
-from bertscope.render.memory import conclusions, footnotes, kept_columns, kept_rows, memory_columns, memory_lines
+from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
 from bertscope.render.timeline.panels import part_name, run_text
@@ -378,7 +378,7 @@ def _memory(model: ModelPart) -> dict[str, Any]:
         "columns": memory_columns(memory),
         "rows": list(memory_lines(memory)),
         "kept_columns": _numbers_first(kept_columns(memory)),
-        "kept_rows": kept_rows(memory),
+        "kept_rows": kept_cells(memory),
         "notes": [*conclusions(memory), say("axis_note"), *footnotes(memory)],
         "commands": [estimate_command(model)],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bertscope.render.columns import Column, shown
+from bertscope.render.columns import Column, shown_columns
 from bertscope.render.console import declarations
 from bertscope.texts import language, say
 from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
@@ -29,7 +29,7 @@ def environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters |= {
-        "shown": shown,
+        "shown": shown_columns,
         "lines": _lines,
         "cell": _cell,
         "branched": _branched,

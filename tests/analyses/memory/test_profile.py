@@ -372,9 +372,9 @@ def test_the_same_seed_gives_the_same_step(folder):
 
 def test_a_failure_that_nobody_foresaw_has_its_own_words():
     job = Job(source=small(), run_config=RunConfig())
-    assert profile_job.explained(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
-    assert profile_job.explained(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
-    assert profile_job.explained(MemoryError(), job)[0] == "out of memory"
+    assert profile_job.job_error(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
+    assert profile_job.job_error(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
+    assert profile_job.job_error(MemoryError(), job)[0] == "out of memory"
 
 
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):

@@ -18,7 +18,7 @@ import pytest
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, RankLaunch, explained
+from bertscope.analyses.memory.profile_job import Job, RankLaunch, job_error
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.commands import profile as command_module
@@ -208,7 +208,7 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(t
 
 def test_too_many_open_files_are_named():
     for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
-        assert explained(error, job("fsdp", (2,)))[0] == "files"
+        assert job_error(error, job("fsdp", (2,)))[0] == "files"
     asked = job("fsdp", (2,))
     text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
     assert text == (

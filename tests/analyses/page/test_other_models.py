@@ -14,7 +14,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.page import explore
 from bertscope.errors import SelectionError
-from bertscope.render.explore.text import title
+from bertscope.render.explore.text import node_title
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
@@ -124,6 +124,6 @@ def test_explore_joins_the_numbers_of_another_family(gpt2, checkpointing):
 def test_explore_names_no_attention_of_a_module_that_has_none():
     source = GivenModule(name="tagger", module=Tagger())
     *_, report = explore(source, RunConfig(batch=2, seq=7))
-    assert title(report) == "tagger: Tagger; training step at batch 2, length 7, fp32"
+    assert node_title(report) == "tagger: Tagger; training step at batch 2, length 7, fp32"
     with pytest.raises(SelectionError, match="takes --checkpointing none"):
         next(explore(source, RunConfig(checkpointing="full")))

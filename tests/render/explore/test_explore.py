@@ -22,7 +22,7 @@ from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.page import explore
 from bertscope.analyses.tracing.trace import shapes
 from bertscope.api.asked import source_of
-from bertscope.commands.explore import around, explained
+from bertscope.commands.explore import around, steps_at
 from bertscope.config import BertConfig
 from bertscope.model import build
 from bertscope.render.explore.app import BINDINGS
@@ -135,7 +135,7 @@ def again(**changes):
 def explorer(first, later=(), *, color=True):
     from bertscope.render.explore.app import Explorer
 
-    return Explorer(first, later, again, partial(explained, source(), RunConfig()), color=color)
+    return Explorer(first, later, again, partial(steps_at, source(), RunConfig()), color=color)
 
 
 async def settled(pilot):
@@ -357,12 +357,12 @@ def test_e_explains_the_module_and_escape_goes_back():
 
 def test_modules_of_any_model_are_explained_with_the_steps_of_the_nearest_one_around_them():
     model = source_of(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))
-    path, report = explained(model, RunConfig(), "0", {"batch": 1, "seq": 1})
+    path, report = steps_at(model, RunConfig(), "0", {"batch": 1, "seq": 1})
     assert (path, [step.params.value for step in report.steps]) == ("0", [16])
     assert list(around("h.0-2.attn")) == ["h.0-2.attn", "h.0.attn", "h.0-2", "h.0", "h"]
     run = {"batch": 2, "seq": 5}
-    assert explained(source(), RunConfig(), "nowhere", run)[0] == ""
-    assert explained(source(), RunConfig(), "bert.encoder", run)[0] == "bert.encoder"
+    assert steps_at(source(), RunConfig(), "nowhere", run)[0] == ""
+    assert steps_at(source(), RunConfig(), "bert.encoder", run)[0] == "bert.encoder"
 
 
 def test_the_help_has_a_line_for_each_key_of_the_bottom_line():
@@ -567,7 +567,7 @@ def examples():
 def test_every_example_of_the_help_brings_up_all_data(cli, monkeypatch, example):
     shown = []
     monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
-    monkeypatch.setattr("bertscope.render.explore.app.run", lambda first, later, *_: shown.extend((first, *later)))
+    monkeypatch.setattr("bertscope.render.explore.app.run_app", lambda first, later, *_: shown.extend((first, *later)))
     result = cli(*shortened(example).split()[1:])
     assert (result.code, result.out) == (0, ""), result.err
     assert (len(shown), shown[-1].awaited) == (3, ())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from bertscope.analyses.memory.profile_job import Job, RankLaunch, Say, estimate_job, explained, load
+from bertscope.analyses.memory.profile_job import Job, RankLaunch, Say, estimate_job, job_error, load_what_jobs_need
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, printed_file, run_rank
 from bertscope.errors import SelectionError
 from bertscope.processes.child import can_fork, child_command
@@ -46,7 +46,7 @@ def launch_ranks(job: Job, say: Say) -> None:
 
 def load_for_ranks() -> None:
     """Import what every rank needs, without running anything that starts a thread: forks then need not import it."""
-    load()
+    load_what_jobs_need()
     from torch.distributed import fsdp, optim  # noqa: F401
     from torch.distributed.tensor import parallel  # noqa: F401
 
@@ -63,7 +63,7 @@ def _estimate_in_fork(job: Job, say: Say) -> bool:
             _estimate(job, say)
             code = 0
         except Exception as error:
-            say(*explained(error, job))
+            say(*job_error(error, job))
         finally:
             os._exit(code)
     return os.waitpid(pid, 0)[1] == 0

@@ -23,8 +23,8 @@ from bertscope.analyses.memory.profile_job import (
     Job,
     RankLaunch,
     Say,
-    explained,
     high_water,
+    job_error,
     machine_name,
     set_memory_limit,
     set_up_process,
@@ -145,7 +145,7 @@ def run_rank(folder: str) -> None:
         try:
             _run(job, job.launch or RankLaunch(nproc=1), say)
         except Exception as error:
-            say(*explained(error, job))
+            say(*job_error(error, job))
             time.sleep(_LAST_SECONDS)
             raise
 
