@@ -440,3 +440,11 @@ def test_a_public_name_is_defined_once():
                 homes.setdefault(node.name, []).append(module.place)
     twice = {name for name, places in homes.items() if len(places) > 1}
     assert twice - OF_QUESTIONS - OF_VIEWS == {"assert_params", "main", "run"}  # a fixture; programs
+
+
+def test_a_function_that_a_string_names_exists():
+    named = [node.value for module in MODULES.values() for node in ast.walk(module.tree)
+             if isinstance(node, ast.Constant) and re.fullmatch(r"bertscope(\.\w+)+:\w+", str(node.value))]  # fmt: skip
+    assert len(named) >= 3
+    for place, _, name in (text.partition(":") for text in named):
+        assert name in {getattr(node, "name", "") for node in MODULES[place].tree.body}, f"{place}:{name}"

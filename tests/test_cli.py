@@ -468,7 +468,7 @@ def test_a_closed_or_full_stdout_is_no_traceback():
 
 
 def test_markdown_escapes_what_it_would_take_for_markup():
-    from bertscope.render.table import Column, markdown_text
+    from bertscope.render.columns import Column, markdown_text
 
     text = markdown_text([Column("a|b", str)], ["*x* _y_ [z](u) <b> | \\"])
     assert text.splitlines()[-1] == r"| \*x\* \_y\_ \[z\](u) \<b> \| \\ |"

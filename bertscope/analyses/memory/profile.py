@@ -143,7 +143,7 @@ def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
     if len(jobs) == 1 or jobs[0].run_config.device != "cpu" or not can_fork():
         yield partial(Child, _ENTRY)
         return
-    server = ForkServer("bertscope.analyses.memory.profile_job:load", _ENTRY)
+    server = ForkServer("bertscope.analyses.memory.profile_job:load_what_jobs_need", _ENTRY)
     try:
         yield server.start
     finally:

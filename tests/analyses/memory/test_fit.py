@@ -25,6 +25,7 @@ from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
 from bertscope.render import memory as renderer
 from bertscope.render.console import Target
+from bertscope.render.views import view_of
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
     BreakEven,
@@ -277,12 +278,12 @@ def test_another_common_head_is_tried_for_an_asked_batch():
     between = sum(peaks) // 2
     report = fit_report(masked, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
-    text = fit_renderer.table(report, Target())
+    text = view_of("fit").table(report, Target())
     assert "the head matters: with --architecture BertForSequenceClassification the answer is yes for fp32" in text
     report = fit_report(classifier, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
     report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
-    assert "the head matters" not in fit_renderer.table(report, Target())
+    assert "the head matters" not in view_of("fit").table(report, Target())
 
 
 # The command.
@@ -493,13 +494,13 @@ def fitted() -> FitReport:
 
 
 GOLDENS = {
-    "profile-table.txt": lambda: renderer.table(profiled(), Target(verbose=True)),
-    "profile-table-narrow.txt": lambda: renderer.table(profiled(), Target(width=80, unicode=False)),
-    "profile-markdown.md": lambda: renderer.markdown(profiled()),
-    "profile.csv": lambda: renderer.csv(profiled()),
-    "fit-table.txt": lambda: fit_renderer.table(fitted(), Target()),
-    "fit-markdown.md": lambda: fit_renderer.markdown(fitted()),
-    "fit.csv": lambda: fit_renderer.csv(fitted()),
+    "profile-table.txt": lambda: view_of("memory").table(profiled(), Target(verbose=True)),
+    "profile-table-narrow.txt": lambda: view_of("memory").table(profiled(), Target(width=80, unicode=False)),
+    "profile-markdown.md": lambda: view_of("memory").markdown(profiled()),
+    "profile.csv": lambda: view_of("memory").csv(profiled()),
+    "fit-table.txt": lambda: view_of("fit").table(fitted(), Target()),
+    "fit-markdown.md": lambda: view_of("fit").markdown(fitted()),
+    "fit.csv": lambda: view_of("fit").csv(fitted()),
 }
 
 
@@ -520,7 +521,7 @@ def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
-    text = renderer.table(profiled(), Target(width=width, verbose=True))
+    text = view_of("memory").table(profiled(), Target(width=width, verbose=True))
     tables = text.count("\n at the peak")
     assert (tables > 1) == (width < 140)
     for name in ("optimizer state", "step, median of 3", "in backward"):
@@ -532,8 +533,8 @@ def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
 
 def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
     report = profiled()
-    short = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80))
-    full = renderer.table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
+    short = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80))
+    full = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
     assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
     details = ("  in optimizer step", "process: one step", "tokens per second")
     assert all(name in full and name not in short for name in details)
@@ -546,12 +547,12 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
     memory = replace(memory, phases=(replace(memory.phases[1], parts=parts),))
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    assert re.search(r"^ buffers, inputs +24 B$", renderer.table(report, Target()), re.MULTILINE)
-    assert re.search(r"^ inputs +16 B$", renderer.table(report, Target(verbose=True)), re.MULTILINE)
+    assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
 
 
 def test_no_bar_is_cut_in_a_narrow_terminal():
-    text = renderer.table(profiled(), Target(width=100, verbose=True))
+    text = view_of("memory").table(profiled(), Target(width=100, verbose=True))
     bars = [line for line in text.splitlines() if "PPP" in line]
     assert len(bars) == 4
     assert all(len(line) <= 100 for line in bars)
@@ -559,7 +560,9 @@ def test_no_bar_is_cut_in_a_narrow_terminal():
 
 def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     line = next(
-        line for line in renderer.table(profiled(), Target(verbose=True)).splitlines() if line.startswith("none ")
+        line
+        for line in view_of("memory").table(profiled(), Target(verbose=True)).splitlines()
+        if line.startswith("none ")
     )
     marks = line.partition(" ")[2].strip()
     bar = marks.partition(" ")[0]
@@ -573,14 +576,14 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
 def test_every_mark_in_a_bar_is_explained(activations):
     memory = made_up(activations, "estimated")
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    text = renderer.table(report, Target(verbose=True))
+    text = view_of("memory").table(report, Target(verbose=True))
     (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
     (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
     assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))
 
 
 def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
-    records = list(csv.DictReader(io.StringIO(renderer.csv(profiled()))))
+    records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
     assert len(records) == 3 * (2 + 2 + 1 + 1)
     for record in records:
         parts = sum(int(record[f"{part}_bytes"]) for part in renderer.PARTS)
