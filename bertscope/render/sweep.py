@@ -12,6 +12,8 @@ from bertscope.render.views import Table, View
 from bertscope.reports.base import FAILED
 from bertscope.reports.memory import COLLECTIVES, NO, UNCERTAIN, YES
 from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text, short_count_text
 
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
@@ -54,11 +56,15 @@ def setting_text(name: str, row: SweepRow) -> Any:
 def _setting(name: str) -> Column:
     read = partial(setting_text, name)
 
+    own = rows(*ESTIMATED).get(name)
+
     def text(row: SweepRow) -> str:
         value = read(row)
-        return count_text(value) if type(value) is int else str(value) or "--"
+        if type(value) is int:
+            return bytes_text(value) if own and own.is_size else count_text(value)
+        return str(value) or "--"
 
-    return Column(name.replace("_", " "), text, {name: read}, right=name in ("batch", "seq", "world_size"))
+    return Column(name.replace("_", " "), text, {name: read}, right=bool(own and own.kind is int))
 
 
 def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None] | None = None, **options: Any) -> Column:
