@@ -56,11 +56,12 @@ def _folder(folder: Path) -> Path:
     """Return the folder, made if it does not exist; raises SourceError for one that others may write into."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = folder.stat().st_mode
+        found = folder.stat()
     except OSError as error:
         raise SourceError("{name}: {words}", name=f"{VARIABLE}={folder}", words=error.strerror or str(error)) from None
-    if os.name == "posix" and mode & 0o022:
-        raise SourceError(f"{VARIABLE}: others may write into {folder}, and so choose results; run chmod go-w {folder}")
+    if os.name == "posix" and (found.st_mode & 0o022 or found.st_uid != os.getuid()):
+        raise SourceError(f"{VARIABLE}: others may write into {folder}, and so choose results; name a folder of your own "
+                          "with mode 0700")  # fmt: skip
     return folder
 
 

@@ -13,6 +13,7 @@ from torch.fx import wrap
 from torch.nn import functional
 
 from bertscope.config import BertConfig
+from bertscope.errors import ConfigError
 from bertscope.model.activations import activation
 from bertscope.model.bert import BertModel
 from bertscope.model.inputs import Cache
@@ -406,6 +407,9 @@ class BertForQuestionAnswering(WithHead):
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         logits = self.qa_outputs(body.last_hidden_state)
+        if self.num_labels != 2:
+            raise ConfigError(f"question answering has two labels, start and end; num_labels is {self.num_labels}",
+                              field="num_labels")  # fmt: skip
         first, second = logits.split(1, dim=-1)
         start, end = first.squeeze(-1).contiguous(), second.squeeze(-1).contiguous()
         loss = None

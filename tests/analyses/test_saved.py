@@ -92,6 +92,14 @@ def test_a_folder_that_others_may_write_into_is_refused(folder, cli):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can make a folder of another user")
+def test_a_folder_of_another_user_is_refused(folder):
+    folder.mkdir(mode=0o755)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(SourceError, match="others may write into"):
+        trace()
+
+
 def test_a_cache_that_is_a_file_is_an_error_of_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("kept")
     monkeypatch.setenv(module.VARIABLE, str(tmp_path / "file"))

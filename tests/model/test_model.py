@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -201,3 +202,13 @@ def test_parametrised_and_pruned_decoders_can_be_moved(tiny):
 
 def test_all_classes_are_public_names_of_the_package():
     assert set(ARCHITECTURES) <= set(bertscope.__all__)
+
+
+def test_question_answering_with_another_number_of_labels_counts_and_does_not_run(tiny, tmp_path, cli):
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.to_dict(), "num_labels": 3}))
+    question = (tmp_path / "config.json", "-a", "BertForQuestionAnswering")
+    assert cli("count", *question).code == 0
+    for command in ("estimate", "flops"):
+        result = cli(command, *question, "--batch", "1", "--seq", "4")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "question answering has two labels, start and end; num_labels is 3" in result.err
