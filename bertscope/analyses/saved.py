@@ -60,8 +60,8 @@ def _folder(folder: Path) -> Path:
     except OSError as error:
         raise SourceError("{name}: {words}", name=f"{VARIABLE}={folder}", words=error.strerror or str(error)) from None
     if os.name == "posix" and (found.st_mode & 0o022 or found.st_uid != os.getuid()):
-        raise SourceError(f"{VARIABLE}: others may write into {folder}, and so choose results; name a folder of your own "
-                          "with mode 0700")  # fmt: skip
+        raise SourceError(f"{VARIABLE}: others may write into {folder}, and so choose results; name a folder of your "
+                          "own, with mode 0700")  # fmt: skip
     return folder
 
 
