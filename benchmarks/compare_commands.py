@@ -47,6 +47,7 @@ STEPS = [
         --optimizer adam --amsgrad
         --optimizer adamw --amsgrad --optimizer-implementation foreach
         --optimizer adamw --optimizer-implementation fused
+        --optimizer adamw --device cuda --optimizer-implementation fused
         --optimizer adafactor
         --optimizer adagrad
         --optimizer lamb

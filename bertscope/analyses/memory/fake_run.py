@@ -150,7 +150,7 @@ class RunMode(DispatchMode):
 
     def add_state(self) -> None:
         """Record what is allocated now and not known yet as state, which exists before the step."""
-        is_fused = self.step.run_config.implementation == "fused"
+        is_fused = self.step.run_config.optimizer_implementation == "fused"
         for block, tensor in self.step.state():
             # A step counter is on the CPU, unless a fused kernel reads it.
             is_counter = self.on_device and not is_fused and block.path.endswith(".step")

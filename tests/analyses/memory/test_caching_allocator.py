@@ -415,3 +415,14 @@ def test_a_workspace_of_backward_splits_a_free_block_that_the_next_step_needs_wh
     assert replayed(run).peak_reserved_bytes == 232 * MIB  # not 164: the scores need another block
     without = MemoryTrace((), tuple(event._replace(operator="add") for event in events), 512)
     assert requests(without, (MIB,)).first[0] == 4  # a step without products: first of all
+
+
+def test_the_step_counters_of_a_fused_optimizer_are_on_the_card():
+    source = small()
+
+    def state(implementation: str) -> int:
+        run_config = RunConfig(batch=1, seq=4, device="cuda", optimizer_implementation=implementation)
+        return sum(size for block, size in estimated_trace(source, run_config).state if block.path.endswith(".step"))
+
+    trained = sum(param.requires_grad for path, param in source.build().named_parameters() if "pooler" not in path)
+    assert (state("default"), state("fused")) == (0, 4 * trained)  # torch's scalars of float32
