@@ -34,7 +34,7 @@ def verify(
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
     model = source.build()
-    expected = _Model(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
+    expected = _ModelTensors(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
     findings = _folded(expected.rows(checkpoint))
     rows = [replace(row, is_wrong=False) if row.status in allowed else row for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
@@ -53,12 +53,12 @@ def verify(
 def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the classes of the same configuration whose tensors the checkpoint has."""
     for other in source.other_classes():
-        expected = _Model(other.build(), None)
+        expected = _ModelTensors(other.build(), None)
         if not any(row.is_wrong for row in expected.rows(checkpoint)):
             yield str(other.architecture)
 
 
-class _Model:
+class _ModelTensors:
     """The tensors of the model, and those found in the checkpoint."""
 
     def __init__(self, model: nn.Module, dtype: str | None) -> None:

@@ -251,14 +251,14 @@ def fits(
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
     asked = Asked.of(given, layers, compared=compared, training_file=training_file).without("batch")
     source = source_of(model, name=name)
-    search = _Search(source, asked, batch, batch_total)
+    search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:
         search.check_total()
     return tuple(map(search.report, search.limits()))
 
 
 @dataclass
-class _Search:
+class _FitSearch:
     """A search of `fit` for one model, whose limits share traces."""
 
     source: ModelSource

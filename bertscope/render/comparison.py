@@ -24,7 +24,7 @@ SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and t
 
 
 @dataclass(frozen=True)
-class _Line:
+class _ModelRow:
     """A row, and the report that it belongs to."""
 
     report: Any
@@ -86,7 +86,7 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
         notes.append(
             Text("bytes: of the unique parameters in {dtype}; 1 MiB = 2**20 B", dtype=reports[0].subject.dtype)
         )
-        lines = [_Line(report, report.totals) for report in reports]
+        lines = [_ModelRow(report, report.totals) for report in reports]
         return _Table(_totals(any(line.row.frozen_params for line in lines)), lines, list(map(phrase, notes)))
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
@@ -95,7 +95,7 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
         (phrase("unique parameters"), [report.totals.distinct_params for report in reports]),
     ]
     columns = [Column("group", itemgetter(0)), *(_params_of(place, report) for place, report in enumerate(reports))]
-    records = [_Line(report, row) for report in reports for row in report.rows]
+    records = [_ModelRow(report, row) for report in reports for row in report.rows]
     return _Table(columns, rows, list(map(phrase, notes)), names=1, csv=(_GROUP_RECORDS, records))
 
 
@@ -127,13 +127,13 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
         Text("{words}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
              words=reports[0].mode),
     ]  # fmt: skip
-    rows = [_Line(report, point) for report in reports for point in report.sweep]
+    rows = [_ModelRow(report, point) for report in reports for point in report.sweep]
     return _Table(columns, rows, list(map(phrase, notes)))
 
 
 def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
     """Return a row for each model and checkpointing choice: the peak, its moment and its parts."""
-    lines = [_Line(report, variant) for report in reports for variant in report.variants]
+    lines = [_ModelRow(report, variant) for report in reports for variant in report.variants]
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
     precisions = {report.run.precision for report in reports}
     columns = [
@@ -163,7 +163,7 @@ def _part(name: str, *, shown: bool) -> Column:
                   detail=True, shown=shown)  # fmt: skip
 
 
-def _reserved_bytes(line: _Line) -> int | None:
+def _reserved_bytes(line: _ModelRow) -> int | None:
     device = line.row.memory.device
     return device.reserved_bytes if device else None
 
@@ -172,9 +172,9 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     """Return the answer for each GPU and sequence length with its best setting, and a table of all settings."""
     columns = fit.columns(reports[0])
     of_setting = [_fit_column(place, column) for place, column in enumerate(columns)]
-    records = [_Line(report, row) for report in reports for row in report.rows]
+    records = [_ModelRow(report, row) for report in reports for row in report.rows]
     best = [
-        _Line(report, fit.best_row(report, seq))
+        _ModelRow(report, fit.best_row(report, seq))
         for report in reports
         for seq in dict.fromkeys(row.seq for row in report.rows)
     ]
@@ -210,7 +210,7 @@ def _fit_column(place: int, column: Column) -> Column:
     )
 
 
-def _fit_value(place: int, name: str, line: _Line) -> Any:
+def _fit_value(place: int, name: str, line: _ModelRow) -> Any:
     return fit.columns(line.report)[place].csv[name](line.row)
 
 

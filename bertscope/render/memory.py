@@ -260,7 +260,7 @@ _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its i
 
 
 @dataclass(frozen=True)
-class _Line:
+class _MemoryLine:
     """A name and its value for each variant; the terminal shows a detail with -v."""
 
     name: str
@@ -269,7 +269,7 @@ class _Line:
     is_detail: bool = False
 
 
-def memory_lines(report: MemoryReport, *, has_details: bool = True) -> Iterator[_Line]:
+def memory_lines(report: MemoryReport, *, has_details: bool = True) -> Iterator[_MemoryLine]:
     """Yield the lines of the table: the parts at the peak, the peaks of the phases, and other measurements.
 
     Without details, the parts below _SMALL are one line, and some lines are left out.
@@ -286,16 +286,16 @@ def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
     return [few if part in few else [part] for part in found if part not in few[1:]]
 
 
-def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> Iterator[_Line]:
+def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> Iterator[_MemoryLine]:
     """Yield all lines."""
     variants = report.variants
 
     def has(path: str) -> bool:
         return any(_at(variant, path) for variant in variants)
 
-    def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, **is_what: bool) -> _Line:
+    def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, **is_what: bool) -> _MemoryLine:
         values = [_at(variant, path) for variant in variants]
-        return _Line(name, tuple("" if value is None else text(value) for value in values), **is_what)
+        return _MemoryLine(name, tuple("" if value is None else text(value) for value in values), **is_what)
 
     for group in part_groups:
         name = say("comma").join(map(part_name, group))
@@ -318,10 +318,10 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
         both = [variant.estimated if variant.measured else None for variant in variants]
-        yield _Line(
+        yield _MemoryLine(
             say("estimated_peak"), tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both)
         )
-        yield _Line(say("worst_error"), tuple(map(_error_text, variants)))
+        yield _MemoryLine(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
         yield line(say("process_step"), "process", _step_text, is_detail=True)
         yield line(say("process_run"), "process.peak_bytes", is_detail=True)
@@ -374,7 +374,7 @@ def _spread(timing: Timing) -> str:
     return f"{max(seconds) - min(seconds):.3f} s" if seconds else ""
 
 
-def _cell(number: int, line: _Line) -> str:
+def _cell(number: int, line: _MemoryLine) -> str:
     return line.cells[number]
 
 

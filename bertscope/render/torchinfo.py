@@ -93,7 +93,7 @@ def table(
 
 
 @dataclass(kw_only=True)
-class _Line:
+class _CallLine:
     """A module, or one call of it, with the numbers of its row."""
 
     row: TreeRow
@@ -112,12 +112,12 @@ class _Line:
         return _first_path(self.row)
 
 
-def _lines(report: TreeReport) -> list[_Line]:
+def _lines(report: TreeReport) -> list[_CallLine]:
     rows = list(_with_repeated(list(_unfolded(report.rows))))
     if report.calls:
         lines = list(_called(rows, report.calls))
     else:
-        lines = [_Line(row=row, call=None, again=row.same_as is not None) for row in rows]
+        lines = [_CallLine(row=row, call=None, again=row.same_as is not None) for row in rows]
     parents = {row.path.rpartition(".")[0] for row in rows if row.depth}
     leaves = {_first_path(row) for row in rows if row.path not in parents}
     params, seen = _params_of(report, rows), Counter[int]()
@@ -132,7 +132,7 @@ def _lines(report: TreeReport) -> list[_Line]:
     return lines
 
 
-def _below(lines: Sequence[_Line], place: int) -> Iterator[_Line]:
+def _below(lines: Sequence[_CallLine], place: int) -> Iterator[_CallLine]:
     for at in range(place + 1, len(lines)):
         if lines[at].row.depth <= lines[place].row.depth:
             return
@@ -186,14 +186,14 @@ def _first_path(row: TreeRow) -> str:
     return row.path if row.same_as is None else row.same_as
 
 
-def _called(rows: Sequence[TreeRow], calls: Sequence[ModuleCall]) -> Iterator[_Line]:
+def _called(rows: Sequence[TreeRow], calls: Sequence[ModuleCall]) -> Iterator[_CallLine]:
     """Yield a line for each call, and before it one for each module around it whose call is not in progress."""
     at_path = {row.path: row for row in rows}
     last = {_first_path(row): row for row in rows}
     inserted = {call.path for call in calls}
     begun: set[str] = set()
     around: list[TreeRow] = []  # the rows that contain the next one
-    line: _Line | None = None
+    line: _CallLine | None = None
     for call in calls:
         shown = call.path
         while shown not in last:  # below the largest depth of the report
@@ -203,12 +203,12 @@ def _called(rows: Sequence[TreeRow], calls: Sequence[ModuleCall]) -> Iterator[_L
         above = [at_path[".".join(parts[:end])] for end in range(1, row.depth + (shown != call.path))]
         for place, parent in enumerate(above):
             if [_first_path(item) for item in around[place : place + 1]] != [_first_path(parent)]:
-                line = _Line(row=parent, call=None, again=_first_path(parent) in inserted)
+                line = _CallLine(row=parent, call=None, again=_first_path(parent) in inserted)
                 inserted.add(_first_path(parent))
                 yield line
         around = above
         if shown == call.path or line is None:
-            line = _Line(row=row, call=call, again=call.path in begun)
+            line = _CallLine(row=row, call=call, again=call.path in begun)
             begun.add(call.path)
             around = [*above, row] if row.depth else []
             yield line
@@ -231,7 +231,7 @@ def _params_of(report: TreeReport, rows: Sequence[TreeRow]) -> Mapping[str, int]
 # ---- the cells ----
 
 
-def _name(line: _Line) -> str:
+def _name(line: _CallLine) -> str:
     row = line.row
     return f"{row.type}: {row.depth}-{line.index}" if row.depth else row.type
 
@@ -246,15 +246,15 @@ def _shape(tensors: Sequence[TensorShape]) -> str:
     return str(list(tensors[0].shape)) if tensors and tensors[0].shape else "--"
 
 
-def _is_whole(line: _Line, depth: int) -> bool:
+def _is_whole(line: _CallLine, depth: int) -> bool:
     return line.is_leaf or line.row.depth == depth
 
 
-def _own_params(line: _Line, depth: int) -> int:
+def _own_params(line: _CallLine, depth: int) -> int:
     return line.params if _is_whole(line, depth) else max(line.params_here, 0)
 
 
-def _params(line: _Line, depth: int, total: int) -> str:
+def _params(line: _CallLine, depth: int, total: int) -> str:
     own = _own_params(line, depth)
     if line.again and line.params:
         return "(recursive)"
@@ -263,31 +263,31 @@ def _params(line: _Line, depth: int, total: int) -> str:
     return f"({count_text(own)})" if _is_whole(line, depth) and not line.row.trainable_params else count_text(own)
 
 
-def _percent(line: _Line, depth: int, total: int) -> str:
+def _percent(line: _CallLine, depth: int, total: int) -> str:
     own = _own_params(line, depth)
     if line.again and total:
         return "(recursive)"
     return f"{own / total:>7.2%}" if own and total else "     --"
 
 
-def _kernel(line: _Line, depth: int, total: int) -> str:
+def _kernel(line: _CallLine, depth: int, total: int) -> str:
     size = line.row.kernel_size
     return str(list(size) if isinstance(size, tuple) else size) if size else "--"
 
 
-def _macs(line: _Line, depth: int, total: int) -> str:
+def _macs(line: _CallLine, depth: int, total: int) -> str:
     macs = line.all_macs if _is_whole(line, depth) else line.macs
     return count_text(macs) if macs else "--"
 
 
-def _trainable(line: _Line, depth: int, total: int) -> str:
+def _trainable(line: _CallLine, depth: int, total: int) -> str:
     row = line.row
     if not line.params:
         return "--"
     return "False" if not row.trainable_params else "True" if row.trainable_params == row.params else "Partial"
 
 
-_CELLS: Mapping[str, Callable[[_Line, int, int], str]] = {
+_CELLS: Mapping[str, Callable[[_CallLine, int, int], str]] = {
     "input_size": lambda line, depth, total: _shape(line.call.inputs if line.call else ()),
     "output_size": lambda line, depth, total: _shape(line.call.outputs if line.call else ()),
     "num_params": _params,
@@ -301,7 +301,7 @@ _CELLS: Mapping[str, Callable[[_Line, int, int], str]] = {
 # ---- the totals ----
 
 
-def _sizes(report: TreeReport, lines: Sequence[_Line], divider: str) -> str:
+def _sizes(report: TreeReport, lines: Sequence[_CallLine], divider: str) -> str:
     """Return the multiply-adds of the forward pass and the sizes of tensors, those of outputs with their gradients."""
     macs = (report.matmul_flops or 0) // 2
     factor, unit = next(((factor, unit) for factor, unit in _UNITS if macs >= factor), _UNITS[-1])

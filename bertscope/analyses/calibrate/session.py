@@ -69,8 +69,8 @@ class Session:
 
     def __init__(self, *, timeout_seconds: float = POINT_SECONDS, start: Start | None = None) -> None:
         self.timeout_seconds, self.start = timeout_seconds, start or _start
-        self.workers: deque[_Worker] = deque()
-        self.observer = _Worker(None, {}, self.start)
+        self.workers: deque[_PointWorker] = deque()
+        self.observer = _PointWorker(None, {}, self.start)
         try:
             kind, content = self.observer.answer(max(timeout_seconds, _FIRST_SECONDS))
             if kind != "machine":
@@ -125,14 +125,14 @@ class Session:
             while self.workers:
                 self.workers.pop().stop()
 
-    def _prepare(self, point: CalibrationPoint) -> _Worker:
-        worker = _Worker(point, {**dict.fromkeys(_REMOVED), **_allocator(point)}, self.start)
+    def _prepare(self, point: CalibrationPoint) -> _PointWorker:
+        worker = _PointWorker(point, {**dict.fromkeys(_REMOVED), **_allocator(point)}, self.start)
         worker.send(
             {"point": vars(point), "capability": self.machine.capability, "memory_bytes": self.machine.memory_bytes}
         )
         return worker
 
-    def _measured(self, row: CalibrationRow, worker: _Worker) -> CalibrationRow:
+    def _measured(self, row: CalibrationRow, worker: _PointWorker) -> CalibrationRow:
         """Return the result of a process; a failure if it ends or is silent for too long."""
         kind, content = worker.answer(self.timeout_seconds)
         if kind == "ready":
@@ -152,7 +152,7 @@ def _allocator(point: CalibrationPoint) -> dict[str, str]:
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if point.expandable else {}
 
 
-class _Worker(Worker):
+class _PointWorker(Worker):
     """A process of the calibration; without a point the observer of the free memory."""
 
     def __init__(self, point: CalibrationPoint | None, environment: dict[str, str | None], start: Start) -> None:

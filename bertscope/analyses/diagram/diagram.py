@@ -63,7 +63,7 @@ def class_diagram(
         models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
     else:
         models, package = {"": own}, _package_of(own)
-    reader = _Reader(package)
+    reader = _ClassReader(package)
     for when, instance in models.items():
         reader.read(instance, when)
     classes, links = tuple(reader.boxes()), tuple(reader.links.values())
@@ -103,7 +103,7 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
     return built
 
 
-class _Reader:
+class _ClassReader:
     """Collector of classes from instances; the first model that has an attribute decides its type."""
 
     def __init__(self, package: str) -> None:

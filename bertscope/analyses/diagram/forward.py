@@ -71,13 +71,13 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
     `path` precedes the names of its submodules. `opens(submodule, number of open modules around it)` decides whether
     a submodule is opened.
     """
-    recorder = _Recorder(scope, opens)
+    recorder = _GraphRecorder(scope, opens)
     with hooks(scope, path, recorder.enter, recorder.leave), recorder, torch.no_grad():
         run()
     return recorder.flow
 
 
-class _Recorder(torch.overrides.TorchFunctionMode):
+class _GraphRecorder(torch.overrides.TorchFunctionMode):
     def __init__(self, scope: nn.Module, opens: Callable[[nn.Module, int], bool]) -> None:
         super().__init__()
         self.scope, self.opens = scope, opens

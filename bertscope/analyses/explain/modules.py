@@ -256,7 +256,7 @@ def explain_modules(
             raise
         notes = (Note(key="explain_no_forward", values={"reason": error.message}),)
     root = read(model, lambda path: runs.get(path, Run()))
-    walk = _Walk(model, fold(root), tuple(runs))
+    walk = _ModuleWalk(model, fold(root), tuple(runs))
     return ExplainReport(
         subject=subject(model, source.name),
         batch=None if recorded is None else batch,
@@ -288,7 +288,7 @@ def _runs(recorded: Trace) -> dict[str, Run]:
     }
 
 
-def _at(root: Node, walk: "_Walk", path: str) -> Node:
+def _at(root: Node, walk: "_ModuleWalk", path: str) -> Node:
     """Return the folded node at a path, of one layer (`encoder.layer.1`) or of a range as reports write it.
 
     The path may lack the names of wrappers, such as `base_model.model` of peft.
@@ -301,7 +301,7 @@ def _at(root: Node, walk: "_Walk", path: str) -> Node:
     raise SelectionError("no module is called {name!r}; {words}", name=path[:100], words=suggestion(path, known))
 
 
-class _Walk:
+class _ModuleWalk:
     """Maker of the steps of a folded tree."""
 
     def __init__(self, model: nn.Module, root: Node, order: Sequence[str]) -> None:
@@ -368,7 +368,7 @@ def _dims(shape: tuple[int, ...]) -> Dims:
 # ---- sums ----
 
 
-def _sums(model: nn.Module, walk: _Walk, recorded: Trace | None) -> Iterator[Sum]:
+def _sums(model: nn.Module, walk: _ModuleWalk, recorded: Trace | None) -> Iterator[Sum]:
     """Yield each group by its steps and as counted, then all."""
     steps = list(walk.steps(walk.root))
     counted = tree(model, folded=False)

@@ -232,7 +232,7 @@ def explain(
     source = source.require("explain")
     counted = count(model, by="group", name=source.name)
     worked = FlopsRun(source=source).at(batch, seq)
-    walk = _Walk(source, batch, seq)
+    walk = _StepWalk(source, batch, seq)
     steps = tuple(walk.steps())
     layer_flops = sum(step.flops.value for step in steps if step.group == "layer" and step.flops)
     written = sections(source, batch=batch, seq=seq, layer_flops=layer_flops)
@@ -252,7 +252,7 @@ def explain(
     )
 
 
-class _Walk:
+class _StepWalk:
     """Maker of the steps; `values` are the names that formulas may use."""
 
     def __init__(self, source: BertSource, batch: int, seq: int) -> None:

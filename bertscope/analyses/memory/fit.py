@@ -295,7 +295,7 @@ def fewest_report(
     """
     steps = {} if known_steps is None else known_steps
     fitter, known = fitter_for(source, variants[0], budget, context_bytes, steps)
-    search = _Search(fitter, world_sizes, total)
+    search = _BatchSearch(fitter, world_sizes, total)
     rows: list[FitRow] = []
     for seq in seqs:
         progress(f"one rank, seq {seq}")
@@ -323,7 +323,7 @@ def fewest_report(
 
 
 @dataclass
-class _Search:
+class _BatchSearch:
     """A search for the number of ranks, by its place in `world_sizes`."""
 
     fitter: Fitter

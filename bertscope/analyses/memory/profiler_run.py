@@ -31,7 +31,7 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
 
     `on_phase` is called with each phase as it begins.
     """
-    reader = _Reader(step.device)
+    reader = _EventReader(step.device)
     reader.recorder.state = [
         (block, tensor.untyped_storage().nbytes())
         for block, tensor in step.state()
@@ -149,7 +149,7 @@ def step_seconds(step: ModelStep) -> float:
 
 
 @dataclass
-class _Reader:
+class _EventReader:
     """A reader that walks the profiler's tree in order and records the trace."""
 
     device: str

@@ -47,7 +47,7 @@ def compute(text: str) -> str:
     return row.to_line()
 
 
-class _Model:
+class _SweptModel:
     """The traces and FLOPs of one model, which its points share."""
 
     def __init__(self, kind: str, data: Mapping[str, Any]) -> None:
@@ -67,8 +67,8 @@ class _Model:
 
 
 @lru_cache(maxsize=KEPT_MODELS)
-def _model(source: str) -> _Model:
-    return _Model(*json.loads(source))
+def _model(source: str) -> _SweptModel:
+    return _SweptModel(*json.loads(source))
 
 
 def _row(task: Task) -> SweepRow:

@@ -112,7 +112,7 @@ def _common(group: Group, other: Group | None) -> int:
     return (*same, False).index(False)
 
 
-class _Worker(Worker):
+class _SweepWorker(Worker):
     """A process of the pool and the task that it computes."""
 
     task: Task | None = None
@@ -132,8 +132,8 @@ class Pool:
         self.attempts: dict[str, int] = defaultdict(int)
         self.in_vain = 0  # starts one after another
         self.inbox: Inbox = SimpleQueue()
-        self.workers: list[_Worker] = []  # those that compute
-        self.started: list[_Worker] = []
+        self.workers: list[_SweepWorker] = []  # those that compute
+        self.started: list[_SweepWorker] = []
 
     def rows(self, workers: int) -> Iterator[SweepRow]:
         """Yield the row of each task, in the order in which the workers complete them."""
@@ -151,12 +151,12 @@ class Pool:
                 worker.stop()
 
     def _start(self) -> None:
-        worker = _Worker(self.start(), _message, self.inbox)
+        worker = _SweepWorker(self.start(), _message, self.inbox)
         self.started.append(worker)
         self.workers.append(worker)
         worker.send(vars(self.functions))
 
-    def _received(self, worker: _Worker, row: SweepRow | None) -> Iterator[SweepRow]:
+    def _received(self, worker: _SweepWorker, row: SweepRow | None) -> Iterator[SweepRow]:
         """Yield the row that a worker has sent, if it is not only ready, and give it the next task."""
         worker.task, worker.is_ready, self.in_vain = None, True, 0
         if row is not None:
@@ -167,7 +167,7 @@ class Pool:
         else:
             worker.send(worker.task.to_json())
 
-    def _ended(self, worker: _Worker) -> Iterator[SweepRow]:
+    def _ended(self, worker: _SweepWorker) -> Iterator[SweepRow]:
         """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
         self._remove(worker)
         words, task = worker.death(_SECONDS), worker.task
@@ -187,7 +187,7 @@ class Pool:
         if len(self.queue):
             self._start()
 
-    def _remove(self, worker: _Worker) -> None:
+    def _remove(self, worker: _SweepWorker) -> None:
         self.workers.remove(worker)
         self.queue.busy.pop(worker, None)
         with suppress(OSError):

@@ -139,13 +139,13 @@ class Trace:
 def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
     """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
     load_dynamo_later()
-    recorder = _Recorder()
+    recorder = _OperatorRecorder()
     with recorder.tracker.track(model), recorder:
         result = run()
     return recorder.trace, result
 
 
-class _Recorder(DispatchMode):
+class _OperatorRecorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.trace = Trace()
