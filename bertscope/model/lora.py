@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.errors import ConfigError, suggestion
 from bertscope.model.pretrained import BertPreTrainedModel
-from bertscope.settings.checkpointing import FULL
+from bertscope.settings.checkpointing import FULL, NONE
 
 ADAPTER = "default"  # peft's name for the first adapter
 WRAPPED = "base_model.model."  # in front of the paths of the BERT
@@ -111,14 +111,14 @@ class PeftModel(nn.Module):
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
     ) -> None:
-        """Recompute layers as the BERT does.
+        """Recompute layers as the BERT does; the output of the frozen word embeddings requires a gradient.
 
-        Reentrant checkpointing gives adapters gradients only if the input of a layer requires one; as in peft, the
-        output of the frozen word embeddings then does.
+        It does so in peft where checkpointing is enabled before `get_peft_model` (PeftModel calls
+        `enable_input_require_grads`), and has to for reentrant checkpointing. Enabled after it, less memory is needed.
         """
         model = self.get_base_model()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, strategy=strategy)
-        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        if strategy != NONE:
             model.get_input_embeddings().register_forward_hook(_require_gradient)
 
     def stored(self) -> dict[str, Tensor]:

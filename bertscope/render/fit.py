@@ -12,6 +12,7 @@ from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.settings.checkpointing import NONE
 from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 
@@ -108,7 +109,7 @@ def missing_text(report: FitReport, row: FitRow) -> str:
 
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
-    return say("comma").join((*parallel_words(report.run, 2), title(report), *settings(report, *words)))
+    return say("comma").join((*parallel_words(report.run, 2, report.units), title(report), *settings(report, *words)))
 
 
 def settings(report: FitReport, *words: str) -> list[str]:
@@ -203,6 +204,8 @@ def notes(report: FitReport) -> Iterator[str]:
         yield say("note_fewest")
     if report.batch_total is not None or parallel_words(report.run):
         yield say("note_ranks_unknown")
+    if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
+        yield say("note_lora_checkpointing")
     yield say("note_fit_estimated")
     if report.card:
         if not is_calibrated:

@@ -35,6 +35,7 @@ from bertscope.reports.memory import (
     TrainingKey,
     Variant,
 )
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE
 from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
@@ -100,7 +101,7 @@ def verdict(report: MemoryReport) -> str:
             peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
     kernel = kernel_word(report.subject.attention, report.run)
     words = run_text(report.run, inputs_given=report.inputs_given)
-    settings = (*parallel_words(report.run, len(report.ranks)), title(report), kernel, words)
+    settings = (*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words)
     answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
     return say(
         "assumed",
@@ -197,6 +198,8 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         device = report.run.device
         accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")
         yield say("note_estimated", device=device, accuracy=accuracy)
+    if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
+        yield say("note_lora_checkpointing")
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
         yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):

@@ -16,14 +16,15 @@ _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
 _Row = tuple[_Key, list[TrafficRow | None]]
 
 
-def parallel_words(run: RunConfig, groups: int = 1) -> list[str]:
-    """Return the strategy of a run and its ranks in words, nothing for one process."""
+def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str]:
+    """Return the strategy of a run, its ranks and its units in words, nothing for one process."""
     given = run.parallelism
     if given.world_size == 1:
         return []
     of_which = {"strategy": given.strategy, "ranks": given.mesh}
     words = {
         say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given.rank, **of_which): True,
+        say("gathered_units", units=units): units,
         say("param_dtype", dtype=given.param_dtype): given.param_dtype,
         say("reduce_dtype", dtype=given.reduce_dtype): given.reduce_dtype,
         say("bucket_view"): given.gradient_as_bucket_view,

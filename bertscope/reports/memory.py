@@ -303,6 +303,7 @@ class MemoryReport(TableReport[Variant]):
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
+    units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[Note, ...] = ()  # on the numbers
     card: Gpu | None = None  # whose context and workspaces are estimated
@@ -367,6 +368,7 @@ class FitReport(TableReport[FitRow]):
     context_high_bytes: int = 0
     margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
+    units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[Note, ...] = ()  # on the numbers
 

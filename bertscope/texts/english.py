@@ -298,6 +298,9 @@ TEXTS: dict[str, str] = {
     # The texts on the ranks of a training job and their traffic
     "rank_of": "{strategy}, rank {rank} of {ranks}",
     "each_rank": "{strategy}, each of {ranks} ranks",
+    "note_lora_checkpointing": "checkpointing enabled before get_peft_model, where peft has the embeddings require a "
+    "gradient; enabled after it, a step needs less",
+    "gathered_units": "units {units}",
     "param_dtype": "parameters gathered in {dtype}",
     "reduce_dtype": "gradients reduced in {dtype}",
     "bucket_view": "gradients in DDP's buckets",

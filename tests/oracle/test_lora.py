@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,10 +43,14 @@ SETTINGS = [
 ]
 
 
-def reference(name: str, lora: Lora, attention: str = "eager", **fields) -> torch.nn.Module:
-    """The model of transformers with the adapters of peft."""
+def reference(
+    name: str, lora: Lora, attention: str = "eager", enable_first: dict[str, Any] | None = None, **fields
+) -> torch.nn.Module:
+    """The model of transformers with the adapters of peft; checkpointing is enabled before them, if at all."""
     config = transformers.BertConfig(**fields)
     model = getattr(transformers, name)._from_config(config, attn_implementation=attention)
+    if enable_first is not None:
+        model.gradient_checkpointing_enable(**enable_first)
     return peft.get_peft_model(model, adapter_config(lora))
 
 
@@ -199,6 +204,27 @@ def test_the_estimate_of_pefts_model_is_the_peak_of_a_plain_loop(loop):
     (variant,) = bertscope.estimate(make(), given, **run).variants
     found = max(phase.peak_bytes for phase in variant.estimated.phases)
     assert found == pytest.approx(measured(make, run_config), rel=1e-3)
+
+
+@pytest.mark.parametrize(("text", "reentrant"), [(TEXTS[0], False), (TEXTS[0], True), (TEXTS[1], False)])
+def test_checkpointing_before_get_peft_model_is_the_estimate_and_after_it_needs_no_more(text, reentrant):
+    name, lora, config = "BertForSequenceClassification", Lora.parse(text), BertConfig(**WIDE)
+    run_config = RunConfig(batch=BATCH, seq=SEQ, checkpointing="full", reentrant=reentrant)
+    source = BertSource(name="own", config=config, architecture=name, lora=lora)
+
+    def make(is_first: bool) -> torch.nn.Module:
+        enable = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        return reference(name, lora, "sdpa", enable_first=enable if is_first else None, **WIDE)
+
+    def after() -> torch.nn.Module:
+        model = make(False)
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.get_base_model().enable_input_require_grads() if reentrant else None
+        return model
+
+    found = MemoryTraces(source).trace(run_config).peak_bytes
+    assert found == pytest.approx(measured(lambda: make(True), run_config), rel=1e-3)
+    assert measured(after, run_config) <= 1.001 * found
 
 
 FACTORY = """

@@ -22,7 +22,7 @@ from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
-from bertscope.analyses.parallel.strategies import layers_of, rank_groups
+from bertscope.analyses.parallel.strategies import layers_of, rank_groups, units_text
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
@@ -177,7 +177,10 @@ def estimate_report(
     report = replace(memory_report(model, run_configs[0], tuple(variants), name=source.name), card=card)
     parallelism = run_configs[0].parallelism
     is_one = parallelism.world_size == 1
-    return report if is_one else replace(report, ranks=rank_groups(model, parallelism, source.layer_path))
+    if is_one:
+        return report
+    units = units_text(model, parallelism, source.layer_path)
+    return replace(report, ranks=rank_groups(model, parallelism, source.layer_path), units=units)
 
 
 def estimate(

@@ -17,7 +17,7 @@ from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of,
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead
 from bertscope.analyses.memory.step import run_model, step_flops
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.parallel.strategies import rank_groups
+from bertscope.analyses.parallel.strategies import rank_groups, units_text
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
@@ -234,7 +234,8 @@ def fit_report(
     Reports on one source trace a step once if they get the same `known_steps`, at first empty. Raises SelectionError
     for a length or a setting that the model does not have.
     """
-    about = _about(source, variants[0])
+    plain = variants[0].changed(checkpointing=NONE)
+    about = _about(source, plain)
     steps = {} if known_steps is None else known_steps
     fitter, known = fitter_for(source, variants[0], budget, context_bytes, steps)
     budget_bytes, room = fitter.budget_bytes, fitter.overhead
@@ -265,6 +266,7 @@ def fit_report(
         context_high_bytes=room.context_high_bytes,
         margin=room.margin,
         other_head=other.architecture or "" if other else "",
+        units=units_text(run_model(source, plain), plain.parallelism, source.layer_path),
     )
 
 

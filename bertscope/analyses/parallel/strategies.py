@@ -1,7 +1,8 @@
 """The strategies of settings/parallelism.py applied to a model, as a training script does; torch does the work."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import prod
@@ -96,8 +97,37 @@ def make_meshes(parallelism: Parallelism, device: str) -> Meshes:
 
 
 def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
-    """Return the layers of the list at `path`; none without a path."""
-    return list(model.get_submodule(path).children()) if path else []
+    """Return the units that a strategy divides one by one: the layers of the list at `path`.
+
+    Without a path those modules that transformers does not split among devices, else the layers of lists of one class,
+    else the children of the model: what accelerate and users of fully_shard take.
+    """
+    if path:
+        return list(model.get_submodule(path).children())
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    found = _outermost(model, lambda module: type(module).__name__ in whole)
+    found = found or [layer for stack in _outermost(model, _is_stack) for layer in stack.children()]
+    return [unit for unit in dict.fromkeys(found or model.children()) if any(True for _ in unit.parameters())]
+
+
+def _outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """Return the modules that are wanted and not inside another one."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += [child] if is_wanted(child) else _outermost(child, is_wanted)
+    return found
+
+
+def _is_stack(module: nn.Module) -> bool:
+    """Return True for a list of several modules of one class."""
+    is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+    return is_list and len(list(module.children())) > 1 and len(set(map(type, module.children()))) == 1
+
+
+def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:
+    """Return the units of FSDP, such as `32 x LlamaDecoderLayer`; empty for a strategy that does not shard."""
+    counts = Counter(type(unit).__name__ for unit in layers_of(model, path)) if parallelism.row.is_sharded else {}
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, meshes: Meshes) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+import bertscope
 from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report, source_trace
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
-from bertscope.analyses.parallel.strategies import rank_groups
+from bertscope.analyses.parallel.strategies import rank_groups, units_text
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
@@ -247,3 +250,66 @@ def test_ranks_that_cannot_be_say_why(given, words):
 def test_a_mesh_gives_the_number_of_ranks_and_of_batches():
     found = Parallelism(strategy="tp+fsdp", mesh="2x4")
     assert (found.world_size, found.batches, found.mesh) == (8, 2, "2x4")
+
+
+class Stacked(torch.nn.Module):
+    """A stem, five equal blocks and a head, of sizes 6 x 4, 4 x 4 and 4 x 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = torch.nn.Linear(6, 4, bias=False), torch.nn.Linear(4, 2, bias=False)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def split(*names: str) -> torch.nn.Module:
+    """The same model, whose class names the modules that stay whole, as models of transformers do."""
+    model = Stacked()
+    model._no_split_modules = list(names)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "units"),
+    [
+        (Stacked(), "5 x Linear"),
+        (split("Linear"), "7 x Linear"),
+        (split("Absent"), "5 x Linear"),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.LayerNorm(2)),
+         "1 x Linear, 1 x LayerNorm"),
+    ],
+    ids=["a list", "named", "an absent name", "children"],
+)  # fmt: skip
+def test_the_units_of_a_model_without_a_known_stack_are_those_that_users_shard(model, units):
+    fsdp = Parallelism(strategy="fsdp", world_size=2)
+    assert units_text(model, fsdp, "") == units
+    assert units_text(model, Parallelism(strategy="ddp", world_size=2), "") == ""
+
+
+def test_each_unit_of_any_model_is_gathered_alone(tmp_path):
+    path = tmp_path / "stacked.py"
+    path.write_text("import torch\n\n\n" + inspect.getsource(Stacked))
+    run = {"batch": 2, "seq": 1, "input": ["x=Bx6:float32"], "strategy": "fsdp", "world_size": 2}
+    report = bertscope.estimate(f"{path}:Stacked", **run)
+    rows = [row for row in report.variants[0].traffic if (row.phase, row.collective) == ("forward", "all-gather")]
+    sizes = Counter({row.full_bytes // row.calls: row.calls for row in rows})
+    assert sizes == {4 * 16: 5, 4 * (24 + 8): 1}  # each block by itself, and what is left together
+    assert report.units == "5 x Linear"
+
+
+def test_a_llama_gathers_one_decoder_layer_at_a_time(tmp_path):
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "intermediate_size": 24, "vocab_size": 40}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    report = bertscope.estimate(str(tmp_path / "config.json"), batch=1, seq=4, strategy="fsdp", world_size=2)
+    assert report.units == "3 x LlamaDecoderLayer"
+    gathered = [row for row in report.variants[0].traffic if (row.phase, row.collective) == ("forward", "all-gather")]
+    layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 24 + 2 * 16  # attention, MLP and two norms
+    assert sum(row.calls for row in gathered) == 4
+    assert {row.full_bytes // row.calls for row in gathered} == {4 * layer, 4 * (40 * 16 + 16)}
