@@ -22,7 +22,7 @@ from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
-from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER, ModuleTracker
 from bertscope.torch_access import (
@@ -181,7 +181,8 @@ class RunMode(DispatchMode):
         """Return the result of an operator on fake tensors."""
         if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
             return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
-        return _RESULTS.run(operator, args, kwargs)
+        bound = all_valid(operator, args)
+        return _RESULTS.run(operator, args, kwargs) if bound is None else bound
 
     def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""

@@ -5,12 +5,13 @@ import copy
 import functools
 import gc
 import logging
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bertscope.analyses.tracing.inputs import running, with_values
-from bertscope.errors import BertscopeError, SelectionError, SourceError
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError, Text
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
@@ -265,6 +266,37 @@ def _described(out: Any, given: Any, args: Any) -> tuple[list[_Result], bool] | 
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
+_BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default, torch.ops.aten.index.Tensor}
+
+
+def all_valid(operator: Any, args: Any) -> torch.Tensor | None:
+    """Return the largest result of an operator whose shape depends on values: every element is true; else None.
+
+    A loss over the valid labels of a batch selects them so. That all are is an upper bound, which a warning says.
+    """
+    if operator not in _BY_VALUES:
+        return None
+    first = args[0]
+    if operator is torch.ops.aten.index.Tensor:
+        masks = [place is not None and place.dtype == torch.bool for place in args[1]]
+        if not any(masks):
+            return None
+        places = [
+            number
+            for place, is_mask in zip(args[1], masks, strict=True)
+            for number in ([place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place])
+        ]
+        found: torch.Tensor = operator(first, places)
+    elif operator is torch.ops.aten.nonzero.default:
+        found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
+    else:
+        found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
+    text = Text("{name}: the values are not known, so all of them are taken as selected, the upper bound",
+                name=operator_name(operator))  # fmt: skip
+    warnings.warn(BertscopeWarning(text), stacklevel=2)
+    return found
+
+
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 

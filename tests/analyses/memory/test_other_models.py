@@ -9,11 +9,12 @@ import warnings
 import pytest
 import torch
 
+import bertscope
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
@@ -259,3 +260,32 @@ def test_a_module_that_only_this_process_has_is_refused_before_a_child_starts():
 def test_a_real_run_of_another_family_has_no_network(tmp_path):
     with find(written(tmp_path, "gpt2")).confined(), pytest.raises(PermissionError):
         socket.create_connection(("localhost", 9))
+
+
+LABELLED = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+            "vocab_size": 500, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "fields", "labels"),
+    [
+        ("DebertaV2", "ForSequenceClassification", {"num_labels": 3}, (4,)),
+        ("Electra", "ForPreTraining", {"embedding_size": 32}, (4, 16)),
+    ],
+)
+def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head, fields, labels):
+    def make():
+        config = getattr(transformers, f"{family}Config")(**LABELLED, **fields)
+        return getattr(transformers, f"{family}{head}")(config)
+
+    def inputs(_):
+        mask = {"attention_mask": torch.ones(4, 16, dtype=torch.long)} if family == "Electra" else {}
+        ids = torch.zeros(4, 16, dtype=torch.long)
+        return {"input_ids": ids, "labels": torch.zeros(labels, dtype=torch.long)} | mask
+
+    with pytest.warns(BertscopeWarning, match="all of them are taken as selected, the upper bound"):
+        report = bertscope.estimate(make(), inputs(None))
+    true = peak_bytes(make, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
+    assert report.variants[0].estimated.peak.peak_bytes == pytest.approx(true, rel=1e-3)
+    with pytest.warns(BertscopeWarning):
+        assert bertscope.flops(make(), inputs(None), mode="training").rows[0].total.matmul_flops > 0
