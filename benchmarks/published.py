@@ -73,7 +73,7 @@ class Run:
         return overhead(self._run_config(), None, self._card, EAGER)
 
     def _fitter(self) -> Fitter:
-        # transformers has fused attention for BERT since 4.48 (2025), later than all of these.
+        # Each of these programs is older than fused attention for BERT in transformers (pull request 28802, of 2024).
         source = load(self.model, architecture=self.architecture, attention=EAGER)
         return Fitter(Steps(source), self._card.memory_bytes, self._overhead)
 
