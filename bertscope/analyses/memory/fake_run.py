@@ -98,6 +98,7 @@ class RunMode(DispatchMode):
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch_bytes = cuda_scratch_bytes if self.on_device else cpu_scratch_bytes
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
+        self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
         self.watched: dict[int, weakref.ref[Any]] = {}
         self.name, self.operator, self.updated = "", "", ""
         self.is_recording = False
@@ -181,8 +182,9 @@ class RunMode(DispatchMode):
         """Return the result of an operator on fake tensors."""
         if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
             return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
-        bound = all_valid(operator, args)
-        return _RESULTS.run(operator, args, kwargs) if bound is None else bound
+        if self.has_labels and not self.tracker.current()[0] and (bound := all_valid(operator, args)) is not None:
+            return bound
+        return _RESULTS.run(operator, args, kwargs)
 
     def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator, and record its allocations and frees."""

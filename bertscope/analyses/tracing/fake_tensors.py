@@ -272,7 +272,7 @@ _BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.defau
 def all_valid(operator: Any, args: Any) -> torch.Tensor | None:
     """Return the largest result of an operator whose shape depends on values: every element is true; else None.
 
-    A loss over the valid labels of a batch selects them so. That all are is an upper bound, which a warning says.
+    A loss over the valid labels of a batch selects them so; that all are valid is an upper bound, as a warning says.
     """
     if operator not in _BY_VALUES:
         return None
@@ -291,7 +291,7 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | None:
         found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
     else:
         found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
-    text = Text("{name}: the values are not known, so all of them are taken as selected, the upper bound",
+    text = Text("{name}: the values of labels are not known, so all are taken as valid, the upper bound",
                 name=operator_name(operator))  # fmt: skip
     warnings.warn(BertscopeWarning(text), stacklevel=2)
     return found

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bertscope.analyses.modules.module_tree import InOut, Shapes
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, all_valid, run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.flops import Work
@@ -169,7 +169,7 @@ class _OperatorRecorder(DispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         try:
-            out = operator(*args, **kwargs) if (bound := all_valid(operator, args)) is None else bound
+            out = operator(*args, **kwargs)
         except RuntimeError:  # tensors on meta and fake tensors have no value
             if operator is torch.ops.aten._local_scalar_dense.default and self.answers.knows(args[0]):
                 return self.answers.value(operator, args[0])

@@ -283,9 +283,7 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
         ids = torch.zeros(4, 16, dtype=torch.long)
         return {"input_ids": ids, "labels": torch.zeros(labels, dtype=torch.long)} | mask
 
-    with pytest.warns(BertscopeWarning, match="all of them are taken as selected, the upper bound"):
+    with pytest.warns(BertscopeWarning, match="all are taken as valid, the upper bound"):
         report = bertscope.estimate(make(), inputs(None))
     true = peak_bytes(make, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
     assert report.variants[0].estimated.peak.peak_bytes == pytest.approx(true, rel=1e-3)
-    with pytest.warns(BertscopeWarning):
-        assert bertscope.flops(make(), inputs(None), mode="training").rows[0].total.matmul_flops > 0
