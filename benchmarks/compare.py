@@ -149,6 +149,10 @@ EXPECTED: list[Expected] = [
     Expected("read_training_file", r".*\.(fields|used)\..*", "precision is one word"),
     Expected("", r"err\.numbers|.*rows\.jsonl\.data\.\d+\.error", "errors and notes have other words"),
     Expected("sweep", r"out\.numbers", "sizes are in bytes"),
+    Expected("", r".*\.units", "a report names the units of FSDP"),
+    Expected("--lora", r".*\.estimated\..*", "LoRA with checkpointing is the order that needs more"),
+    Expected("adamw --device cuda --optimizer-implementation fused", r".*", "a new command"),
+    Expected("^diff .* -f markdown", r"out\.numbers", "the notes of diff are in its Markdown too"),
     Expected("roundup_power2", r".*reserved_bytes", "roundup_power2_divisions is gone"),
 ]
 
