@@ -37,7 +37,7 @@ STEPS = [
         --mode inference
         --mode inference --padding 0.5
         --mode forward
-        --mode forward --no-dropout --hold-outputs
+        --mode forward --no-dropout --loop plain
         --mode forward --device cuda --padding 0.1
         --optimizer none
         --optimizer sgd
@@ -67,8 +67,8 @@ STEPS = [
         --ema
         --ema --optimizer sgd --clip-grad-norm
         --clip-grad-norm
-        --hold-outputs -a BertForMaskedLM
-        --hold-outputs --grad-scaler --device cuda
+        --loop plain -a BertForMaskedLM
+        --loop plain --grad-scaler --device cuda
         --grad-scaler --accumulate 2
         --device cuda
         --device cuda --sdpa-kernel efficient
@@ -231,7 +231,7 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
       "--no-fit --precision autocast-bf16,fp32", "--no-fit --from args.json",
       "--no-fit --device cuda --sdpa-kernel math",
       "--no-fit --optimizer sgd --momentum 0.9 --accumulate 2 --clip-grad-norm", "--no-fit --freeze embeddings",
-      "--no-fit --mode inference", f"--no-fit {LORA}", "--no-fit --hold-outputs --ema --checkpointing full",
+      "--no-fit --mode inference", f"--no-fit {LORA}", "--no-fit --loop plain --ema --checkpointing full",
       "--compare my-bert --no-fit"]),
     ("report {} --batch 2 --seq 16 --no-fit -f json", ["roberta", OWN[0], "own.py:half"]),
     ("report bert-tiny --batch 2 --seq 32 --gpu t4 --checkpointing none -o page.html {}", ["", "--lang zh"]),
@@ -257,7 +257,7 @@ CALLS = lines("""
     estimate("bert-tiny", batch=2, seq=32, dtype="bf16", optimizer="sgd", momentum=0.9)
     estimate("bert-tiny", batch=2, seq=32, autocast="fp16", grad_scaler=True, device="cuda")
     estimate("bert-tiny", batch=2, seq=32, checkpointing="none,full", reentrant=True)
-    estimate("bert-tiny", batch=2, seq=32, freeze=["embeddings"], hold_outputs=True, ema=True, accumulate=2)
+    estimate("bert-tiny", batch=2, seq=32, freeze=["embeddings"], loop="freed", ema=True, accumulate=2)
     estimate("bert-tiny", batch=2, seq=32, gpu="t4", sdpa_kernel="math")
     estimate("bert-tiny", batch=2, seq=32, strategy="fsdp", world_size=4, param_dtype="bf16")
     estimate("own.py:half", batch=2)
@@ -342,7 +342,7 @@ expected:
   memory:
     plain: {batch: 2, seq: 32, mode: training, peak_bytes: 100 MiB, tolerance: 5 %}
     loop: {batch: 2, seq: 32, mode: training, optimizer: sgd, momentum: 0.9, accumulate: 2, ema: true,
-           clip_grad_norm: true, hold_outputs: true, keep_gradients: true, peak_bytes: 1}
+           clip_grad_norm: true, loop: trainer, keep_gradients: true, peak_bytes: 1}
     autocast: {batch: 2, seq: 32, mode: training, autocast: fp16, grad_scaler: true, device: cuda,
                sdpa_kernel: math, alloc_conf: "max_split_size_mb:32", peak_bytes: 1}
     half: {batch: 2, seq: 32, mode: training, dtype: bf16, checkpointing: full, reentrant: true, padding: 0.1,
@@ -357,7 +357,7 @@ expected:
     "code.bertscope.yaml": "model: own:mlp\nexpected: {distinct_params: 3}\n",
     "unknown.yaml": "architecture: BertModel\nconfig: {num_hidden_layers: 2, hidden_size: 32}\n",
     "loop.yaml": grid(
-        f"{_LOOP}optimizer: [adamw, sgd]; clip_grad_norm: [false, true]; hold_outputs: [false, true]; ema: true; "
+        f"{_LOOP}optimizer: [adamw, sgd]; clip_grad_norm: [false, true]; loop: [freed, plain]; ema: true; "
         "accumulate: [1, 2]; keep_gradients: true; no_dropout: true; freeze: [[embeddings, '*.bias']]; padding: 0.1"
     ),
     "sizes.yaml": grid(

@@ -17,7 +17,7 @@ from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, Limit, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.training_files import read_training_file
@@ -147,11 +147,13 @@ class Asked:
 
     def resolved(self, source: ModelSource | None = None, /, **defaults: Any) -> Resolved:
         """Return the runs and limits; `defaults` are those of the function, and parameters of own code keep dtypes."""
-        own = {"precision": STORED} if source is not None and source.has_own_dtypes else {}
+        own: dict[str, Any] = {}
+        if source is not None and source.has_own_dtypes:
+            own = {"precision": STORED, **loop_of(source.build())}
         weakest = Layer(own | defaults, compared=self.compared, is_default=True)
         return resolve(*self.layers, weakest, records=self.records)
 
-    def of_module(self) -> tuple[Any, ...]:
+    def of_module(self, module: nn.Module) -> tuple[Any, ...]:
         """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
         table = rows(*self.records)
         for layer in self.layers:
@@ -159,7 +161,7 @@ class Asked:
                 if not table[name].of_modules:
                     allowed = ", ".join(key for key, row in table.items() if row.of_modules)
                     raise SelectionError(f"{name} is determined by the module and its inputs; allowed: {allowed}")
-        ((run_config, limit, *others),) = self.resolved(precision=STORED).points
+        ((run_config, limit, *others),) = self.resolved(precision=STORED, **loop_of(module)).points
         if run_config.precision != STORED and not run_config.autocast:
             raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
         if limit != Limit():
@@ -185,6 +187,12 @@ class Asked:
                 effect = "it is searched" if name == searched else f"an option sets {words}"
                 replaced.append(TrainingKey(key=name, value=value, effect=effect))
         return replace(self.training_file, replaced=tuple(replaced))
+
+
+def loop_of(module: nn.Module) -> dict[str, str]:
+    """Return the loop in which a module of this class is trained, if its class says it: a LightningModule's Trainer."""
+    is_lightning = any(base.__name__ == "LightningModule" for base in type(module).__mro__)
+    return {"loop": TRAINER} if is_lightning else {}
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:

@@ -25,6 +25,7 @@ from bertscope.api.asked import (
     card_for,
     inputs_of,
     inputs_on_device,
+    loop_of,
 )
 from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
@@ -96,7 +97,7 @@ def estimate(
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file)
     if given is not None:
         module, shown = built(model, name)
-        return estimates.estimate(module, given, asked.of_module()[0], loss=loss, name=shown)
+        return estimates.estimate(module, given, asked.of_module(module)[0], loss=loss, name=shown)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     source = source_of(model, name=name)
@@ -154,10 +155,10 @@ def profile(
 def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | None, name: str | None) -> MemoryReport:
     """Return the measurement of a module in this process."""
     if given is None:
-        run_config, _, measurement, launch = asked.resolved(precision=STORED).points[0]
+        run_config, _, measurement, launch = asked.resolved(precision=STORED, **loop_of(module)).points[0]
         given = real_inputs(module, run_config, run_config.device)
     else:
-        run_config, _, measurement, launch = asked.of_module()
+        run_config, _, measurement, launch = asked.of_module(module)
         given = inputs_on_device(given, run_config.device)
     if launch.nproc is not None:
         raise SelectionError("real ranks build the model themselves; give its name, or leave nproc out")

@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
-from bertscope.render.memory import range_text, time_notes
+from bertscope.render.memory import range_text, time_notes, with_other_loop
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -157,6 +157,7 @@ def verdict(report: FitReport) -> str:
         return say("assumed", answer=answer, settings=settings_text(report))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
+    answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
     return say("assumed", answer=answer, settings=settings_text(report))
 
 

@@ -36,7 +36,7 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import INFERENCE
+from bertscope.settings.run_config import INFERENCE, RunConfig
 from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
 
@@ -103,11 +103,22 @@ def verdict(report: MemoryReport) -> str:
     words = run_text(report.run, inputs_given=report.inputs_given)
     settings = (*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words)
     answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
+    for _, memory in known[:1]:
+        if memory.obtained == "estimated" and memory.other_loop_bytes is not None:
+            more = memory.other_loop_bytes - memory.peak.peak_bytes
+            answer = with_other_loop(answer, report.run, more, memory.peak.peak_bytes)
     return say(
         "assumed",
         answer=answer,
         settings=say("comma").join(filter(None, settings)),
     )
+
+
+def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: int) -> str:
+    """Return the answer with what another loop saves or needs, if that is more than 1 % of the peak."""
+    if abs(more_bytes) <= 0.01 * peak_bytes:
+        return answer
+    return say(f"other_loop_{run.other_loop}", answer=answer, size=bytes_text(abs(more_bytes)))
 
 
 def _fits(report: MemoryReport) -> str:

@@ -162,6 +162,7 @@ class Memory:
     timeline: tuple[Sample, ...] = ()
     device: DeviceTerms | None = None
     traced_layers: int | None = None  # number of layers that ran, if the others are extrapolated
+    other_loop_bytes: int | None = None  # the estimated peak of the same step in `run.other_loop`
 
     @property
     def peak(self) -> PhasePeak:
@@ -343,6 +344,7 @@ class FitRow:
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     predicted: StepTime | None = None  # of --time, by a calibration
+    other_loop_bytes: int = 0  # added to `peak_bytes` by `run.other_loop`; negative for less
 
     @property
     def label(self) -> str:

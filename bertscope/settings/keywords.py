@@ -36,6 +36,11 @@ OptimizerImplementation = Literal[
     "foreach",
     "fused",
 ]
+Loop = Literal[
+    "plain",
+    "trainer",
+    "freed",
+]
 Implementation = Literal[
     "transformers",
     "transformers-installed",
@@ -88,7 +93,7 @@ class FitSettings(TypedDict, total=False):
     clip_grad_norm: bool
     grad_scaler: bool
     ema: bool
-    hold_outputs: bool
+    loop: Loop
     checkpointing: str | Sequence[str]
     reentrant: bool
     padding: float

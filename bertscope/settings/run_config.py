@@ -45,6 +45,8 @@ AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products r
 STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
+PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
+LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
 _OF_CUDA = {"device": lambda device: device == CUDA}
 
@@ -134,7 +136,11 @@ class RunConfig(Settings):
             None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
     )  # fmt: skip  # accelerate scales the loss for fp16 (accelerator.py)
     ema: bool = row(False, "Keep a moving average of the weights.", concerns=_OF_TRAINING)
-    hold_outputs: bool = row(False, "Keep the model's output in a variable during backward.")
+    loop: str = row(
+        PLAIN, "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
+        "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",
+        words=tuple(LOOPS), text="{} loop",
+    )  # fmt: skip
     checkpointing: str = row(
         NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
@@ -197,6 +203,11 @@ class RunConfig(Settings):
     def compute_precision(self) -> str:
         """Return the precision of matrix products."""
         return self.autocast or self.precision
+
+    @property
+    def other_loop(self) -> str:
+        """Return the loop to compare with: that of Trainer with the plain one, and that with any other."""
+        return TRAINER if self.loop == PLAIN else PLAIN
 
     @property
     def has_gradients_before(self) -> bool:

@@ -14,7 +14,7 @@ from bertscope.errors import BertscopeError, SourceError, Text
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.optimizers import OPTIMIZERS, TRAINER_OPTIMIZERS
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import SETTINGS
+from bertscope.settings.run_config import SETTINGS, TRAINER
 from bertscope.settings.training_arguments import NotModelledError
 from bertscope.text_files import Entry, read_mapping, readable
 from bertscope.text_files import Mapping as Entries
@@ -84,12 +84,14 @@ class _Format:
     identifying: tuple[str, ...]
     absent: dict[str, _Absent]
     no_effect: frozenset[str] = field(default_factory=frozenset)
+    fields: Fields = field(default_factory=dict)  # whatever the keys are
 
 
 # Keys of transformers 4.43.4 (training_args.py), of earlier versions and of 5.
 _TRAINING_ARGUMENTS = _Format(
     name="TrainingArguments",
     identifying=("per_device_train_batch_size", "per_gpu_train_batch_size", "output_dir"),
+    fields={"loop": TRAINER},
     absent={
         "deepspeed": _Absent(_SHARDS),
         "fsdp": _Absent(_SHARDS),
@@ -208,7 +210,7 @@ def _refuse_archive(path: Path) -> None:
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     """Return the effect of each key; raise ConfigError with file and line for an impossible value."""
     given = entries.plain()
-    fields: Fields = {}
+    fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
     for key, entry in entries.items():
         value = _finite(given[key])

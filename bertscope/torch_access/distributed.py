@@ -1,6 +1,6 @@
 """Private names of torch that concern the ranks of a job and their tensors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,18 @@ def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         inner = getattr(tensor, name)
         if isinstance(inner, torch.Tensor):
             yield from held_tensors(inner)
+
+
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an object refers to: an output, its tuples and mappings, and objects such as a cache."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        yield from held_tensors(value)
+    elif id(value) not in seen and not isinstance(value, torch.nn.Module | type):
+        seen.add(id(value))
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for part in (*parts, *vars(value).values()) if hasattr(value, "__dict__") else parts:
+            yield from tensors_in(part, seen)
 
 
 @contextmanager

@@ -271,6 +271,7 @@ class Requests:
     start: list[int]  # before the first step
     first: list[int]  # the first step, which lays down gradients that stay and the optimizer state
     step: list[int]  # each further step
+    renamed: dict[int, int]  # the blocks that a variable of the loop refers to, by those of the step before
 
 
 def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
@@ -280,6 +281,7 @@ def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
     of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
     backward pass before it, each when backward reaches its module. The workspaces, of forward and of backward, are
     laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
+    What a variable of the loop refers to is allocated in each step while that of the step before still exists.
     """
     state = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
     events = [*state, *trace.events]
@@ -287,22 +289,28 @@ def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
     parts = [block.part for block, _ in trace.state]
     gradients = [number for number, part in enumerate(parts) if part == "gradients"]
     made = [number for number, part in enumerate(parts) if part == "optimizer_state"]
+    # Dictionaries in place of ordered sets.
+    previous = dict.fromkeys(number for number, (block, _) in enumerate(trace.state) if block.variable)
+    kept = dict.fromkeys(number for event, number in step if number >= 0 and event.block.variable)
+    later = {*gradients, *made, *previous}
     passes = [(event, number) for event, number in step if event.phase != OPTIMIZER]
     micro_batch, update = [number for _, number in passes], [n for event, n in step if event.phase == OPTIMIZER]
     laying = list(_laying_down(passes, {number: trace.state[number][0].path for number in gradients}))
     laying += _left(micro_batch)
-    update += _left(number for _, number in step)
+    laying = [number for number in laying if ~number not in previous]
+    update += [number for number in _left(number for _, number in step) if ~number not in kept]
     freed = {~number for _, number in step if number < 0}
-    first = [*(laying if gradients else ()), *micro_batch, *made, *update]
+    first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
     for number, phase in enumerate((FORWARD, BACKWARD)[: len(workspaces)], len(events)):
         products = (n for event, n in passes if n >= 0 and event.phase == phase and event.operator in _PRODUCTS)
         product = next(products, None)
         first.insert(0 if product is None else first.index(product) + 1, number)
     return Requests(
         sizes=[*(max(event.size_bytes, 0) for event in events), *workspaces],
-        start=[number for number, part in enumerate(parts) if part not in ("gradients", "optimizer_state")],
+        start=[number for number in range(len(parts)) if number not in later],
         first=first,
         step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
+        renamed=dict(zip(kept, previous, strict=True)),
     )
 
 
@@ -338,6 +346,8 @@ def replayed(
     sizes, malloc, free = run.sizes, allocator.malloc, allocator.free
     used: dict[int, SegmentBlock] = {}
     for part in (run.start, run.first, *[run.step] * (steps - 1)):
+        if part is run.step:
+            used |= {before: used.pop(number) for number, before in run.renamed.items()}
         for number in part:
             if number >= 0:
                 used[number] = malloc(sizes[number])

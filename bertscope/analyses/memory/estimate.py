@@ -11,7 +11,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import AllocatorSettings, replayed, requests
-from bertscope.analyses.memory.events import MemoryTrace, repeated_events, same_events
+from bertscope.analyses.memory.events import MemoryTrace, in_loop, repeated_events, same_events
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
 from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_workspace_bytes, cuda_semantics
@@ -31,7 +31,7 @@ from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
 from bertscope.progress import progress
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
@@ -42,9 +42,16 @@ def estimate_memory(
     source: ModelSource, run_config: RunConfig, model: nn.Module | None = None, trace_of: TraceOf | None = None
 ) -> Memory:
     """Return the memory of a step of the model of `source`; `model` is this model on meta, if it is built already."""
-    trace = (trace_of or MemoryTraces(source).trace)(run_config)
+    trace_of = trace_of or MemoryTraces(source).trace
     rows = row_paths(run_model(source, run_config) if model is None else model)
-    return memory(trace, "estimated", rows, device_terms(trace, run_config))
+    return _estimated(trace_of, run_config, rows)
+
+
+def _estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
+    """Return the memory of a step, and the peak of the same step in another loop."""
+    trace = trace_of(run_config)
+    found = memory(trace, "estimated", rows, device_terms(trace, run_config, card))
+    return replace(found, other_loop_bytes=trace_of(replace(run_config, loop=run_config.other_loop)).peak_bytes)
 
 
 def reserved_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> int:
@@ -77,13 +84,13 @@ class MemoryTraces:
     expected: dict[RunConfig, tuple[int, MemoryGrowth]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shallow = lru_cache(maxsize=KEPT_TRACES)(self._shallow)
+        self.freed = lru_cache(maxsize=KEPT_TRACES)(self._freed)  # whatever the loop of the run is
         self.period = cache(partial(period, self.source))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step."""
         if not self._repeats(run_config):
-            return source_trace(self.source, run_config)
+            return self._whole(run_config)
         found, kind = self._repeated(run_config, RAN), _kind(run_config)
         if kind not in self.verified:
             batch, growth = self.expected.get(replace(run_config, batch=1), (run_config.batch, None))
@@ -91,8 +98,8 @@ class MemoryTraces:
                 self.verified[kind] = True
             else:
                 longer = self._repeated(run_config, RAN, RAN + 1)
-                self.verified[kind] = same_events(longer, self.shallow(run_config, RAN + 1))
-        return found if self.verified[kind] else source_trace(self.source, run_config)
+                self.verified[kind] = same_events(longer, in_loop(self._shallow(run_config, RAN + 1), run_config.loop))
+        return found if self.verified[kind] else self._whole(run_config)
 
     def growth(self, run_config: RunConfig, batch: int) -> MemoryGrowth | None:
         """Return the growth of a step's memory from a batch to the next; None if its events change with the batch.
@@ -116,16 +123,23 @@ class MemoryTraces:
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model with so many units of layers, and those that are no whole unit."""
+        """Return the trace of a model with so many units of layers, and those that are no whole unit, without a loop."""
         repeats = self._repeats(run_config)
-        return source_trace(self.source.with_layers(units * repeats + self.source.layers % repeats), run_config)
+        return self.freed(replace(run_config, loop=FREED), units * repeats + self.source.layers % repeats)
+
+    def _whole(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace of a run of all layers."""
+        return in_loop(self.freed(replace(run_config, loop=FREED)), run_config.loop)
+
+    def _freed(self, run_config: RunConfig, layers: int | None = None) -> MemoryTrace:
+        return source_trace(self.source if layers is None else self.source.with_layers(layers), run_config)
 
     def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
         """Return the trace of `wanted` units of layers, by default all, from the run of `ran` units."""
         repeats = self._repeats(run_config)
         units, rest = divmod(self.source.layers, repeats)
-        trace = repeated_events(self.shallow(run_config, ran), self.source.layer_path, ran, wanted or units, repeats)
-        return replace(trace, traced_layers=ran * repeats + rest)
+        trace = repeated_events(self._shallow(run_config, ran), self.source.layer_path, ran, wanted or units, repeats)
+        return replace(in_loop(trace, run_config.loop), traced_layers=ran * repeats + rest)
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
@@ -134,7 +148,7 @@ def _kind(run_config: RunConfig) -> RunConfig:
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
-    """Return the trace of a step with every layer of the source."""
+    """Return the trace of a step with every layer of the source, in which nothing outlives its use."""
     compute = partial(_traced, source, run_config)
     return saved("trace", source, run_config, compute, MemoryTrace.to_data, MemoryTrace.from_data)
 
@@ -162,13 +176,12 @@ def estimate_report(
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
-        trace = trace_of(run_config)
-        found = memory(trace, "estimated", rows, device_terms(trace, run_config, card))
+        found = _estimated(trace_of, run_config, rows, card)
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
             estimated=found,
-            traffic=traffic(trace.collectives, rows, model, run_config.parallelism, run_config.accumulate),
+            traffic=traffic(trace_of(run_config).collectives, rows, model, run_config.parallelism, run_config.accumulate),
         )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
@@ -220,7 +233,7 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
     """Return the memory of a step of any module."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
-    return memory(trace, "estimated", row_paths(module), device_terms(trace, run_config))
+    return _estimated(lambda run: in_loop(trace, run.loop), run_config, row_paths(module))
 
 
 def module_trace(
@@ -230,7 +243,10 @@ def module_trace(
     loss: Loss | None,
     layer_path: str = "",
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers."""
+    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers.
+
+    Nothing outlives its use in it; `in_loop` adds what does.
+    """
     parallelism = run_config.parallelism
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:

@@ -5,16 +5,20 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
+from bertscope.analyses.tracing.trace import FORWARD
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import Parts
+from bertscope.settings.run_config import LOOPS
 
+_RETURN = "return of forward"
+_PREVIOUS = "previous "
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
@@ -30,6 +34,7 @@ class Block(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""
     recomputed: bool = False
+    variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
 
 
 class MemoryEvent(NamedTuple):
@@ -171,6 +176,31 @@ def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     return replace(trace, events=tuple(events))
 
 
+def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:
+    """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible.
+
+    The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
+    those of the step before are state, until then.
+    """
+    kept = LOOPS[loop]
+    returns = [number for number, event in enumerate(trace.events) if event.operator == _RETURN]
+    ends = [number for number, event in enumerate(trace.events) if event.phase == FORWARD and event.size_bytes > 0]
+    last = (returns or ends or [0])[-1]
+    blocks = [(event.block, event.size_bytes) for event in trace.events
+              if event.block.variable in kept and event.size_bytes > 0]  # fmt: skip
+    previous = [(block._replace(part="activations", variable=_PREVIOUS + block.variable), size) for block, size in blocks]
+    events: list[MemoryEvent] = []
+    for number, event in enumerate(trace.events):
+        block = event.block
+        if block.variable in kept and event.size_bytes > 0:
+            events.append(event._replace(block=block._replace(part="activations")))
+        elif block.variable not in kept and event.size_bytes:
+            events.append(event._replace(block=block._replace(variable="")) if block.variable else event)
+        if number == last:
+            events += (MemoryEvent(-size, block, FORWARD, "", "") for block, size in previous)
+    return replace(trace, state=(*trace.state, *previous), events=tuple(events))
+
+
 class Place(NamedTuple):
     """The phase, module and operator that run at one time."""
 
@@ -190,12 +220,14 @@ class Allocation:
     dtype: str = ""
     part: str = ""
     is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
+    variable: str = ""  # that refers to it
 
     @cached_property
     def block(self) -> Block:
         """Return its kind of block, which is known at the end of the step."""
         part = self.part or ("activations" if self.is_saved else "temporaries")
-        return Block(part, self.place.path, self.place.operator, self.shape, self.dtype, self.place.recompute > 0)
+        is_recomputed = self.place.recompute > 0
+        return Block(part, self.place.path, self.place.operator, self.shape, self.dtype, is_recomputed, self.variable)
 
 
 @dataclass
@@ -205,6 +237,7 @@ class MemoryTraceRecorder:
     state: list[tuple[Block, int]] = field(default_factory=list)
     log: list[tuple[int, Allocation, Place]] = field(default_factory=list)
     living: dict[int, Allocation] = field(default_factory=dict)  # by key; only storages that the step allocated
+    left: int = 0  # last entries of the state, which the step before allocated
 
     def allocate(self, key: int, made: Allocation, place: Place) -> None:
         """Record an allocation."""
@@ -224,6 +257,25 @@ class MemoryTraceRecorder:
         """Mark every allocated block as saved for backward."""
         for made in self.living.values():
             made.is_saved = True
+
+    def refer(self, keys: Iterable[int], variable: str) -> None:
+        """Note the variable of the loop that refers to allocated blocks; the first output of several calls counts."""
+        for key in keys:
+            if key in self.living:
+                self.living[key].variable = self.living[key].variable or variable
+
+    def end_call(self, place: Place) -> None:
+        """Mark the return of the model's forward by an event of no bytes."""
+        place = place._replace(operator=_RETURN)
+        self.log.append((0, Allocation(0, place), place))
+
+    def restart(self, known: Collection[int] = ()) -> None:
+        """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""
+        left = [(made.block, made.size_bytes) for key, made in self.living.items() if key not in known]
+        del self.state[len(self.state) - self.left :]
+        self.state += left
+        self.left = len(left)
+        self.log.clear()
 
     def name(self, keys: Iterable[int], part: str) -> None:
         """Assign allocated blocks to a part."""

@@ -35,7 +35,15 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
-from bertscope.torch_access.distributed import group_size, held_tensors, is_wrapper, watched_gathers, watched_resizes
+from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.torch_access.distributed import (
+    group_size,
+    held_tensors,
+    is_wrapper,
+    tensors_in,
+    watched_gathers,
+    watched_resizes,
+)
 
 _RESULTS = OperatorResults()
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
@@ -54,6 +62,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     """
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
+    step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
     with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
@@ -102,6 +111,7 @@ class RunMode(DispatchMode):
         self.watched: dict[int, weakref.ref[Any]] = {}
         self.name, self.operator, self.updated = "", "", ""
         self.is_recording = False
+        self.known: set[int] = set()  # storages that are state
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.collectives: list[Collective] = []
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
@@ -130,6 +140,21 @@ class RunMode(DispatchMode):
     def trace(self) -> MemoryTrace:
         """Return the trace of what was recorded until now."""
         return replace(self.recorder.trace(self.step.run_config.device), collectives=tuple(self.collectives))
+
+    def assigned(self, name: str, value: Any, number: int = 0) -> None:
+        """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
+        if not self.is_recording:
+            return
+        self.recorder.refer(map(storage_key, tensors_in(value)), name)
+        if name == "output":
+            self.recorder.end_call(self._place())
+        elif self.step.run_config.mode == FORWARD_ONLY:
+            self.recorder.refer(list(self.recorder.living), "output")
+
+    def restart(self) -> None:
+        """Begin to record a further step."""
+        self.recorder.restart(self.known)
+        self.collectives.clear()
 
     def update_key(self) -> Hashable:
         """Return all that decides the events of the optimizer step: its settings, parameters and gradients."""
@@ -161,6 +186,7 @@ class RunMode(DispatchMode):
                 is_state = block.part == "optimizer_state"
                 self.owners[key] = block.path.rpartition(".")[0] if is_state else block.path
                 self._watch(tensor)
+                self.known.add(key)
                 if block.part == "gradients":  # the step may free them
                     place = Place(path=block.path)
                     self.recorder.living[key] = Allocation(size, place, block.shape, block.dtype, block.part)

@@ -23,15 +23,17 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
+_RESTART = "bertscope restart"
 _NODE = "autograd::engine::evaluate_function: "
 
 
 def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None) -> MemoryTrace:
-    """Run one step under the profiler and return its trace; its optimizer state must exist.
+    """Run two steps under the profiler and return the trace of the second; its optimizer state must exist.
 
     `on_phase` is called with each phase as it begins.
     """
     reader = _EventReader(step.device)
+    mark = torch.profiler.record_function
     reader.recorder.state = [
         (block, tensor.untyped_storage().nbytes())
         for block, tensor in step.state()
@@ -42,15 +44,18 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
     def marked(phase: str) -> Iterator[None]:
         """Mark a phase of the step, and note the addresses of the gradients at its end."""
         on_phase(phase)
-        with torch.profiler.record_function(_PHASE + phase):
+        with mark(_PHASE + phase):
             yield
         grads = (param.grad for param in step.model.parameters())
-        reader.gradients[phase] = {grad.untyped_storage().data_ptr() for grad in grads if grad is not None}
+        reader.gradients.append({grad.untyped_storage().data_ptr() for grad in grads if grad is not None})
 
     # torch.profiler.profile starts the same profiler and loads torch._inductor (1 s of CPU time) for a setting.
     device = step.device if step.device == "cuda" else None
     profiler = torch.autograd.profiler.profile(use_device=device, profile_memory=True, use_kineto=True)
     with _marked_modules(step.model), profiler:
+        step.run(marked)  # what it leaves, the measured step finds
+        with mark(_RESTART):
+            pass
         step.run(marked)
     for event in profiled_events(profiler):
         reader.read(event, Place())
@@ -153,7 +158,7 @@ class _EventReader:
     """A reader that walks the profiler's tree in order and records the trace."""
 
     device: str
-    gradients: dict[str, set[int]] = field(default_factory=dict)  # phase -> addresses at its end
+    gradients: list[set[int]] = field(default_factory=list)  # addresses at the end of each phase
     recorder: MemoryTraceRecorder = field(default_factory=MemoryTraceRecorder)
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     recomputations: int = 0
@@ -171,8 +176,10 @@ class _EventReader:
         if name.startswith(_PHASE):
             if place.phase == FORWARD:
                 self.recorder.end_forward()
-            self.recorder.name(self.gradients.get(place.phase, ()), "gradients")
+            self.recorder.name(self.gradients.pop(0), "gradients")
             self.after = place.phase
+        elif name == _RESTART:
+            self.recorder.restart()
 
     def _inside(self, name: str, event: Any, place: Place) -> Place:
         if name.startswith(_PHASE):

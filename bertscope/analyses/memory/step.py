@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 from bertscope.analyses.flops import FlopsRun
@@ -21,7 +22,7 @@ from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, STORED, RunConfig
+from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.torch_access.distributed import held_tensors, is_wrapper
@@ -47,6 +48,7 @@ class ModelStep:
     device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
+    variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
@@ -67,24 +69,35 @@ class ModelStep:
         self.update(phase)
 
     def run_micro_batch(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Run forward and, if the mode has it, backward; free the output before backward, or with `hold_outputs` after.
-
-        The gradients are added to those that exist.
-        """
-        held: list[Any] = []
-        holding: AbstractContextManager[Any] = nullcontext()
-        if self.run_config.hold_outputs:
-            holding = self.model.register_forward_hook(lambda module, args, output: held.append(output))
-        with holding, phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._autocast():
-            loss = self.loss(self.model, self.inputs)
-            if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
-                loss = loss / self.run_config.accumulate
+        """Run forward and, if the mode has it, backward; the gradients are added to those that exist."""
+        with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
+            with self._autocast():
+                loss = self.loss(self.model, self.inputs)
+                if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
+                    loss = loss / self.run_config.accumulate
+            self.assign("loss", loss)
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
             with phase(BACKWARD):
                 self.scaler.scale(loss).backward()
                 del loss
+
+    def _watched_outputs(self) -> AbstractContextManager[Any]:
+        """Return a context in which each output of the model is assigned to a variable of the loop."""
+        if isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
+            return nullcontext()
+        numbers = count()
+        return self.model.register_forward_hook(
+            lambda module, args, output: self.assign("output", output, next(numbers))
+        )
+
+    def assign(self, name: str, value: Any, number: int = 0) -> None:
+        """Assign an output or the loss to its variable, if the loop has one; its former value is freed."""
+        loop = self.run_config.loop
+        if name in LOOPS[loop]:  # Trainer returns the loss without its graph
+            is_detached = loop == TRAINER and isinstance(value, torch.Tensor)
+            self.variables[f"{name} {number}"] = value.detach() if is_detached else value
 
     def update(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the optimizer step, if there is one, with what the loop does after backward."""

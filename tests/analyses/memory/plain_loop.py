@@ -28,10 +28,14 @@ def peak_bytes(
     keep_gradients: bool = False,
     ema: bool = False,
     clip_grad_norm: bool = False,
-    hold_outputs: bool = False,
+    loop: str = "plain",
     grad_scaler: bool = False,
 ) -> int:
-    """Return the highest sum of the allocator's events during the last of three steps on the CPU."""
+    """Return the highest sum of the allocator's events during the last of three steps on the CPU.
+
+    The loop is plain, as tutorials write it, trainer, which deletes the output before backward, or freed, which deletes
+    the loss too.
+    """
     gc.collect()  # else cycles of earlier models are freed inside the window
     gc.freeze()  # the next collection has less to scan
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -48,10 +52,11 @@ def peak_bytes(
                         loss = output.loss if getattr(output, "loss", None) is not None else output[0].sum()
                     if accumulate > 1:
                         loss = loss / accumulate
-                    if not hold_outputs:
+                    if loop != "plain":
                         del output
                     (scaler.scale(loss) if scaler else loss).backward()
-                    del loss
+                    if loop == "freed":
+                        del loss
                 if clip_grad_norm:
                     if scaler:
                         scaler.unscale_(optimizer)
@@ -64,8 +69,6 @@ def peak_bytes(
                 optimizer.zero_grad(set_to_none=not keep_gradients)
                 for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
                     mean.lerp_(param.detach(), 0.001)
-                if hold_outputs:
-                    del output
     return highest(profiler, f"plain step {STEPS - 1}")
 
 

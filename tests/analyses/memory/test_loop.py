@@ -40,7 +40,7 @@ def measured(source, run_config):
     arguments |= {"fused": True} if run_config.optimizer_implementation == "fused" else {}
     row = OPTIMIZERS[run_config.optimizer]
     kind = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
-    loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "hold_outputs", "grad_scaler")
+    loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "loop", "grad_scaler")
     return peak_bytes(
         model, inputs, lambda params: kind(params, lr=0.0, **arguments),
         autocast=TORCH_DTYPES[run_config.autocast] if run_config.autocast else None,
@@ -57,7 +57,9 @@ LOOPS = [
     {"optimizer": "adam", "amsgrad": True},
     {"ema": True},
     {"clip_grad_norm": True},
-    {"hold_outputs": True},
+    {"loop": "trainer"},
+    {"loop": "freed", "accumulate": 2},
+    {"accumulate": 3, "checkpointing": "full"},
     {"optimizer": "adafactor", "accumulate": 2},
     {"grad_scaler": True, "accumulate": 2, "clip_grad_norm": True},
 ]
@@ -121,7 +123,9 @@ def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
 
 
 def test_gradients_of_an_earlier_micro_batch_exist_during_forward():
-    one, two = (estimated_trace(small(), RunConfig(batch=1, seq=8, accumulate=count)) for count in (1, 2))
+    one, two = (
+        estimated_trace(small(), RunConfig(batch=1, seq=8, accumulate=count, loop="freed")) for count in (1, 2)
+    )
     params = sum(size for block, size in one.state if block.part == "parameters")
     assert two.state_bytes - one.state_bytes == params  # fp32: a gradient is as large as its parameter
 
