@@ -144,7 +144,7 @@ class Sample:
 class DeviceTerms:
     """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately."""
 
-    allocated_bytes: int  # tensors in blocks of 512 bytes, and workspaces
+    allocated_bytes: int  # the blocks of tensors and workspaces, as torch.cuda.max_memory_allocated adds them
     workspace_bytes: int
     reserved_bytes: int
     context_low_bytes: int

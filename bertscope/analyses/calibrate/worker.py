@@ -98,7 +98,7 @@ class Preparation:
         if row.point.kind not in (STEP, LIMIT):
             return
         from bertscope.analyses.calibrate.step_time import step_work
-        from bertscope.analyses.memory.estimate import MemoryTraces, reserved_bytes
+        from bertscope.analyses.memory.estimate import MemoryTraces, allocator_bytes
         from bertscope.analyses.memory.fit import Fitter, Steps
         from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, workspace_bytes
         from bertscope.sources.find import load
@@ -113,10 +113,11 @@ class Preparation:
             self.row = replace(row, batch=self.run_config.batch)
             return
         trace = MemoryTraces(self.source).trace(self.run_config)
+        allocated, reserved = allocator_bytes(trace, self.run_config, workspaces)
         self.row = replace(
             row,
-            estimated_allocated_bytes=trace.peak_bytes + workspaces,
-            estimated_reserved_bytes=reserved_bytes(trace, self.run_config, workspaces),
+            estimated_allocated_bytes=allocated,
+            estimated_reserved_bytes=reserved,
             work=step_work(self.source, self.run_config),
             batch=point.batch,
         )

@@ -7,6 +7,9 @@ merges free neighbours, and releases entirely free segments at the limit.
 
 With expandable segments each pool is one range of addresses, to whose pages memory is mapped: 2 MiB for small
 blocks, 20 MiB for others. A block that no free block serves extends the mapped range.
+
+`torch.cuda.memory_allocated` adds the sizes of whole blocks: one above 1 MiB may carry a rest of up to 1 MiB, which is
+not split off (should_split and alloc_found_block in CUDACachingAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -95,6 +98,7 @@ class Allocator:
     def __init__(self, limit_bytes: int | None = None, settings: AllocatorSettings | None = None) -> None:
         self.limit_bytes, self.settings = limit_bytes, settings or AllocatorSettings()
         self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.peak_allocated_bytes = 0  # sums of whole blocks, as torch.cuda.memory_allocated
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
         self.next_address = 0  # of a new segment
         # The free blocks of each pool: the smallest first, of equal ones the one with the lowest address.
@@ -116,6 +120,8 @@ class Allocator:
         rest = block.size - size
         if rest >= _STEP if is_small or self.unmapped else rest > _SMALL and not self._is_oversize(size):
             self._set_free(block.split(size))
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def rounded(self, size_bytes: int) -> int:
@@ -207,6 +213,7 @@ class Allocator:
 
     def free(self, block: SegmentBlock) -> None:
         """Free a block and merge it with free neighbours."""
+        self.allocated_bytes -= block.size
         if block.after is not None and block.after.is_free:
             self._remove(block.after)
             block.absorb_next()
@@ -338,21 +345,46 @@ def _laying_down(events: Iterable[tuple[MemoryEvent, int]], gradients: dict[int,
         yield from numbers
 
 
+# What a process did before the run: the model came from the CPU; a checkpoint lay on the card while the model was made
+# there; the same run of an equal model ended before, and its blocks stayed in the cache.
+HISTORIES = MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the card", "after another model"
+
+
 def replayed(
-    run: Requests, limit_bytes: int | None = None, settings: AllocatorSettings | None = None, steps: int = STEPS
-) -> Allocator:
-    """Return the allocator, empty at first, after this number of steps; or after the first that exceeds the limit."""
+    run: Requests, limit_bytes: int | None = None, settings: AllocatorSettings | None = None, steps: int = STEPS,
+    history: str = MOVED,
+) -> Allocator:  # fmt: skip
+    """Return the allocator after this number of steps; or after the first that exceeds the limit.
+
+    It is empty at first, unless `history` says what came before.
+    """
     allocator = Allocator(limit_bytes, settings)
+    if history == AFTER_ANOTHER:
+        for block in list(_take_steps(allocator, run, steps).values()):
+            allocator.free(block)
+    checkpoint = [allocator.malloc(run.sizes[number]) for number in run.start] if history == LOADED else []
+    _take_steps(allocator, run, steps, checkpoint)
+    return allocator
+
+
+def _take_steps(
+    allocator: Allocator, run: Requests, steps: int, checkpoint: Sequence[SegmentBlock] = ()
+) -> dict[int, SegmentBlock]:
+    """Take the steps, the first of them after the checkpoint is freed; return the blocks in use at the end."""
     sizes, malloc, free = run.sizes, allocator.malloc, allocator.free
     used: dict[int, SegmentBlock] = {}
     for part in (run.start, run.first, *[run.step] * (steps - 1)):
         if part is run.step:
+            allocator.peak_allocated_bytes = allocator.allocated_bytes
             used |= {before: used.pop(number) for number, before in run.renamed.items()}
         for number in part:
             if number >= 0:
                 used[number] = malloc(sizes[number])
             else:
                 free(used.pop(~number))
+        if part is run.start:
+            for block in checkpoint:
+                free(block)
         if allocator.missing_bytes:
             break
-    return allocator
+    return used

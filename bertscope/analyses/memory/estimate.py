@@ -54,10 +54,14 @@ def _estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str]
     return replace(found, other_loop_bytes=trace_of(replace(run_config, loop=run_config.other_loop)).peak_bytes)
 
 
-def reserved_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> int:
-    """Return the most bytes that the simulated allocator reserves, with these bytes of cuBLAS's workspaces."""
+def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
+    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
+
+    The allocated bytes are those of the last step, the reserved ones those of the whole run.
+    """
     run = requests(trace, by_thread(run_config, workspaces))
-    return replayed(run, settings=AllocatorSettings.of(run_config)).peak_reserved_bytes
+    allocator = replayed(run, settings=AllocatorSettings.of(run_config))
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
 def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
@@ -65,10 +69,11 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
     if run_config.device != "cuda":
         return None
     workspaces = card_workspace_bytes(run_config, card)
+    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
     return DeviceTerms(
-        allocated_bytes=trace.peak_bytes + workspaces,
+        allocated_bytes=allocated,
         workspace_bytes=workspaces,
-        reserved_bytes=reserved_bytes(trace, run_config, workspaces),
+        reserved_bytes=reserved,
         context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
         context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )
@@ -123,7 +128,10 @@ class MemoryTraces:
         return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model with so many units of layers, and those that are no whole unit, without a loop."""
+        """Return the trace of a model with so many units of layers, and those that are no whole unit.
+
+        Nothing outlives its use in it.
+        """
         repeats = self._repeats(run_config)
         return self.freed(replace(run_config, loop=FREED), units * repeats + self.source.layers % repeats)
 
@@ -176,12 +184,12 @@ def estimate_report(
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
-        found = _estimated(trace_of, run_config, rows, card)
+        found, collectives = _estimated(trace_of, run_config, rows, card), trace_of(run_config).collectives
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
             estimated=found,
-            traffic=traffic(trace_of(run_config).collectives, rows, model, run_config.parallelism, run_config.accumulate),
+            traffic=traffic(collectives, rows, model, run_config.parallelism, run_config.accumulate),
         )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:

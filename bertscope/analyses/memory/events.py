@@ -18,7 +18,7 @@ from bertscope.reports.memory import Parts
 from bertscope.settings.run_config import LOOPS
 
 _RETURN = "return of forward"
-_PREVIOUS = "previous "
+_PREVIOUS, _KEPT = "previous ", "activations"
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
@@ -188,12 +188,12 @@ def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:
     last = (returns or ends or [0])[-1]
     blocks = [(event.block, event.size_bytes) for event in trace.events
               if event.block.variable in kept and event.size_bytes > 0]  # fmt: skip
-    previous = [(block._replace(part="activations", variable=_PREVIOUS + block.variable), size) for block, size in blocks]
+    previous = [(block._replace(part=_KEPT, variable=_PREVIOUS + block.variable), size) for block, size in blocks]
     events: list[MemoryEvent] = []
     for number, event in enumerate(trace.events):
         block = event.block
         if block.variable in kept and event.size_bytes > 0:
-            events.append(event._replace(block=block._replace(part="activations")))
+            events.append(event._replace(block=block._replace(part=_KEPT)))
         elif block.variable not in kept and event.size_bytes:
             events.append(event._replace(block=block._replace(variable="")) if block.variable else event)
         if number == last:

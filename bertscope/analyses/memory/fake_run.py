@@ -25,6 +25,7 @@ from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER, ModuleTracker
+from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
@@ -35,7 +36,6 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
-from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access.distributed import (
     group_size,
     held_tensors,

@@ -157,15 +157,17 @@ def mode_word(run: RunConfig) -> str:
 
 
 # Settings that other texts name.
-_NAMED = ("batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",
-"input",
-          *rows(Parallelism))  # fmt: skip
+_NAMED = (
+    "batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",
+    "input", *rows(Parallelism),
+)  # fmt: skip
 
 
 def loop_words(run: RunConfig) -> list[str]:
     """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
     optimizer = [setting_word("optimizer", run.optimizer)] if run.mode == TRAINING else []
-    return [*optimizer, setting_word("loop", run.loop)] + [setting_word(name, value) for name, value in changed(run).items() if name not in _NAMED]
+    others = [setting_word(name, value) for name, value in changed(run).items() if name not in _NAMED]
+    return [*optimizer, setting_word("loop", run.loop), *others]
 
 
 def setting_word(name: str, value: Any) -> str:

@@ -123,9 +123,7 @@ def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
 
 
 def test_gradients_of_an_earlier_micro_batch_exist_during_forward():
-    one, two = (
-        estimated_trace(small(), RunConfig(batch=1, seq=8, accumulate=count, loop="freed")) for count in (1, 2)
-    )
+    one, two = (estimated_trace(small(), RunConfig(batch=1, seq=8, accumulate=count, loop="freed")) for count in (1, 2))
     params = sum(size for block, size in one.state if block.part == "parameters")
     assert two.state_bytes - one.state_bytes == params  # fp32: a gradient is as large as its parameter
 

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
-from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
+from bertscope.analyses.memory.kernels.cpu_scratch import MATRICES, contiguous_bytes, is_read_by_blas
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability
 from bertscope.settings.run_config import RunConfig
-from bertscope.torch_access import close_library, has_kernel, torch
+from bertscope.torch_access import close_library, has_kernel, operator_name, torch
 
 _HALF = (torch.bfloat16, torch.float16)
+# The memory-efficient backward sums gradients of queries in blocks of 64 x 64 numbers, each with a lock:
+# GradQTempStorage and workspace_size in kernel_backward.h.
+_BLOCK, _LOCK_BYTES = 64, 16
 _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
 
 
@@ -122,8 +125,9 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
 _KERNELS: dict[str, Callable[..., Any]] = {"flash": _flash, "efficient": _efficient, "math": _math}
 
 
-# cuBLAS's workspace for each thread, on Hopper and elsewhere (torch's CublasHandlePool.cpp).
-_HOPPER_WORKSPACE_BYTES, _WORKSPACE_BYTES = 32 * 2**20, 8_519_680
+# cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
+# CublasHandlePool.cpp); cuBLASLt uses the same one from torch 2.7 on.
+_LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
 # that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE).
 _IN_FLOAT = (
@@ -143,11 +147,12 @@ EAGER = "eager"
 def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
     """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
-    Without a compute capability it is that of this machine's GPU, or any but Hopper's.
+    Without a compute capability it is that of this machine's GPU, or one below 9.
     """
     if compute_capability is None and torch.cuda.is_available():
         compute_capability = torch.cuda.get_device_capability()
-    workspace = _HOPPER_WORKSPACE_BYTES if compute_capability == (9, 0) else _WORKSPACE_BYTES
+    is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
+    workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
     return 2 * workspace if run_config.mode == "training" else workspace
 
 
@@ -292,19 +297,37 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
-    aten = torch.ops.aten
+    aten, name = torch.ops.aten, operator_name(operator)
+    if name in MATRICES:
+        return sum(args[place].nbytes for place in MATRICES[name] if not is_read_by_blas(args[place]))
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
         *rows, length, width = query.shape
         length, width = -(-length // 128) * 128, -(-width // 32) * 32
         return 4 * prod(rows) * length * (width + 1)
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
-        query = args[1]
-        return 4 * prod(query.shape[:-1])
+        *rows, length, width = args[1].shape
+        blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+        return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+    if operator is aten.native_layer_norm_backward.default:
+        return contiguous_bytes(operator, args) + _layer_norm_bytes(args[1])
     copied = contiguous_bytes(operator, args)
     if operator is aten.embedding_dense_backward.default:
         return copied + _embedding_bytes(args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize)
     return copied
+
+
+def _layer_norm_bytes(given: torch.Tensor) -> int:
+    """Return the bytes of the partial sums of weight and bias: many rows are summed in blocks of 32.
+
+    Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
+    card; its number of processors is not known here.
+    """
+    width = given.shape[-1]
+    rows = given.numel() // max(width, 1)
+    if rows <= 2**16:
+        return 0
+    return 2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * given.itemsize
 
 
 def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
