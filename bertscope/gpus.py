@@ -127,7 +127,7 @@ _CONTEXTS = {
     "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
     "rtx-2080-ti": (877, 1343, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.6)",
                                  words=_oom("ispc-lab/TMA 5 (2024)"))),
-    "rtx-3090": (256, 1687, "GitHub issues invoke-ai/InvokeAI 9413 (torch 2.7), pytorch/pytorch 55277 (torch 1.8)"),
+    "rtx-3090": (256, 1486, "GitHub issues invoke-ai/InvokeAI 9413 (torch 2.7), pytorch/pytorch 49877 (torch 1.7)"),
     "a100-40gb": (501, 1451, Text("{words}; {place}", words=_oom("TianheWu/CoSeR 10 (2025)"), place=_OF_A100)),
     "a100-80gb": (409, 1451, Text("{words}; {place}", words=_oom("HiDream-ai/VAREdit 6 (2025)"), place=_OF_A100)),
 }  # fmt: skip

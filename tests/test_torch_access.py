@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -423,6 +424,15 @@ def test_a_dtensor_holds_the_rows_of_its_rank_and_other_tensors_hold_themselves(
     assert tuple(part.shape) == (3, 3)
     plain = torch.ones(2)
     assert list(distributed.held_tensors(plain)) == [plain]
+
+
+def test_the_tensors_of_an_output_are_found_in_tuples_mappings_and_objects_once():
+    one, two, three = (torch.zeros(1) for _ in range(3))
+    cache = types.SimpleNamespace(layers=[types.SimpleNamespace(keys=one, values=two)])
+    cache.itself = cache
+    found = distributed.tensors_in({"logits": three, "past": (cache, None, "text"), "again": [three]})
+    assert sorted(map(id, found)) == sorted(map(id, (three, one, two, three)))
+    assert list(distributed.tensors_in(torch.nn.Linear(2, 2))) == []  # a module is no output
     assert not distributed.is_wrapper(torch.Tensor)
 
 

@@ -47,6 +47,7 @@ def columns(report: FitReport) -> list[Column]:
                detail=on_gpu),
         *_time_columns(report),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
+                  "other_loop_bytes": lambda row: row.other_loop_bytes,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
 

@@ -187,7 +187,7 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
     short, long = cli(*asked).out, cli(*asked, "-v").out
     assert all(note in long for note in notes)
     assert len(notes) == 2
-    assert "(-v: 1 more note, 4 more rows)" in short
+    assert "(-v: 1 more note, 5 more rows)" in short
     assert sum(note in short for note in notes) == 1
 
 

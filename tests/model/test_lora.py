@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
+from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.step import run_model
@@ -21,7 +21,7 @@ from bertscope.analyses.page import explore
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.settings.run_config import RunConfig
-from tests.analyses.memory.steps import small
+from tests.analyses.memory.steps import small, whole_trace
 
 
 def adapted(text: str = "r=8", architecture: str = "BertForSequenceClassification", **fields):
@@ -142,7 +142,7 @@ def test_the_memory_of_a_deep_model_is_that_of_all_its_layers(mode, strategy):
     source = adapted("r=2,dropout=0.1,target=query+output.dense,bias=all", num_hidden_layers=8)
     run_config = RunConfig(batch=2, seq=8, checkpointing=strategy, mode=mode)
     traces = MemoryTraces(source)
-    assert same_events(traces.trace(run_config), source_trace(source, run_config))
+    assert same_events(traces.trace(run_config), whole_trace(source, run_config))
     assert list(traces.verified.values()) == [True]  # so three units ran, and not every layer
 
 

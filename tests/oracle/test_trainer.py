@@ -130,7 +130,7 @@ def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_model
     assert (file.unknown, file.not_modelled) == ((), ())
     assert len(file.used) + len(file.no_effect) == len(json.loads(path.read_text()))
     assert file.fields == {
-        "batch": 8, "accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "default",
+        "loop": "trainer", "batch": 8, "accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "default",
         "clip_grad_norm": True,
         "checkpointing": "none", "device": "cpu",
     }  # fmt: skip

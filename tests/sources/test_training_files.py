@@ -49,6 +49,7 @@ def keys(rows) -> list[str]:
 def test_each_key_is_in_one_of_four_lists(given):
     file = read_training_file(given())
     assert file.fields == {
+        "loop": "trainer",
         "batch": 16, "accumulate": 4, "clip_grad_norm": True, "precision": "autocast-bf16", "optimizer": "adamw",
         "optimizer_implementation": "default", "checkpointing": "full", "reentrant": False,
     }  # fmt: skip
@@ -152,6 +153,8 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     assert report["training_file"]["replaced"] == []
     assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
     same = (
+        "--loop",
+        "trainer",
         "--batch",
         "16",
         "--accumulate",

@@ -151,8 +151,8 @@ class MemoryTraces:
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
-    """Return what runs of all sizes have in common."""
-    return replace(run_config, batch=1, seq=1)
+    """Return what runs of all sizes and loops have in common."""
+    return replace(run_config, batch=1, seq=1, loop=FREED)
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:

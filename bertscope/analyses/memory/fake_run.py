@@ -338,6 +338,9 @@ class RunMode(DispatchMode):
             if self.is_recording and not self.on_device:
                 self.operator = "get_rng_state"
                 self._add(state)
+                # Reentrant checkpointing runs a layer without gradients; its node keeps the state, the output the node.
+                if self.name == FORWARD and not torch.is_grad_enabled():
+                    self.recorder.refer([storage_key(state)], "output")
             return state
 
         torch.get_rng_state = watched

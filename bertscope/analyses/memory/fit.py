@@ -82,14 +82,14 @@ class Fitter:
             extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self._loop_bytes(replace(run_config, loop=run_config.other_loop))
-            - self._loop_bytes(run_config),
+            other_loop_bytes=self._other_loop_bytes(run_config),
         )
 
-    def _loop_bytes(self, run_config: RunConfig) -> int:
-        """Return the peak of the tensors, by the growth where no trace is needed."""
-        growth = self.steps.growth(run_config, self.steps.grown_from)
-        return growth.peak_bytes(run_config.batch) if growth else self.trace(run_config).peak_bytes
+    def _other_loop_bytes(self, run_config: RunConfig) -> int:
+        """Return the bytes that the other loop adds to the peak; of the next batch, if the growth gave this one."""
+        traced = replace(run_config, batch=run_config.batch + (run_config in self.grown))
+        other = replace(traced, loop=traced.other_loop)
+        return self.trace(other).peak_bytes - self.trace(traced).peak_bytes
 
     def peak_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes that the budget must hold at the peak of this step, with the upper context."""

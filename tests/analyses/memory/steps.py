@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
+from bertscope.analyses.memory.events import MemoryTrace, in_loop
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
 from bertscope.settings.run_config import RunConfig
@@ -29,6 +29,11 @@ def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fiel
 def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     """The trace from fake tensors."""
     return MemoryTraces(source).trace(run_config)
+
+
+def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
+    """The trace of a run of all layers, without the one that repeats a few."""
+    return in_loop(source_trace(source, replace(run_config, loop="freed")), run_config.loop)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:

@@ -239,7 +239,9 @@ def test_a_replayed_step_reserves_at_least_its_peak_and_leaves_only_its_state(ch
     assert replayed(requests(trace), limit_bytes=allocator.peak_reserved_bytes).missing_bytes == 0
     assert replayed(requests(trace), limit_bytes=trace.state_bytes).missing_bytes > 0
     terms = device_terms(trace, run_config)
-    assert terms.allocated_bytes == trace.peak_bytes + terms.workspace_bytes <= terms.reserved_bytes
+    tails = terms.allocated_bytes - trace.peak_bytes - terms.workspace_bytes  # the rests of blocks above 1 MiB
+    assert 0 <= tails < MIB * len(trace.events)
+    assert terms.allocated_bytes <= terms.reserved_bytes
 
 
 def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
@@ -260,7 +262,9 @@ PROTOTYPE = [
 @pytest.mark.parametrize(("attention", "precision", "checkpointing", "gib"), PROTOTYPE)
 def test_the_figures_of_an_independent_program_come_out(attention, precision, checkpointing, gib):
     source = load("bert-large-uncased", architecture="BertForMaskedLM", attention=attention)
-    run_config = RunConfig(batch=32, seq=512, precision=precision, checkpointing=checkpointing, device="cuda")
+    run_config = RunConfig(
+        batch=32, seq=512, precision=precision, checkpointing=checkpointing, device="cuda", loop="freed"
+    )
     found = estimate_memory(source, run_config)
     assert found.peak.peak_bytes / GIB == pytest.approx(gib, rel=0.01)
     assert found.phases[-1].peak_bytes / GIB == pytest.approx(6.24, abs=0.03)

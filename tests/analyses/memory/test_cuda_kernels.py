@@ -80,7 +80,7 @@ def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(precision, copied):
             target = torch.zeros(128, dtype=torch.long)
             return nn.functional.cross_entropy(self.head(given), target)
 
-    found = on_cuda(Loss(), 128, 8, precision=precision)
+    found = on_cuda(Loss(), 128, 8, precision=precision, loop="freed")
     state = 4 * 8 * 1000 + 4 * 128 * 8
     casts = 2 * 8 * 1000 + 2 * 128 * 8
     logits = 128 * 1000 * (2 + copied + 4)
@@ -140,7 +140,7 @@ def test_an_embedding_sums_the_rows_of_many_ids_in_fp32_before_it_adds_them(ids,
         def forward(self, given: torch.Tensor) -> torch.Tensor:
             return self.table(torch.zeros(ids, dtype=torch.long)) * given
 
-    backward = on_cuda(Table(), ids, 1, mode="training", optimizer="none").phases[-1]
+    backward = on_cuda(Table(), ids, 1, mode="training", optimizer="none", loop="freed").phases[-1]
     gradient, table, given = 4 * ids * 64, 4 * rows * 64, 4 * ids + 8 * ids
     sums = 4 * 64 * (ids // 10 + min(ids, rows)) if scratch else 0
     numbers = 0 if ids <= 3072 else 8 * (3 * ids + 3 * min(ids, rows) + ids // 10)

@@ -15,7 +15,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import fake_run as live
-from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory, source_trace
+from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, same_events
 from bertscope.analyses.memory.growth import MemoryGrowth, memory_growth
 from bertscope.analyses.memory.step import real_inputs, run_model
@@ -25,7 +25,7 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig
-from tests.analyses.memory.steps import estimated_trace, real_trace, small, without_scratch
+from tests.analyses.memory.steps import estimated_trace, real_trace, small, whole_trace, without_scratch
 from tests.models import RUNNING
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
@@ -393,7 +393,7 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
 def test_what_is_kept_is_what_autograd_saves(attention, precision, dropout):
     source, run_config = (
         small(attention=attention),
-        RunConfig(batch=3, seq=24, mode="forward", precision=precision, dropout=dropout),
+        RunConfig(batch=3, seq=24, mode="forward", precision=precision, dropout=dropout, loop="freed"),
     )
     model = run_model(source, run_config, "cpu")
     inputs = real_inputs(model, run_config, "cpu")
@@ -461,7 +461,7 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
     short = MemoryTraces(source).trace(run_config)
     assert short.traced_layers is not None
     assert short.traced_layers < layers
-    whole = source_trace(source, run_config)
+    whole = whole_trace(source, run_config)
     assert same_events(short, whole)
     assert short.state == whole.state  # in the same order
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in whole.peaks()]

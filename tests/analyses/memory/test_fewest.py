@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.memory.estimate import source_trace
 from bertscope.analyses.memory.fit import fewest_report
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from tests.analyses.memory.steps import small
+from tests.analyses.memory.steps import small, whole_trace
 
 STEP = RunConfig(implementation="bertscope")
 SIZES = (1, 2, 3, 4, 5, 6)
@@ -31,7 +30,7 @@ def peaks(source):
 
     def peak(strategy, size):
         run_config = replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks_of(strategy, size))
-        return source_trace(source, run_config).peak_bytes
+        return whole_trace(source, run_config).peak_bytes
 
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
 

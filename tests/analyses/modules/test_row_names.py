@@ -13,6 +13,7 @@ from bertscope import BertConfig
 from bertscope.analyses.diagram.diagram import tree_diagram
 from bertscope.analyses.flops import flops
 from bertscope.analyses.memory.estimate import module_memory, module_trace
+from bertscope.analyses.memory.events import in_loop
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.page import of_parameters, with_memory
 from bertscope.analyses.params import count, tree
@@ -99,7 +100,7 @@ def test_count_flops_and_diagram_show_the_rows_of_the_folded_tree(name):
 def test_explore_adds_up_what_estimate_lists(name):
     model, tree_report, memory = found(name)
     run_config = RunConfig(mode="training", optimizer="none")
-    trace = module_trace(model, MODELS[name][1], run_config, None)
+    trace = in_loop(module_trace(model, MODELS[name][1], run_config, None), run_config.loop)
     report = with_memory(of_parameters(model, name, run_config), trace)
     assert [row.module.path for row in report.rows] == [row.path for row in tree_report.rows]
     assert {kept.path for row in report.rows for kept in row.kept} == {row.path for row in memory.kept}

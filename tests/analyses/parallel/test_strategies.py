@@ -19,7 +19,7 @@ from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from tests.analyses.memory.steps import small
+from tests.analyses.memory.steps import small, whole_trace
 
 STEP = RunConfig(batch=2, seq=8)
 MESHES = {"ddp": (2,), "zero1": (2,), "fsdp": (2,), "fsdp-no-reshard": (2,), "hsdp": (2, 2), "tp": (2,),
@@ -144,7 +144,7 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
 @pytest.mark.parametrize("name", MESHES)
 def test_repeated_layers_give_the_trace_of_all_layers(name):
     source, run_config = small(num_hidden_layers=8), replace(on(name), checkpointing="full")
-    full, short = source_trace(source, run_config), MemoryTraces(source).trace(run_config)
+    full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
     assert short.traced_layers == (None if name == "zero1" else 3)
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in full.peaks()]
     assert Counter(short.collectives) == Counter(full.collectives)

@@ -299,7 +299,7 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in MATRICES:
-        return sum(args[place].nbytes for place in MATRICES[name] if not is_read_by_blas(args[place]))
+        return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
         *rows, length, width = query.shape
