@@ -1,215 +1,285 @@
-"""Published runs of BERT on GPUs, and the answers of `fit` to them: what ran must fit, what failed must not.
+"""Published measurements on GPUs (published.csv), and the answers of bertscope to them.
 
-    python benchmarks/published.py > table.md
+    python benchmarks/published.py > tables.md
     python benchmarks/published.py --gpu t4
 
-Prints two Markdown tables, for docs/accuracy.md: batches that ran or ran out of memory, and figures of nvidia-smi. It
-runs nothing on a GPU and needs about a minute. The answers are those of `bertscope fit --gpu NAME --batch N`.
+Prints Markdown tables for docs/accuracy.md: batches that ran or ran out of memory against `fit`, figures of nvidia-smi,
+and values of torch.cuda.max_memory_allocated. It runs nothing on a GPU and needs about two minutes and transformers.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from bertscope import load
+from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
+from bertscope.analyses.memory.estimate import in_loop, module_trace
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter, Steps
-from bertscope.analyses.memory.kernels.cuda_kernels import EAGER, Overhead, overhead
+from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
-from bertscope.settings.run_config import RunConfig
-from bertscope.units import bytes_text
+from bertscope.settings.resolve import Layer, resolve
+from bertscope.settings.run_config import STORED, RunConfig
+from bertscope.torch_access import torch
+from bertscope.units import FP16, bytes_text
 
-BASE, LARGE = "bert-base-uncased", "bert-large-uncased"
-CLASSIFIER, QA, PRETRAINING = "BertForSequenceClassification", "BertForQuestionAnswering", "BertForPreTraining"
+RAN, FAILED, NVIDIA_SMI, ALLOCATED = "ran", "failed", "nvidia-smi", "allocated"
+TORCH, FUSED, TENSORFLOW, SCRIPT, OTHER = (
+    "torch", "torch with fused kernels", "TensorFlow", "transformers script", "another program",
+)  # fmt: skip
 WORDS = {YES: "yes", UNCERTAIN: "not certain", NO: "no"}
-MIB = 2**20
-TORCH, FUSED, TENSORFLOW = "torch", "torch with fused kernels", "TensorFlow"
-# Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
-OLD: dict[str, Any] = {"keep_gradients": True, "optimizer_implementation": "loop"}
 GPUS = {
     "gtx-1050-ti": Gpu(name="gtx-1050-ti", memory_bytes=int(3.94 * 2**30), source="out of memory, GitHub issue "
                        "Strawberry-Eat-Mango/PCT_Pytorch 27 (a card of 4 GB)"),
     "rtx-2070": Gpu(name="rtx-2070", memory_bytes=int(7.79 * 2**30), source="out of memory, GitHub issue "
                     "pkuxmq/Invertible-Image-Rescaling 8 (a card of 8 GB)"),
 }  # fmt: skip
+# Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
+OLD = ("keep_gradients", "optimizer_implementation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A published setup with the batches that ran and those that ran out of memory."""
+class Published:
+    """A row of published.csv."""
 
+    quantity: str
     gpu: str
+    program: str
     model: str
     architecture: str
+    attention: str
+    batch: int
     seq: int
-    ran: tuple[int, ...] = ()
-    failed: tuple[int, ...] = ()
-    run: dict[str, Any] = field(default_factory=lambda: OLD)  # fields of RunConfig
+    settings: dict[str, Any] = field(hash=False)  # of the run, by name
+    value_bytes: int = 0  # of a figure
     source: str
-    assumed: str = ""
-    software: str = TORCH
-
-    def answer(self, batch: int) -> str:
-        """Return the answer of `fit` for this batch."""
-        return self._fitter().answer(replace(self._run_config(), batch=batch))
-
-    def shown_bytes(self, batch: int) -> tuple[int, int]:
-        """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
-        row = self._fitter().row(self._run_config(), batch)
-        return row.peak_bytes - self._overhead.context_high_bytes + self._overhead.context_low_bytes, row.reserved_bytes
-
-    def _run_config(self) -> RunConfig:
-        return RunConfig(seq=self.seq, device="cuda", **self.run)
+    assumed: str
 
     @property
-    def _card(self) -> Gpu:
+    def run_config(self) -> RunConfig:
+        """Return the run of the program."""
+        values = Layer({**self.settings, "batch": self.batch, "seq": self.seq, "device": "cuda"})
+        return resolve(values).runs[0]
+
+    @property
+    def run_text(self) -> str:
+        """Return the settings in words."""
+        shown = ", ".join(f"{name}={value}" for name, value in self.settings.items() if name not in OLD) or "fp32"
+        return shown + (", kept gradients" if "keep_gradients" in self.settings else "")
+
+    @property
+    def card(self) -> Gpu:
+        """Return the card."""
         return GPUS.get(self.gpu) or find_gpu(self.gpu)
 
     @property
     def _overhead(self) -> Overhead:
-        return overhead(self._run_config(), None, self._card, EAGER)
+        return overhead(self.run_config, None, self.card, self.attention)
 
     def _fitter(self) -> Fitter:
-        # Each of these programs is older than fused attention for BERT in transformers (pull request 28802, of 2024).
-        source = load(self.model, architecture=self.architecture, attention=EAGER)
-        return Fitter(Steps(source), self._card.memory_bytes, self._overhead)
+        return Fitter(_steps(self.model, self.architecture, self.attention), self.card.memory_bytes, self._overhead)
+
+    def answer(self) -> str:
+        """Return the answer of `fit` for this batch."""
+        return self._fitter().answer(self.run_config)
+
+    def shown_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
+        row, room = self._fitter().row(self.run_config, self.batch), self._overhead
+        return row.peak_bytes - room.context_high_bytes + room.context_low_bytes, row.reserved_bytes
 
 
-_README = "README of google-research/bert"
-_NVIDIA = "README of NVIDIA/DeepLearningExamples, BERT for PyTorch, 19.07"
-_NVIDIA_TF = "README of NVIDIA/DeepLearningExamples, BERT for TensorFlow, 20.06 and 19.03"
-_APEX = "apex O2: weights in fp16 with a copy in fp32, asked as autocast; LAMB's state is that of Adam"
-_LAMB = "LAMB's state is that of Adam"
-_FP16 = {"precision": "autocast-fp16", **OLD}
-_SST2 = "bert-base-cased, SST-2 padded to 128, AdamW, a card of T4 class; the page is not recorded"
-_ISSUE = "GitHub issue "
+@cache
+def _steps(model: str, architecture: str, attention: str) -> Steps:
+    return Steps(load(model, architecture=architecture, attention=attention))
 
 
-def _titan_x() -> Iterator[Run]:
-    table = {
-        BASE: {64: 64, 128: 32, 256: 16, 320: 14, 384: 12, 512: 6},
-        LARGE: {64: 12, 128: 6, 256: 2, 320: 1},
-    }
-    for model, batches in table.items():
-        for seq, batch in batches.items():
-            yield Run(gpu="titan-x-12gb", model=model, architecture=CLASSIFIER, seq=seq, ran=(batch,), source=_README,
-                      software=TENSORFLOW)  # fmt: skip
-    for seq in (384, 512):
-        yield Run(gpu="titan-x-12gb", model=LARGE, architecture=CLASSIFIER, seq=seq, failed=(1,), source=_README,
-                  software=TENSORFLOW)  # fmt: skip
+def pairs(text: str) -> list[list[str]]:
+    """Return the names and values of settings in a cell."""
+    return [item.split("=") for item in text.split()]
 
 
-RUNS = (
-    Run(gpu="t4", model="bert-base-cased", architecture=CLASSIFIER, seq=128, ran=(104,), failed=(120,), source=_SST2,
-        assumed="kept gradients"),
-    Run(gpu="t4", model="bert-base-cased", architecture=CLASSIFIER, seq=128, ran=(744,), failed=(776,), source=_SST2,
-        run={"checkpointing": "full", **OLD}, assumed="kept gradients"),
-    Run(gpu="v100-16gb", model=BASE, architecture=QA, seq=384, ran=(12,),
-        source=_ISSUE + "huggingface/transformers 277 (2019)"),
-    Run(gpu="v100-16gb", model=LARGE, architecture=CLASSIFIER, seq=512, ran=(4,),
-        source="transformers documentation, model memory anatomy"),
-    Run(gpu="v100-16gb", model=LARGE, architecture=QA, seq=384, failed=(12,), run=_FP16,
-        source=_ISSUE + "huggingface/transformers 7704 (2020)",
-        assumed="the batch of the example; apex O1 as autocast"),
-    Run(gpu="v100-32gb", model=LARGE, architecture=QA, seq=384, failed=(24,),
-        source=_ISSUE + "huggingface/transformers 2084 (2019)",
-        assumed="8 GPUs, memory not given; without the buffers of DistributedDataParallel"),
-    Run(gpu="gtx-1050-ti", model="bert-base-cased", architecture=QA, seq=384, ran=(1,), failed=(12,),
-        source=_ISSUE + "huggingface/transformers 1469 (2019)"),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(8,), source=_NVIDIA, assumed=_LAMB),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=512, ran=(2,), source=_NVIDIA, assumed=_LAMB),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(16,), run=_FP16, source=_NVIDIA,
-        assumed=_APEX),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=512, ran=(4,), run=_FP16, source=_NVIDIA,
-        assumed=_APEX),
-    Run(gpu="v100-16gb", model=LARGE, architecture=QA, seq=384, ran=(4,), source=_NVIDIA),
-    Run(gpu="v100-16gb", model=LARGE, architecture=QA, seq=384, ran=(10,), run=_FP16, source=_NVIDIA, assumed=_APEX),
-    Run(gpu="v100-32gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(32,), source=_NVIDIA, assumed=_LAMB),
-    Run(gpu="v100-32gb", model=LARGE, architecture=PRETRAINING, seq=512, ran=(4,), source=_NVIDIA, assumed=_LAMB),
-    Run(gpu="v100-32gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(64,), run=_FP16, source=_NVIDIA,
-        assumed=_APEX),
-    Run(gpu="v100-32gb", model=LARGE, architecture=QA, seq=384, ran=(8,), source=_NVIDIA),
-    Run(gpu="a100-80gb", model=LARGE, architecture="BertForNextSentencePrediction", seq=128, ran=(480,), failed=(512,),
-        run={"precision": "autocast-fp16"}, source=_ISSUE + "NVIDIA/DeepLearningExamples 1165 (2022)",
-        software=FUSED, assumed="logits of 20 of 128 positions, asked without those of words; LAMB; its script fuses "
-        "bias, GELU and dropout, which saves less"),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(8,), failed=(16,), source=_NVIDIA_TF,
-        software=TENSORFLOW),
-    Run(gpu="v100-16gb", model=LARGE, architecture=PRETRAINING, seq=512, ran=(2,), failed=(4,), source=_NVIDIA_TF,
-        software=TENSORFLOW),
-    Run(gpu="v100-16gb", model=LARGE, architecture=QA, seq=384, ran=(2,), failed=(3,), source=_NVIDIA_TF,
-        software=TENSORFLOW),
-    Run(gpu="v100-32gb", model=LARGE, architecture=PRETRAINING, seq=128, ran=(32,), failed=(64,), source=_NVIDIA_TF,
-        software=TENSORFLOW),
-    Run(gpu="rtx-2070", model=BASE, architecture=QA, seq=320, ran=(8,),
-        source=_ISSUE + "google-research/bert 365 (2019)", software=TENSORFLOW),
-    *_titan_x(),
-)  # fmt: skip
-# MiB that nvidia-smi showed, by batch and fields of the run.
-FIGURES: tuple[tuple[int, dict[str, Any], int], ...] = (
-    (1, OLD, 8681),
-    (4, OLD, 14949),
-    (1, {"checkpointing": "full", **OLD}, 6775),
-    (4, {"optimizer": "adafactor", **OLD}, 12295),
-    (4, _FP16, 13939),
-)
+def published() -> list[Published]:
+    """Return the rows of the file."""
+    with Path(__file__).with_name("published.csv").open(encoding="utf-8", newline="") as file:
+        return [
+            Published(**row | {
+                "batch": int(row["batch"]), "seq": int(row["seq"]), "value_bytes": int(row["value_bytes"] or 0),
+                "settings": {name: value == "true" or value for name, value in pairs(row["settings"])},
+            })
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+# ---- the script of transformers' documentation (pull request 28802): a process with several models and batches ----
+
+
+@cache
+def script_trace(row: Published) -> MemoryTrace:
+    """Return the trace of a step of the script: no optimizer, and the sum of the logits as loss."""
+    from transformers import BertConfig, BertLMHeadModel
+
+    run_config = replace(row.run_config, precision=STORED)
+    with torch.device("meta"):
+        model = BertLMHeadModel._from_config(BertConfig(), attn_implementation=row.attention)
+    model.to(torch.float16 if row.run_config.precision == FP16.name else torch.float32)
+    ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
+    freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
+    return in_loop(freed, run_config.loop)
+
+
+def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:
+    trace, run_config = script_trace(row), row.run_config
+    return trace, requests(trace, by_thread(run_config, workspace_bytes(run_config, (8, 0))))
+
+
+def alone_bytes(row: Published) -> int:
+    """Return the estimate of the row without the history of the process."""
+    return replayed(_script_requests(row)[1]).peak_allocated_bytes
+
+
+def checkpoint_bytes() -> list[int]:
+    """Return the sizes of the fp32 checkpoint, which lies on the card while the model is made there."""
+    from transformers import BertConfig, BertForPreTraining
+
+    with torch.device("meta"):
+        parameters = dict(BertForPreTraining(BertConfig()).named_parameters())
+    return [4 * parameters[name].numel() for name in sorted(parameters)]
+
+
+class ScriptProcess:
+    """The process of the script: its allocator, and the workspaces that the first products laid down."""
+
+    def __init__(self) -> None:
+        self.allocator, self.workspaces = Allocator(), set[int]()
+        self.gradients: list[SegmentBlock] = []  # until the next zero_grad
+
+    def run(self, rows: Sequence[Published]) -> Iterator[tuple[Published, int]]:
+        """Yield the peak of each row of one model: 10 steps to warm up, empty_cache, and 3 measured steps."""
+        allocator = self.allocator
+        trace, run = _script_requests(rows[0])
+        checkpoint = [allocator.malloc(size) for size in checkpoint_bytes()]
+        model = {n: allocator.malloc(run.sizes[n]) for n in run.start if trace.state[n][0].part != "inputs"}
+        self._free(checkpoint)
+        for row in rows:
+            yield row, self._peak(*_script_requests(row))
+        self._zero_grad()
+        self._free(list(model.values()))
+
+    def _peak(self, trace: MemoryTrace, run: Requests) -> int:
+        used = {n: self.allocator.malloc(size) for n, (block, size) in enumerate(trace.state) if block.part == "inputs"}
+        self._step(trace, run, used, run.first)
+        for number in range(12):
+            if number == 9:
+                self.allocator.peak_allocated_bytes = self.allocator.allocated_bytes
+                self.allocator.release_free_memory()
+            used |= {before: used.pop(n) for n, before in run.renamed.items()}
+            self._step(trace, run, used, run.step)
+        self._free(list(used.values()))
+        return self.allocator.peak_allocated_bytes
+
+    def _step(self, trace: MemoryTrace, run: Requests, used: dict[int, SegmentBlock], numbers: Sequence[int]) -> None:
+        self._zero_grad()
+        events = len(trace.state) + len(trace.events)
+        for number in numbers:
+            if number < 0:
+                block, n = used.pop(~number), ~number - len(trace.state)
+                is_gradient = n >= 0 and trace.events[n].block.part == "gradients"
+                self.gradients.append(block) if is_gradient else self.allocator.free(block)
+            elif number < events:
+                used[number] = self.allocator.malloc(run.sizes[number])
+            elif number - events not in self.workspaces:
+                self.workspaces.add(number - events)
+                self.allocator.malloc(run.sizes[number])
+
+    def _zero_grad(self) -> None:
+        self._free(self.gradients)
+        self.gradients = []
+
+    def _free(self, blocks: Sequence[SegmentBlock]) -> None:
+        for block in blocks:
+            self.allocator.free(block)
+
+
+def replays(rows: Sequence[Published]) -> Iterator[tuple[Published, int]]:
+    """Yield the peak of each row of the script in the process that ran all of them, one model after the other."""
+    process = ScriptProcess()
+    for attention in dict.fromkeys(row.attention for row in rows):
+        yield from process.run([row for row in rows if row.attention == attention])
+
+
+# ---- the tables ----
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", help="only the runs on this GPU")
+    parser.add_argument("--gpu", help="only the rows of this GPU")
     asked = parser.parse_args().gpu
-    runs = [run for run in RUNS if asked in (None, run.gpu)]
-    print("| GPU | model | seq | run | ran | `fit` | failed | `fit` | source | assumed |\n" + "|---" * 10 + "|")
-    answers: list[tuple[Run, bool, str]] = []
-    for run in runs:
-        found = {batch: run.answer(batch) for batch in (*run.ran, *run.failed)}
-        answers += [(run, batch in run.ran, answer) for batch, answer in found.items()]
-        print(row(run, found), flush=True)
-    for software in dict.fromkeys(run.software for run in runs):
-        print(f"\n{software}: {summary([answer for answer in answers if answer[0].software == software])}")
-    if asked in (None, "v100-16gb"):
-        print("\n| batch | run | nvidia-smi | `fit` |\n|---|---|---:|---:|")
-        for line in figures():
+    rows = [row for row in published() if asked in (None, row.gpu)]
+    for lines in (answers(rows), figures(rows), allocated(rows)):
+        for line in lines:
             print(line, flush=True)
+        print()
 
 
-def row(run: Run, found: dict[int, str]) -> str:
-    """Return the line of a run in the first table."""
-    fields = ", ".join(f"{name}={value}" for name, value in run.run.items() if name not in OLD) or "fp32"
-    kept = ", kept gradients" if run.run.get("keep_gradients") else ""
-    halves = (
-        text
-        for batches in (run.ran, run.failed)
-        for text in (", ".join(map(str, batches)), ", ".join(WORDS[found[batch]] for batch in batches))
-    )
-    assumed = "another framework" if run.software == TENSORFLOW else run.assumed
-    cells = (run.gpu, f"{run.model}, {run.architecture}", str(run.seq), fields + kept, *halves, run.source, assumed)
-    return f"| {' | '.join(cells)} |"
+def answers(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield the table of what ran and what failed, and the number of right answers of each program."""
+    yield "| GPU | program | model | batch x seq | run | published | `fit` | source | assumed |\n" + "|---" * 9 + "|"
+    found: list[tuple[Published, str]] = []
+    for row in rows:
+        if row.quantity in (RAN, FAILED):
+            found.append((row, row.answer()))
+            cells = (row.gpu, row.program, f"{row.model}, {row.architecture}", f"{row.batch} x {row.seq}",
+                     row.run_text, row.quantity, WORDS[found[-1][1]], row.source, row.assumed)  # fmt: skip
+            yield f"| {' | '.join(cells)} |"
+    for program in dict.fromkeys(row.program for row, _ in found):
+        yield f"\n{program}: {summary([pair for pair in found if pair[0].program == program])}"
 
 
-def summary(answers: list[tuple[Run, bool, str]]) -> str:
+def summary(found: Sequence[tuple[Published, str]]) -> str:
     """Return the number of right, uncertain and wrong answers."""
-    right = sum(answer == (YES if ran else NO) for _, ran, answer in answers)
-    unsure = sum(answer == UNCERTAIN for _, _, answer in answers)
-    wrong = {
-        what: sum(is_ran is ran and answer == contrary for _, is_ran, answer in answers)
-        for what, ran, contrary in (("ran and `fit` says no", True, NO), ("failed and `fit` says yes", False, YES))
-    }
-    return f"{right} right, {unsure} not certain, " + ", ".join(f"{count} {what}" for what, count in wrong.items())
+    right = sum(answer == (YES if row.quantity == RAN else NO) for row, answer in found)
+    unsure = sum(answer == UNCERTAIN for _, answer in found)
+    no, yes = (sum((row.quantity, answer) == wrong for row, answer in found) for wrong in ((RAN, NO), (FAILED, YES)))
+    return f"{right} right, {unsure} not certain, {no} ran and `fit` says no, {yes} failed and `fit` says yes"
 
 
-def figures() -> Iterator[str]:
-    """Yield a line for each figure of nvidia-smi: bert-large-uncased with a classifier, 512 tokens, V100 of 16 GB."""
-    for batch, run, shown_mib in FIGURES:
-        published = Run(gpu="v100-16gb", model=LARGE, architecture=CLASSIFIER, seq=512, run=run, source="")
-        low, high = published.shown_bytes(batch)
-        fields = ", ".join(f"{name}={value}" for name, value in run.items() if name not in OLD) or "fp32"
-        yield f"| {batch} | {fields} | {bytes_text(shown_mib * MIB)} | {bytes_text(low)} to {bytes_text(high)} |"
+def figures(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield the table of nvidia-smi's figures, and the range of `fit`."""
+    yield "| GPU | model | batch x seq | run | nvidia-smi | `fit` | side |\n" + "|---" * 7 + "|"
+    for row in rows:
+        if row.quantity == NVIDIA_SMI:
+            low, high = row.shown_bytes()
+            side = "inside" if low <= row.value_bytes <= high else f"{high / row.value_bytes - 1:+.1%}"
+            yield (f"| {row.gpu} | {row.model}, {row.architecture} | {row.batch} x {row.seq} | {row.run_text} | "
+                   f"{bytes_text(row.value_bytes)} | {bytes_text(low)} to {bytes_text(high)} | {side} |")  # fmt: skip
+
+
+def allocated(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield the table of max_memory_allocated: the estimate alone, and the replay of the whole script."""
+    chosen = [row for row in rows if row.quantity == ALLOCATED]
+    replayed_bytes = {}
+    for precision in dict.fromkeys(row.settings["precision"] for row in chosen):
+        script = [row for row in chosen if row.program == SCRIPT and row.settings["precision"] == precision]
+        replayed_bytes |= dict(replays(script)) if precision == FP16.name else {}
+    yield (
+        "| attention | batch x seq | run | published, MB | estimate alone | replay of the script, MB |\n"
+        + "|---" * 6
+        + "|"
+    )
+    for row in chosen:
+        again = f"{(replayed_bytes[row] - row.value_bytes) / 1e6:+.3f}" if row in replayed_bytes else ""
+        error = f"{alone_bytes(row) / row.value_bytes - 1:+.2%}" + (f" ({OTHER})" if row.program == OTHER else "")
+        yield (f"| {row.attention} | {row.batch} x {row.seq} | {row.settings['precision']} | "
+               f"{row.value_bytes / 1e6:,.3f} | {error} | {again} |")  # fmt: skip
 
 
 if __name__ == "__main__":
