@@ -36,7 +36,7 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import INFERENCE, RunConfig
+from bertscope.settings.run_config import CUDA, INFERENCE, RunConfig
 from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
 
@@ -101,7 +101,9 @@ def verdict(report: MemoryReport) -> str:
             peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
     kernel = kernel_word(report.subject.attention, report.run)
     words = run_text(report.run, inputs_given=report.inputs_given)
-    settings = (*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words)
+    settings = [*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words]
+    if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
+        settings.append(say("convolutions_not_counted"))
     answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
     for _, memory in known[:1]:
         if memory.obtained == "estimated" and memory.other_loop_bytes is not None:
@@ -236,8 +238,9 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     if low == high and not is_calibrated:
         yield say("note_context_measured", size=bytes_text(low))
         return
-    yield say("note_allocated", size=bytes_text(device.workspace_bytes))
-    # cuBLASLt: CUBLASLT_WORKSPACE_SIZE is 1024 KiB by default (torch's CublasHandlePool.cpp).
+    histories = range_text(device.allocated_low_bytes, device.allocated_high_bytes)
+    others = say("note_histories", range=histories) if device.allocated_low_bytes else ""
+    yield say("note_allocated", size=bytes_text(device.workspace_bytes), range=others)
     if not is_calibrated:
         yield say("note_not_counted")
     yield say("note_reserved")

@@ -149,6 +149,8 @@ class DeviceTerms:
     reserved_bytes: int
     context_low_bytes: int
     context_high_bytes: int
+    allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
+    allocated_high_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import AllocatorSettings, replayed, requests
+from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed, requests
 from bertscope.analyses.memory.events import MemoryTrace, in_loop, repeated_events, same_events
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import MemoryGrowth, TraceOf, break_even, growth_of, memory_growth
@@ -50,7 +50,7 @@ def estimate_memory(
 def _estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
     """Return the memory of a step, and the peak of the same step in another loop."""
     trace = trace_of(run_config)
-    found = memory(trace, "estimated", rows, device_terms(trace, run_config, card))
+    found = memory(trace, "estimated", rows, with_histories(device_terms(trace, run_config, card), trace, run_config))
     return replace(found, other_loop_bytes=trace_of(replace(run_config, loop=run_config.other_loop)).peak_bytes)
 
 
@@ -77,6 +77,18 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
         context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )
+
+
+def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
+    """Return the terms with the range of the allocated bytes over what a process may do before the run."""
+    if terms is None:
+        return None
+    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
+    others = [
+        replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
+    ]
+    found = [terms.allocated_bytes, *others]
+    return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
 
 
 @dataclass

@@ -308,7 +308,7 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
         *rows, length, width = args[1].shape
         blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-        return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+        return int(prod(rows)) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
     if operator is aten.native_layer_norm_backward.default:
         return contiguous_bytes(operator, args) + _layer_norm_bytes(args[1])
     copied = contiguous_bytes(operator, args)
@@ -327,7 +327,7 @@ def _layer_norm_bytes(given: torch.Tensor) -> int:
     rows = given.numel() // max(width, 1)
     if rows <= 2**16:
         return 0
-    return 2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * given.itemsize
+    return int(2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * given.itemsize)
 
 
 def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
