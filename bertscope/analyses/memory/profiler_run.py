@@ -180,6 +180,7 @@ class _EventReader:
             self.after = place.phase
         elif name == _RESTART:
             self.recorder.restart()
+            self.after = FORWARD
 
     def _inside(self, name: str, event: Any, place: Place) -> Place:
         if name.startswith(_PHASE):

@@ -109,7 +109,8 @@ def test_what_the_host_copies_to_add_two_dtypes_is_counted():
         def forward(self, one: torch.Tensor) -> torch.Tensor:
             return one + one.bfloat16()
 
-    (variant,) = bertscope.profile(Mixed(), torch.ones(1000), mode="inference", steps=0).variants
+    loop = {"mode": "inference", "loop": "freed"}
+    (variant,) = bertscope.profile(Mixed(), torch.ones(1000), steps=0, **loop).variants
     assert variant.measured.peak.peak_bytes == (4 + 2 + 4 + 4) * 1000
     assert variant.estimated.peak.peak_bytes == variant.measured.peak.peak_bytes
 

@@ -308,7 +308,7 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
         *rows, length, width = args[1].shape
         blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-        return int(prod(rows)) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+        return int(prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES)))
     if operator is aten.native_layer_norm_backward.default:
         return contiguous_bytes(operator, args) + _layer_norm_bytes(args[1])
     copied = contiguous_bytes(operator, args)
