@@ -217,6 +217,12 @@ def peak_flops(card: Gpu, precision: str) -> tuple[float, str] | None:
     return (tflops * 1e12, row.rates_source) if tflops else None
 
 
+def bandwidth(card: Gpu) -> float | None:
+    """Return the memory bandwidth of a GPU in bytes per second by its data sheet; None without a published one."""
+    row = _ROWS.get(card.name)
+    return row.bandwidth_gb_per_second * 1e9 if row and row.bandwidth_gb_per_second else None
+
+
 def may_have_cuda() -> bool:
     """Return False if torch was built for CPUs or if no driver of a GPU is installed."""
     if "+cpu" in version("torch"):

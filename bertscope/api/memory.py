@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.calibrate.step_time import with_fit_times, with_times
+from bertscope.analyses.calibrate.step_time import data_sheet_seconds, with_fit_times, with_times
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
 from bertscope.analyses.memory.estimate import on_card
@@ -338,7 +338,36 @@ def _timed(report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequen
     if found is not None:
         report = with_times(report, source, runs, found.report)
     has_times = any(variant.predicted for variant in report.variants)
-    return replace(report, notes=(*report.notes, *_no_time(limit, runs[0], has_times=has_times)))
+    notes = _time_ranges(report, source, limit, runs) or _no_time(limit, runs[0], has_times=has_times)
+    return replace(report, notes=(*report.notes, *notes))
+
+
+def _time_ranges(
+    report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]
+) -> tuple[Note, ...]:
+    """Return the notes on the times that data sheets give without a calibration, and on the time of an epoch."""
+    found: dict[str, tuple[float, float]] = {}
+    for variant, run in zip(report.variants, runs, strict=True):
+        if variant.predicted is not None:
+            found[run.checkpointing] = (variant.predicted.seconds,) * 2
+        elif report.card is not None and variant.estimated is not None and calibration_for(limit, run) is None:
+            known = data_sheet_seconds(source, run, variant.estimated.kept_bytes, report.card)
+            found |= {run.checkpointing: known} if known else {}
+    is_range = any(low < high for low, high in found.values())
+    notes = [Note(key="time_range", values={"card": limit.gpu, "times": _times_text(found)})] if is_range else []
+    if limit.sequences and found:
+        steps = -(-limit.sequences // (runs[0].batch * runs[0].accumulate))
+        epochs = {name: (steps * low / 3600, steps * high / 3600) for name, (low, high) in found.items()}
+        values = {"sequences": limit.sequences, "steps": steps, "hours": _times_text(epochs)}
+        notes.append(Note(key="time_epoch", values=values))
+    return tuple(notes)
+
+
+def _times_text(times: Mapping[str, tuple[float, float]]) -> str:
+    """Return times by strategy, in digits: `none 0.9-2.0, full 1.1-2.4`."""
+    texts = {name: [f"{time:.3g}" if low == high else f"{time:.2g}" for time in (low, high)]
+             for name, (low, high) in times.items()}  # fmt: skip
+    return ", ".join(f"{name} {'-'.join(dict.fromkeys(text))}" for name, text in texts.items())
 
 
 def _no_time(limit: Limit, run_config: RunConfig, *, has_times: bool) -> tuple[Note, ...]:

@@ -36,9 +36,9 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CUDA, INFERENCE, RunConfig
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, RunConfig
 from bertscope.texts import phrase, say, word
-from bertscope.units import bytes_text, count_text, shape_text, share_text, signed_text
+from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, share_text, signed_text
 
 _BAR_WIDTH = 48
 # A different letter for each, so that the bars can be read without colour.
@@ -102,6 +102,9 @@ def verdict(report: MemoryReport) -> str:
     kernel = kernel_word(report.subject.attention, report.run)
     words = run_text(report.run, inputs_given=report.inputs_given)
     settings = [*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words]
+    is_estimated = all(memory.obtained == "estimated" for _, memory in known)
+    if is_estimated and report.run.device == CPU and report.run.compute_precision in (BF16.name, FP16.name):
+        settings.append(say("sixteen_bits"))
     if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
         settings.append(say("convolutions_not_counted"))
     answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")

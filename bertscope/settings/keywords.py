@@ -116,6 +116,7 @@ class FitSettings(TypedDict, total=False):
     gpu: str | Sequence[str] | None
     context: int | str | None
     time: bool
+    sequences: int | None
     calibration: bool
 
 

@@ -240,8 +240,15 @@ class Limit(Settings):
         below=2**50, metavar="SIZE", concerns=_OF_CUDA,
     )  # fmt: skip
     time: bool = row(
-        False, "Predict the time of a step on a calibrated card, tokens per second and MFU.", section="device"
+        False,
+        "Predict the time of a step on a calibrated card, tokens per second and MFU; without a calibration a "
+        "range from data sheets.",
+        section="device",
     )
+    sequences: int | None = row(
+        None, "The sequences of an epoch, whose time is told too.", kind=int, section="device", low=1, below=2**40,
+        metavar="N", concerns={"time": bool},
+    )  # fmt: skip
     calibration: bool = row(
         True, "Use what calibrate measured on a card; without it, what is published.", section="device"
     )

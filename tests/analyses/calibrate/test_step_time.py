@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import bertscope
 from bertscope.analyses.calibrate.step_time import Rates, _work, rates_of, step_work
 from bertscope.analyses.memory.step import step_flops
 from bertscope.gpus import find_gpu, peak_flops
@@ -102,8 +103,24 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
 
 def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home):
     words = ["bert-tiny", "--gpu", "h200", "--seq", "16", "--batch", "2"]
-    for command, *more in (("estimate",), ("fit", "--precision", "fp32", "--checkpointing", "none")):
-        timed = cli(command, *words, *more, "--time")
-        assert timed.out == cli(command, *words, *more).out
-        assert "no time: there is no calibration of h200; 'bertscope calibrate'" in timed.err
+    more = ("--precision", "fp32", "--checkpointing", "none")
+    timed = cli("fit", *words, *more, "--time")
+    assert timed.out == cli("fit", *words, *more).out
+    assert "no time: there is no calibration of h200; 'bertscope calibrate'" in timed.err
     assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
+
+
+def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):
+    """By hand: 67 TFLOP/s in fp32 and 4.8 TB/s, of the H200's data sheet."""
+    report = bertscope.estimate(TINY, gpu="h200", batch=8, seq=64, time=True, sequences=20, accumulate=2)
+    (note,) = [note for note in report.notes if note.key == "time_range"]
+    (variant,) = report.variants
+    flops = 2 * bertscope.flops(TINY, batch=8, seq=64, mode="training").rows[0].total.matmul_flops
+    bound = flops / 67e12 + 4 * 2 * variant.estimated.kept_bytes / 4.8e12
+    assert note.values["times"] == f"none {1.2 * bound:.2g}-{2.5 * bound:.2g}"
+    (epoch,) = [note for note in report.notes if note.key == "time_epoch"]
+    assert (epoch.values["sequences"], epoch.values["steps"]) == (20, 2)  # 16 sequences a step
+    timed = cli("estimate", "bert-tiny", "--gpu", "h200", "--time", "--sequences", "1000")
+    assert "times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet" in timed.err
+    assert "1000 sequences are 125 steps: none " in timed.err
+    assert cli("estimate", "bert-tiny", "--gpu", "h200", "--sequences", "1000").code == 2  # without --time
