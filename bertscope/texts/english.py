@@ -129,8 +129,8 @@ TEXTS: dict[str, str] = {
         "rates that it needs"
     ),
     "time_range": (
-        "{card}: {times} s a step: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet, as 22 "
-        "of 23 published steps took; 'bertscope calibrate' measures it"
+        "{card}: {times} s a step: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet, as "
+        "22 of 23 published steps took; 'bertscope calibrate' measures it"
     ),
     "time_epoch": "{sequences} sequences are {steps} steps: {hours} hours",
     "no_time_precision": (
