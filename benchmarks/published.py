@@ -20,9 +20,10 @@ from typing import Any
 from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import in_loop, module_trace
-from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.events import MemoryTrace, repeated_events
 from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
+from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.settings.resolve import Layer, resolve
@@ -128,11 +129,16 @@ def script_trace(row: Published) -> MemoryTrace:
 
     run_config = replace(row.run_config, precision=STORED)
     with torch.device("meta"):
-        model = BertLMHeadModel._from_config(BertConfig(), attn_implementation=row.attention)
+        model = BertLMHeadModel._from_config(
+            BertConfig(num_hidden_layers=repeat.RAN), attn_implementation=row.attention
+        )
     model.to(torch.float16 if row.run_config.precision == FP16.name else torch.float32)
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
-    return in_loop(freed, run_config.loop)
+    deep = repeated_events(
+        freed, "bert.encoder.layer", repeat.RAN, BertConfig().num_hidden_layers
+    )  # all layers are equal
+    return in_loop(deep, run_config.loop)
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:

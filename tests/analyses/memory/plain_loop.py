@@ -55,6 +55,7 @@ def peak_bytes(
                     if loop != "plain":
                         del output
                     (scaler.scale(loss) if scaler else loss).backward()
+                    loss = loss.detach() if loop == "trainer" else loss
                     if loop == "freed":
                         del loss
                 if clip_grad_norm:
