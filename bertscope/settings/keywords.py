@@ -113,6 +113,7 @@ class FitSettings(TypedDict, total=False):
     reduce_dtype: ReduceDtype | None
     bucket_cap_mb: int
     gradient_as_bucket_view: bool
+    sync_each_batch: bool
     gpu: str | Sequence[str] | None
     context: int | str | None
     time: bool

@@ -35,6 +35,11 @@ class ParallelStrategy:
         return SHARD in self.dimensions
 
     @property
+    def reduces(self) -> bool:
+        """Return True if the ranks average the gradients of batches of their own."""
+        return bool({REPLICATE, SHARD}.intersection(self.dimensions))
+
+    @property
     def divided_parts(self) -> tuple[str, ...]:
         """Return the parts of the memory that shrink with the number of ranks."""
         state = ("optimizer_state",) if self.divides_optimizer or self.is_sharded else ()
@@ -131,6 +136,11 @@ class Parallelism(Settings):
     gradient_as_bucket_view: bool = row(
         False, "Keep DDP's gradients only in its buckets.", section="ranks", of_modules=False, concerns=_OF_DDP
     )
+    sync_each_batch: bool = row(
+        True, "Reduce the gradients between the ranks in each micro-batch; without it only in the last one, as with "
+        "DDP's no_sync or FSDP2's set_requires_gradient_sync(False).", section="ranks", of_modules=False,
+        concerns={"accumulate": lambda number: number > 1, "strategy": partial(_has, "reduces")},
+    )  # fmt: skip
 
     def complete(self) -> None:
         """Set the mesh from the number of ranks, or the reverse; raises SettingError."""

@@ -318,6 +318,8 @@ TEXTS: dict[str, str] = {
     "param_dtype": "parameters gathered in {dtype}",
     "reduce_dtype": "gradients reduced in {dtype}",
     "bucket_view": "gradients in DDP's buckets",
+    "reduced_each": "gradients reduced in each micro-batch",
+    "reduced_last": "gradients reduced in the last micro-batch",
     "travels": "between ranks, per step",
     "call_in": "{collective} {phase}",
     "call_of": "{text} of {path}",

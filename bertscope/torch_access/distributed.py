@@ -84,6 +84,29 @@ def watched_gathers(gathering: Callable[[str], AbstractContextManager[None]]) ->
         FSDPParamGroup.unshard = original  # type: ignore[method-assign]
 
 
+def set_gradient_sync(model: Any, is_on: bool) -> None:
+    """Have the next backward of a model in FSDP2 or DDP reduce its gradients, or leave those of this rank whole."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(is_on)
+    else:
+        model.require_backward_grad_sync = is_on  # which DDP.no_sync sets
+
+
+def unreduced_gradients(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the whole gradients that FSDP2 keeps for the next micro-batch, with the paths of their parameters."""
+    for path, module in model.named_modules():
+        if not hasattr(module, "set_requires_gradient_sync"):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+        for param in (param for group in groups if group is not None for param in group.fsdp_params):
+            own = getattr(param, "_unsharded_param", None)  # before the first forward there is none
+            gradient = param.unsharded_accumulated_grad
+            gradient = own.grad if gradient is None and own is not None else gradient
+            if gradient is not None:
+                yield getattr(param, "_param_fqn", None) or path, gradient
+
+
 def fake_store() -> Any:
     """Return the store of a process group without communication. It has no documented replacement."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

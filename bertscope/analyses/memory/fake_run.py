@@ -67,7 +67,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
         if step.run_config.has_gradients_before:
-            step.run_micro_batch(mode.unrecorded_phase)
+            step.run_micro_batch(mode.unrecorded_phase, is_last=step.run_config.accumulate == 1)
         mode.add_state()
         step.run_micro_batch(mode.phase)
         if step.optimizer is None:

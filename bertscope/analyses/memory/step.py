@@ -25,7 +25,7 @@ from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
-from bertscope.torch_access.distributed import held_tensors, is_wrapper
+from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
@@ -49,6 +49,7 @@ class ModelStep:
     loss: Loss = call_with_keywords
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
     variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
+    wrapper: nn.Module | None = None  # DDP around the model
 
     def __post_init__(self) -> None:
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
@@ -64,12 +65,14 @@ class ModelStep:
         """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
         if not self.run_config.keep_gradients:
             self.model.zero_grad(set_to_none=True)
-        for _ in range(self.run_config.accumulate):
-            self.run_micro_batch(phase)
+        for number in range(self.run_config.accumulate):
+            self.run_micro_batch(phase, is_last=number + 1 == self.run_config.accumulate)
         self.update(phase)
 
-    def run_micro_batch(self, phase: Phase = lambda name: nullcontext()) -> None:
+    def run_micro_batch(self, phase: Phase = lambda name: nullcontext(), *, is_last: bool = True) -> None:
         """Run forward and, if the mode has it, backward; the gradients are added to those that exist."""
+        if not self.run_config.parallelism.sync_each_batch:
+            set_gradient_sync(self.wrapper or self.model, is_last)
         with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
             with self._autocast():
                 loss = self.loss(self.model, self.inputs)
@@ -171,6 +174,8 @@ class ModelStep:
         for path, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield "gradients", path, parameter.grad
+        for path, gradient in unreduced_gradients(self.model):
+            yield "gradients", path, gradient
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
-from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, Parallelism
+from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, REPLICATE, Parallelism
 from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
-_BACKWARD = "backward"
+_FORWARD, _BACKWARD = "forward", "backward"
 
 
 class Collective(NamedTuple):
@@ -77,11 +77,12 @@ def traffic(
     `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row.
     """
     found: dict[tuple[str, str, str, int], TrafficRow] = {}
-    buckets = micro_batches * len(bucket_sizes(model, parallelism)) if parallelism.row.has_buckets else 0
+    reductions = micro_batches if parallelism.sync_each_batch else 1
+    buckets = reductions * len(bucket_sizes(model, parallelism)) if parallelism.row.has_buckets else 0
     for call in collectives:
         is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, ALL_REDUCE)
         path = "" if is_in_buckets else rows.get(call.path, call.path)
-        times = 1 if call.phase == "optimizer" else micro_batches
+        times = 1 if call.phase == "optimizer" else reductions if _reduces(call, parallelism) else micro_batches
         key = (call.phase, call.kind, path, call.ranks)
         row = found.get(key) or TrafficRow(
             phase=call.phase, collective=call.kind, path=path, ranks=call.ranks, calls=0, full_bytes=0, sent_bytes=0
@@ -94,6 +95,13 @@ def traffic(
             sent_bytes=row.sent_bytes + times * sent,
         )
     return tuple(found.values())
+
+
+def _reduces(call: Collective, parallelism: Parallelism) -> bool:
+    """Return True for what each reduction of gradients has once; DDP broadcasts the buffers after one."""
+    is_of_replicas = call.kind == ALL_REDUCE and REPLICATE in parallelism.row.dimensions
+    in_backward = call.phase == _BACKWARD and (call.kind == REDUCE_SCATTER or is_of_replicas)
+    return in_backward or (call.phase, call.kind) == (_FORWARD, BROADCAST)
 
 
 def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import Parallelism
-from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
+from bertscope.torch_access import after_backward, has_kernel, nn, torch, tree_leaves
 from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
 
 
@@ -63,6 +63,8 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
     the buffers before forward, and copies each gradient to its bucket, which exists between the steps too.
     """
     dist = torch.distributed
+    replicated: Any = model
+    replicated.require_backward_grad_sync = True  # as DDP names it
     buckets = {path: torch.zeros_like(param) for path, param in model.named_parameters() if param.requires_grad}
 
     def broadcast(*_: Any) -> None:
@@ -74,8 +76,12 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
 
     def reduce(bucket: torch.Tensor, param: torch.Tensor) -> None:
         """Reduce a gradient; the parameter then has the bucket or a separate tensor as its gradient."""
-        if parallelism.gradient_as_bucket_view:
+        if not replicated.require_backward_grad_sync:
+            return
+        if parallelism.gradient_as_bucket_view and parallelism.sync_each_batch:
             param.grad = bucket
+        elif parallelism.gradient_as_bucket_view:  # in a micro-batch before this one none was freed
+            after_backward(partial(setattr, param, "grad", bucket))
         dist.all_reduce(bucket)
 
     model.register_forward_pre_hook(broadcast)

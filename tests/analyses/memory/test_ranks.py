@@ -26,7 +26,6 @@ from bertscope.processes.child import can_fork
 from bertscope.progress import listening
 from bertscope.render.traffic import numbers_text
 from bertscope.reports.memory import Parts, PhasePeak, RankRow
-from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
@@ -89,18 +88,23 @@ class Own(torch.nn.Module):
 """
 
 
+NO_SYNC = {"accumulate": 3, "sync_each_batch": False}
+
+
 def job(strategy, mesh, **settings):
-    run_config = RunConfig(
-        batch=2, seq=8, parallelism=Parallelism(strategy=strategy, mesh="x".join(map(str, mesh))), **settings
+    run_config = RunConfig.of(
+        {"batch": 2, "seq": 8, "strategy": strategy, "mesh": "x".join(map(str, mesh)), **settings}
     )
     ranks = run_config.parallelism.world_size
     return Job(source=small(vocab_size=101), run_config=run_config, steps=1, threads=1, launch=RankLaunch(nproc=ranks))
 
 
 @needs_forks
-@pytest.mark.parametrize(("strategy", "checkpointing"), [("fsdp", "full"), ("zero1", "none"), ("tp", "none")])
-def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, checkpointing):
-    asked = job(strategy, (2,), checkpointing=checkpointing)
+@pytest.mark.parametrize(("strategy", "more"), [("fsdp", {"checkpointing": "full"}), ("zero1", {}), ("tp", {}),
+                                                ("ddp", {"gradient_as_bucket_view": True, **NO_SYNC}),
+                                                ("fsdp", NO_SYNC)])  # fmt: skip
+def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, more):
+    asked = job(strategy, (2,), **more)
     (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
     assert variant.failure == ""
     assert abs(variant.error_bytes) <= 64
@@ -117,7 +121,7 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     assert sorted(number for row in variant.rank_rows for number in row.ranks) == [0, 1]
     assert all(len(row.step_seconds) == 1 for row in variant.rank_rows)
     # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors; tensor parallelism divides equally.
-    assert len(variant.rank_rows) == (1 if strategy == "tp" else 2)
+    assert len(variant.rank_rows) == (1 if strategy in ("tp", "ddp") else 2)
 
 
 @needs_forks

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from statistics import median_low
 
 import torch
@@ -68,8 +69,23 @@ class Highest(TorchDispatchMode):
         return result
 
 
-def steps_of(strategy, mesh, checkpointing, fields):
-    """The mapped bytes of a step above those before it, phase by phase: the median of several steps."""
+def run_unreduced(model, ids, number):
+    """Run so many micro-batches whose gradients each rank keeps to itself."""
+    is_ddp = isinstance(model, DistributedDataParallel)
+    for _ in range(number):
+        if not is_ddp:
+            model.set_requires_gradient_sync(False)
+        with model.no_sync() if is_ddp else nullcontext():
+            model(input_ids=ids, labels=ids).loss.backward()
+        if not is_ddp:
+            model.set_requires_gradient_sync(True)
+
+
+def steps_of(strategy, mesh, checkpointing, accumulate, fields):
+    """The mapped bytes of a step above those before it, phase by phase: the median of several steps.
+
+    With several micro-batches those before the last do not count.
+    """
     ranks = init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
     model = models.CLASSES["BertForMaskedLM"](BertConfig(**fields)).train()
     if checkpointing != "none":
@@ -86,10 +102,11 @@ def steps_of(strategy, mesh, checkpointing, fields):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
     steps = []
-    for _ in range(5):
+    for _ in range(4):
         gc.collect()
         time.sleep(_PAUSE_SECONDS)
         before = mapped_bytes()
+        run_unreduced(model, ids, accumulate - 1)
         with Highest() as forward:
             loss = model(input_ids=ids, labels=ids).loss
         with Highest() as backward:

@@ -109,14 +109,15 @@ def test_checkpointing_adds_no_collective():
     ] * 2
 
 
-REAL = (("fsdp", "none"), ("fsdp", "full"), ("fsdp-no-reshard", "none"), ("ddp", "none"), ("tp", "none"))
+REAL = (("fsdp", "none", 1), ("fsdp", "full", 1), ("fsdp-no-reshard", "none", 1), ("ddp", "none", 1), ("tp", "none", 1),
+        ("fsdp", "none", 3), ("ddp", "full", 2))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
     shared = tmp_path_factory.mktemp("ranks") / "store"
-    jobs = json.dumps([*((strategy, (2,), checkpointing) for strategy, checkpointing in REAL), WIDE])
+    jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
     program = loaded("tests.analyses.parallel.gloo_rank")
     ranks = [
         subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
@@ -132,12 +133,15 @@ def measured(tmp_path_factory):
     return dict(zip((*REAL, "gradients"), zip(*(json.loads(out) for out, _ in printed), strict=True), strict=True))
 
 
-@pytest.mark.parametrize(("strategy", "checkpointing"), REAL)
-def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing):
-    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, implementation="bertscope")
-    trace = traced(small(**WIDE), run_config, strategy, (2,))
-    estimated = {moment.phase: moment.live_bytes - trace.state_bytes for moment in trace.peaks()}
-    for rank in measured[strategy, checkpointing]:
+@pytest.mark.parametrize(("strategy", "checkpointing", "accumulate"), REAL)
+def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing, accumulate):
+    ranks = Parallelism(strategy=strategy, world_size=2, sync_each_batch=accumulate == 1)
+    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, accumulate=accumulate, parallelism=ranks,
+                           implementation="bertscope")  # fmt: skip
+    trace = source_trace(small(**WIDE), run_config)
+    before = sum(size for block, size in trace.state if block.part != "gradients")  # of earlier micro-batches
+    estimated = {moment.phase: moment.live_bytes - before for moment in trace.peaks()}
+    for rank in measured[strategy, checkpointing, accumulate]:
         assert rank == pytest.approx(estimated, rel=0.005)
 
 

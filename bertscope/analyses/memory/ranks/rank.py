@@ -218,7 +218,7 @@ def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
             gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
             find_unused_parameters=is_training and has_unused,
         )
-    loss = step.loss
+    step.wrapper, loss = wrapped, step.loss
     step.loss = lambda _, inputs: loss(wrapped, inputs)
     if is_training:
         step.run()
