@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bertscope import load
+from bertscope.analyses.calibrate.step_time import PUBLISHED_RANGE, data_sheet_seconds
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
-from bertscope.analyses.memory.estimate import in_loop, module_trace
+from bertscope.analyses.memory.estimate import estimate_report, in_loop, module_trace
 from bertscope.analyses.memory.events import MemoryTrace, repeated_events
 from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
@@ -31,10 +34,11 @@ from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.torch_access import torch
 from bertscope.units import FP16, bytes_text
 
-RAN, FAILED, NVIDIA_SMI, ALLOCATED = "ran", "failed", "nvidia-smi", "allocated"
+RAN, FAILED, NVIDIA_SMI, ALLOCATED, SECONDS = "ran", "failed", "nvidia-smi", "allocated", "step seconds"
 TORCH, FUSED, TENSORFLOW, SCRIPT, OTHER = (
     "torch", "torch with fused kernels", "TensorFlow", "transformers script", "another program",
 )  # fmt: skip
+REPLAYED = "bert-base-uncased"  # by the whole script
 WORDS = {YES: "yes", UNCERTAIN: "not certain", NO: "no"}
 GPUS = {
     "gtx-1050-ti": Gpu(name="gtx-1050-ti", memory_bytes=int(3.94 * 2**30), source="out of memory, GitHub issue "
@@ -42,6 +46,20 @@ GPUS = {
     "rtx-2070": Gpu(name="rtx-2070", memory_bytes=int(7.79 * 2**30), source="out of memory, GitHub issue "
                     "pkuxmq/Invertible-Image-Rescaling 8 (a card of 8 GB)"),
 }  # fmt: skip
+# Of the checkpoints of the script: the class and the fields of the configuration that differ, and the layers.
+_OF_1024 = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bert-base-uncased": ("BertConfig", {}, "bert.encoder.layer"),
+    "distilbert-base-uncased": ("DistilBertConfig", {}, "distilbert.transformer.layer"),
+    "microsoft/biogpt": ("BioGptConfig", {}, "biogpt.layers"),
+    "openai-community/gpt2-large": ("GPT2Config", {"n_embd": 1280, "n_layer": 36, "n_head": 20}, "transformer.h"),
+    "EleutherAI/pythia-410m-deduped": (
+        "GPTNeoXConfig", {**_OF_1024, "vocab_size": 50304, "intermediate_size": 4096}, "gpt_neox.layers"),
+    "facebook/opt-350m": (
+        "OPTConfig", {**_OF_1024, "ffn_dim": 4096, "word_embed_proj_dim": 512, "do_layer_norm_before": False},
+        "model.decoder.layers"),
+}  # fmt: skip
+CAPABILITIES = {"rtx-2060-8gb": (7, 5), "rtx-3080-ti-laptop-16gb": (8, 6), "l40s": (8, 9)}  # else that of an A100
 # Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
 OLD = ("keep_gradients", "optimizer_implementation")
 
@@ -62,6 +80,7 @@ class Published:
     value_bytes: int = 0  # of a figure
     source: str
     assumed: str
+    value_seconds: float = 0.0  # of a step
 
     @property
     def run_config(self) -> RunConfig:
@@ -79,6 +98,11 @@ class Published:
     def card(self) -> Gpu:
         """Return the card."""
         return GPUS.get(self.gpu) or find_gpu(self.gpu)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Return the compute capability of the card."""
+        return CAPABILITIES.get(self.gpu, (8, 0))
 
     @property
     def _overhead(self) -> Overhead:
@@ -113,9 +137,10 @@ def published() -> list[Published]:
         return [
             Published(**row | {
                 "batch": int(row["batch"]), "seq": int(row["seq"]), "value_bytes": int(row["value_bytes"] or 0),
+                "value_seconds": float(row["value_seconds"] or 0),
                 "settings": {name: value == "true" or value for name, value in pairs(row["settings"])},
             })
-            for row in csv.DictReader(file)
+            for row in csv.DictReader(file, restval="")
         ]  # fmt: skip
 
 
@@ -124,26 +149,34 @@ def published() -> list[Published]:
 
 @cache
 def script_trace(row: Published) -> MemoryTrace:
-    """Return the trace of a step of the script: no optimizer, and the sum of the logits as loss."""
-    from transformers import BertConfig, BertLMHeadModel
+    """Return the trace of a step of the script: no optimizer, and the sum of the logits as loss.
 
-    run_config = replace(row.run_config, precision=STORED)
-    with torch.device("meta"):
-        model = BertLMHeadModel._from_config(
-            BertConfig(num_hidden_layers=repeat.RAN), attn_implementation=row.attention
+    Raises ValueError if the installed transformers has not this attention for the model.
+    """
+    import transformers
+
+    name, fields, layers = MODELS[row.model]
+    config = getattr(transformers, name)(**fields)
+    ran, wanted = repeat.RAN, config.num_hidden_layers
+    config.num_hidden_layers = ran
+    run_config = replace(
+        row.run_config, precision=STORED, sdpa_kernel="auto" if row.capability >= (8, 0) else "efficient"
+    )
+    dtype = torch.float16 if row.run_config.precision == FP16.name else torch.float32
+    with torch.device(
+        "meta"
+    ):  # as from_pretrained(torch_dtype=...), which leaves the buffers of rotary embeddings in fp32
+        model = getattr(transformers, row.architecture)._from_config(
+            config, attn_implementation=row.attention, torch_dtype=dtype
         )
-    model.to(torch.float16 if row.run_config.precision == FP16.name else torch.float32)
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
-    deep = repeated_events(
-        freed, "bert.encoder.layer", repeat.RAN, BertConfig().num_hidden_layers
-    )  # all layers are equal
-    return in_loop(deep, run_config.loop)
+    return in_loop(repeated_events(freed, layers, ran, wanted), run_config.loop)  # all layers are equal
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:
     trace, run_config = script_trace(row), row.run_config
-    return trace, requests(trace, by_thread(run_config, workspace_bytes(run_config, (8, 0))))
+    return trace, requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
 
 
 def alone_bytes(row: Published) -> int:
@@ -230,7 +263,7 @@ def main() -> None:
     parser.add_argument("--gpu", help="only the rows of this GPU")
     asked = parser.parse_args().gpu
     rows = [row for row in published() if asked in (None, row.gpu)]
-    for lines in (answers(rows), figures(rows), allocated(rows)):
+    for lines in (answers(rows), figures(rows), allocated(rows), seconds(rows)):
         for line in lines:
             print(line, flush=True)
         print()
@@ -274,18 +307,52 @@ def allocated(rows: Sequence[Published]) -> Iterator[str]:
     chosen = [row for row in rows if row.quantity == ALLOCATED]
     replayed_bytes = {}
     for precision in dict.fromkeys(row.settings["precision"] for row in chosen):
-        script = [row for row in chosen if row.program == SCRIPT and row.settings["precision"] == precision]
+        script = [row for row in chosen if (row.program, row.model) == (SCRIPT, REPLAYED)
+                  and row.settings["precision"] == precision]  # fmt: skip
         replayed_bytes |= dict(replays(script)) if precision == FP16.name else {}
-    yield (
-        "| attention | batch x seq | run | published, MB | estimate alone | replay of the script, MB |\n"
-        + "|---" * 6
-        + "|"
+    heading = (
+        "| attention | batch x seq | run | published, MB | estimate alone | replay of the script, MB |\n" + "|---" * 6
     )
-    for row in chosen:
-        again = f"{(replayed_bytes[row] - row.value_bytes) / 1e6:+.3f}" if row in replayed_bytes else ""
-        error = f"{alone_bytes(row) / row.value_bytes - 1:+.2%}" + (f" ({OTHER})" if row.program == OTHER else "")
-        yield (f"| {row.attention} | {row.batch} x {row.seq} | {row.settings['precision']} | "
-               f"{row.value_bytes / 1e6:,.3f} | {error} | {again} |")  # fmt: skip
+    for model in dict.fromkeys(row.model for row in chosen):
+        errors = []
+        yield f"{model}\n\n{heading}|"
+        for row in (row for row in chosen if row.model == model):
+            again = f"{(replayed_bytes[row] - row.value_bytes) / 1e6:+.3f}" if row in replayed_bytes else ""
+            try:
+                error = alone_bytes(row) / row.value_bytes - 1
+            except ValueError as missing:
+                error, again = None, str(missing).split(".")[0]
+            errors += [error] if row.program == SCRIPT and error is not None else []
+            text = "" if error is None else f"{error:+.2%}" + (f" ({OTHER})" if row.program == OTHER else "")
+            yield (f"| {row.attention} | {row.batch} x {row.seq} | {row.settings['precision']} | "
+                   f"{row.value_bytes / 1e6:,.3f} | {text} | {again} |")  # fmt: skip
+        sizes = sorted(map(abs, errors))
+        if sizes:
+            most = sizes[math.ceil(0.9 * len(sizes)) - 1]
+            yield (f"\n{len(sizes)} steps: {min(errors):+.2%} to {max(errors):+.2%}; without the sign median "
+                   f"{median(sizes):.2%}, 90 % of them at most {most:.2%}\n")  # fmt: skip
+
+
+def seconds(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield the times of steps as multiples of the bound of a data sheet, by model, precision and source."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row.quantity == SECONDS and (times := _data_sheet(row)) is not None:
+            kind = (row.source.split(",")[0].split("(")[0], row.model, row.run_config.compute_precision)
+            found.setdefault(kind, []).append(PUBLISHED_RANGE[0] * row.value_seconds / times[0])
+    low, high = PUBLISHED_RANGE
+    yield f"| source | model | precision | steps | least | median | most | from {low} to {high} |\n" + "|---" * 8 + "|"
+    for kind, ratios in found.items():
+        inside = sum(low <= ratio <= high for ratio in ratios)
+        cells = (*kind, f"{len(ratios)}", *(f"{of(ratios):.2f}" for of in (min, median, max)), f"{inside}")
+        yield f"| {' | '.join(cells)} |"
+
+
+@cache
+def _data_sheet(row: Published) -> tuple[float, float] | None:
+    source = load(row.model, architecture=row.architecture, attention=row.attention)
+    (variant,) = estimate_report(source, [row.run_config]).variants
+    return data_sheet_seconds(source, row.run_config, variant.memory.kept_bytes, row.card)
 
 
 if __name__ == "__main__":

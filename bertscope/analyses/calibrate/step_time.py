@@ -34,7 +34,7 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written_tensors
 from bertscope.units import FP32, PRECISIONS
 
-_PUBLISHED_RANGE = (1.2, 2.5)
+PUBLISHED_RANGE = (1.2, 2.5)
 _NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
 
 
@@ -75,14 +75,14 @@ def data_sheet_seconds(
 ) -> tuple[float, float] | None:
     """Return the range of the time of a step without a calibration; None for a card or a precision without rates.
 
-    The lowest is that of 23 published steps of BERT-large, the highest that of 22 of them, as multiples of FLOPs by
-    the peak, plus four times the saved bytes by the bandwidth: they are written and read in forward and backward.
+    It holds 97 of 106 published steps of BERT of 25 ms and more (docs/accuracy.md), as multiples of FLOPs by the peak,
+    plus four times the saved bytes by the bandwidth: they are written and read in forward and backward.
     """
     peak, moved = peak_flops(card, run_config.compute_precision), bandwidth(card)
     if peak is None or moved is None or run_config.parallelism.world_size > 1:
         return None
     bound = step_flops(source, run_config) / peak[0] + 4 * run_config.accumulate * saved_bytes / moved
-    return _PUBLISHED_RANGE[0] * bound, _PUBLISHED_RANGE[1] * bound
+    return PUBLISHED_RANGE[0] * bound, PUBLISHED_RANGE[1] * bound
 
 
 def with_times(

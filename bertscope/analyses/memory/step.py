@@ -12,6 +12,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
+from bertscope.analyses.tracing.fake_tensors import tensors_of
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
@@ -59,6 +60,8 @@ class ModelStep:
             raise SelectionError("GradScaler takes no fp16 gradients; leave grad_scaler out, or use fp32 parameters")
         # The exponential moving average of the weights is a copy of the model.
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
+        # A module may replace an attribute in a step, unlike a table that it begins with.
+        self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in tensors_of(part)}
         self.average = {path: value.detach().clone() for path, value in averaged}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
@@ -158,6 +161,8 @@ class ModelStep:
             yield "parameters", path, parameter
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
+        for path, part in self.model.named_modules():
+            yield from (("buffers", path, own) for own in tensors_of(part) if storage_key(own) in self.tables)
         for path, mean in self.average.items():
             yield "parameters", path, mean
         for name, value in self.inputs.items():

@@ -203,3 +203,31 @@ def test_a_factorys_module_keeps_its_dtype_and_its_unused_parameters_have_no_sta
     params = 300 * 64 + 64 * 300 + 300 + 256 * 256 + 256
     assert parts["parameters"] == 2 * params
     assert parts["optimizer_state"] == 2 * 2 * (300 * 64 + 64 * 300 + 300) + 3 * 4  # and three step counters
+
+
+class _Table(torch.nn.Module):
+    """A module with a table that is a buffer or a plain attribute; one that it replaces in each step is no state."""
+
+    def __init__(self, *, is_buffer):
+        super().__init__()
+        self.linear, self.last = torch.nn.Linear(8, 8), torch.zeros(3)
+        table = torch.randn(100, 8)
+        if is_buffer:
+            self.register_buffer("table", table)
+        else:
+            self.table = table
+
+    def forward(self, ids):
+        self.last = self.linear(self.table[ids]).square().mean()
+        return self.last
+
+
+def test_a_table_that_is_a_plain_attribute_counts_as_a_buffer_does():
+    ids = {"ids": torch.zeros(4, dtype=torch.long)}
+    reports = [bertscope.profile(_Table(is_buffer=value), ids, steps=0)["none"] for value in (True, False)]
+    estimated, measured = (
+        {getattr(report, name).peak.peak_bytes for report in reports} for name in ("estimated", "measured")
+    )
+    assert len(estimated) == len(measured) == 1
+    (buffer_bytes,) = {report.estimated.peak.parts.buffers for report in reports}
+    assert buffer_bytes == 100 * 8 * 4 + 3 * 4
