@@ -25,7 +25,8 @@ RUNS = [row for row in ROWS if row.program == PUBLISHED.TORCH and row.quantity i
 # The setups with both a run and a failure, which are the sharpest.
 SETUPS = [{row.source + row.run_text for row in RUNS if row.quantity == what} for what in ("ran", "failed")]
 CHOSEN = [row for row in RUNS if row.source + row.run_text in SETUPS[0] & SETUPS[1]]
-OF_SCRIPT = [row for row in ROWS if row.program == PUBLISHED.SCRIPT and row.settings["precision"] == "fp16"]
+OF_SCRIPT = [row for row in ROWS if (row.program, row.quantity) == (PUBLISHED.SCRIPT, PUBLISHED.ALLOCATED)
+             and row.settings["precision"] == "fp16"]  # fmt: skip
 SCRIPT = [row for row in OF_SCRIPT if row.model == PUBLISHED.REPLAYED]
 
 
