@@ -448,6 +448,31 @@ def test_a_resize_of_a_storage_is_seen_while_it_is_watched():
     assert seen == [(key, 16, 0), (key, 0, 8)]
 
 
+def test_a_function_runs_after_the_backward_pass_that_asks_for_it():
+    seen = []
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda grad: torch_access.after_backward(lambda: seen.append(weight.grad is not None)))
+    (2 * weight).sum().backward()
+    assert seen == [True]
+
+
+def test_fsdp_keeps_whole_gradients_where_they_are_found_until_the_next_reduction():
+    from torch.distributed.fsdp import fully_shard
+
+    with fake_ranks(Parallelism(strategy="fsdp", world_size=2)) as meshes:
+        model = torch.nn.Linear(6, 4, bias=False)
+        fully_shard(model, mesh=meshes.shard)
+        sizes = []
+        for is_on in (False, True):
+            distributed.set_gradient_sync(model, is_on)
+            model(torch.ones(1, 6)).sum().backward()
+            sizes.append([tuple(grad.shape) for _, grad in distributed.unreduced_gradients(model)])
+    assert sizes == [[(4, 6)], []]
+    plain = torch.nn.Linear(2, 2)
+    distributed.set_gradient_sync(plain, False)
+    assert plain.require_backward_grad_sync is False  # as DDP names it
+
+
 def test_fsdp_says_whose_parameters_it_gathers():
     from torch.distributed.fsdp import fully_shard
 

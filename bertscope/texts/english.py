@@ -130,8 +130,8 @@ TEXTS: dict[str, str] = {
     ),
     "time_range": (
         "{card}: {times} s a step: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet, as "
-        "97 of 106 published steps of 25 ms and more took, shorter ones up to 6.6 times; 'bertscope calibrate' measures "
-        "it"
+        "97 of 106 published steps of 25 ms and more took, shorter ones up to 6.6 times; "
+        "'bertscope calibrate' measures it"
     ),
     "time_epoch": "{sequences} sequences are {steps} steps: {hours} hours",
     "no_time_precision": (

@@ -163,7 +163,7 @@ def test_a_setting_without_effect_is_an_error_in_python_and_on_the_command_line(
         if other not in own.implies and not own.concerns[other](SETTINGS[other].default):
             with pytest.raises(SettingError, match=f"{name} has no effect with"):
                 by_python({name: example(own)})
-            option = generate.OPTIONS[name] if own.kind is not bool or example(own) else f"--{name}"
+            option = generate.OPTIONS[name]
             with pytest.raises(SettingError, match=f"{option.replace('--no-', '--')} has no effect with"):
                 by_command({name: example(own)})
             break

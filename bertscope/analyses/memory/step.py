@@ -12,7 +12,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
-from bertscope.analyses.tracing.fake_tensors import tensors_of
+from bertscope.analyses.tracing.fake_tensors import attribute_tensors
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
@@ -61,7 +61,7 @@ class ModelStep:
         # The exponential moving average of the weights is a copy of the model.
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
         # A module may replace an attribute in a step, unlike a table that it begins with.
-        self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in tensors_of(part)}
+        self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in attribute_tensors(part)}
         self.average = {path: value.detach().clone() for path, value in averaged}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
@@ -162,7 +162,7 @@ class ModelStep:
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
         for path, part in self.model.named_modules():
-            yield from (("buffers", path, own) for own in tensors_of(part) if storage_key(own) in self.tables)
+            yield from (("buffers", path, own) for own in attribute_tensors(part) if storage_key(own) in self.tables)
         for path, mean in self.average.items():
             yield "parameters", path, mean
         for name, value in self.inputs.items():

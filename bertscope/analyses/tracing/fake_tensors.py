@@ -60,7 +60,7 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
 
     For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    own = (tensor for inner in module.modules() for tensor in tensors_of(inner))
+    own = (tensor for inner in module.modules() for tensor in attribute_tensors(inner))
     like = torch.empty(0, device=device)
     memo = {id(tensor): _fake(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *own)}
     try:
@@ -69,7 +69,7 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
         raise SelectionError(f"{type(module).__name__} cannot be copied to be estimated: {error}") from None
 
 
-def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that are attributes of a module itself, such as the prompt tokens of peft."""
     return (leaf for leaf in tree_leaves(list(vars(module).values())) if isinstance(leaf, torch.Tensor))
 
