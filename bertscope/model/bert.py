@@ -35,6 +35,7 @@ class BertModel(BertPreTrainedModel):
     (2, 16, 128)
     """
 
+    hides_positions = True  # False: a mask that is given has only ones, which transformers finds out by its values
     uses_transformers_masks = False  # as transformers 4.43.4 makes them: the same outputs, more memory
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
@@ -117,7 +118,9 @@ class BertModel(BertPreTrainedModel):
             if is_decoder and encoder_mask is not None:
                 return own, additive_mask(encoder_mask, hidden.dtype)
             return own, None
-        given, own = transformers_mask(mask, length, past + length, is_decoder, is_fused, hidden)
+        given, own = transformers_mask(
+            mask, length, past + length, is_decoder, is_fused, hidden, hides=self.hides_positions
+        )
         if not is_decoder or encoder_states is None:
             return own, None, given
         keys = encoder_states.shape[1]

@@ -169,19 +169,20 @@ def _causal_mask(mask: Tensor | None, length: int, past: int, hidden: Tensor) ->
 
 
 def transformers_mask(
-    mask: Tensor | None, queries: int, keys: int, is_decoder: bool, is_fused: bool, hidden: Tensor
-) -> tuple[Tensor, Tensor | None]:
+    mask: Tensor | None, queries: int, keys: int, is_decoder: bool, is_fused: bool, hidden: Tensor, *,
+    hides: bool = True,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return a mask, of ones if none is given, and the additive mask, with the memory that transformers 4.43.4 uses.
 
     transformers keeps the first until forward ends. It gives the fused kernel no mask if all are ones, else one with a
-    row for each query, (B, 1, S, T). A given mask counts as one that hides positions.
+    row for each query, (B, 1, S, T). `hides` is False if a given mask has ones only.
     """
     keep = torch.ones(hidden.shape[0], keys, device=hidden.device) if mask is None else mask
-    if is_fused and mask is None and (not is_decoder or queries in (1, keys)):
+    if is_fused and not (hides and mask is not None) and (not is_decoder or queries in (1, keys)):
         return keep, None
     if is_fused and not is_decoder and keep.dim() == 2:
-        hides = 1.0 - keep[:, None, None, :].expand(-1, 1, queries, -1).to(hidden.dtype)
-        return keep, hides.masked_fill(hides.to(torch.bool), torch.finfo(hidden.dtype).min)
+        hidden_keys = 1.0 - keep[:, None, None, :].expand(-1, 1, queries, -1).to(hidden.dtype)
+        return keep, hidden_keys.masked_fill(hidden_keys.to(torch.bool), torch.finfo(hidden.dtype).min)
     return keep, self_attention_mask(keep, queries, keys - queries, is_decoder, is_fused, hidden)
 
 

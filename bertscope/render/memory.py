@@ -36,7 +36,7 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, RunConfig
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
 from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, share_text, signed_text
 
@@ -123,7 +123,9 @@ def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: in
     """Return the answer with what another loop saves or needs, if that is more than 1 % of the peak."""
     if abs(more_bytes) <= 0.01 * peak_bytes:
         return answer
-    return say(f"other_loop_{run.other_loop}", answer=answer, size=bytes_text(abs(more_bytes)))
+    is_forward = run.other_loop == TRAINER and run.mode != TRAINING
+    key = f"other_loop_{'forward' if is_forward else run.other_loop}"
+    return say(key, answer=answer, size=bytes_text(abs(more_bytes)))
 
 
 def _fits(report: MemoryReport) -> str:

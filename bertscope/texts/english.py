@@ -396,6 +396,7 @@ TEXTS: dict[str, str] = {
     "setting_ema": "average of the weights",
     "setting_loop": "{value} loop",
     "other_loop_trainer": "{answer}; freeing the output before backward saves {size}",
+    "other_loop_forward": "{answer}; freeing the output before the next forward saves {size}",
     "other_loop_plain": "{answer}; a loop that keeps outputs until the next forward has returned needs {size} more",
     "setting_grad_scaler": "GradScaler",
     "assumed": "{answer}; assumed: {settings}",

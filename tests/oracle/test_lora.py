@@ -25,7 +25,7 @@ from bertscope.model import CLASSES, PeftModel, build
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
-from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -273,7 +273,7 @@ def test_any_model_of_peft_is_counted_and_estimated_from_the_users_code(cli, tmp
     ]
     found = max(phase["peak_bytes"] for phase in estimated["phases"])
     ids = torch.ones(2, 8, dtype=torch.long)
-    given = {"input_ids": ids, "attention_mask": ids.clone(), "labels": torch.zeros(2, dtype=torch.long)}
+    given = tokenized(ids) | {"labels": torch.zeros(2, dtype=torch.long)}
     real = peak_bytes(
         getattr(adapted_berts, name), lambda model: given, lambda params: torch.optim.AdamW(params, lr=0.0)
     )

@@ -14,7 +14,7 @@ from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.step import meta_inputs
 from bertscope.settings.run_config import RunConfig
-from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 from tests.analyses.memory.steps import estimated_trace, small
 
 
@@ -143,9 +143,8 @@ def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(archit
 
     def inputs(built):
         ids = torch.randint(1, source.config.vocab_size, (4, 32))
-        given = {"input_ids": ids, "labels": ids.clone() if by_token else torch.zeros(4, dtype=torch.long)}
+        given = tokenized(ids) | {"labels": ids.clone() if by_token else torch.zeros(4, dtype=torch.long)}
         if padding:
-            given["attention_mask"] = torch.ones_like(ids)
             given["attention_mask"][:, 24:] = 0
         return given
 
@@ -184,7 +183,7 @@ def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers(
     def measured(batch):
         def inputs(built):
             ids = torch.randint(1, source.config.vocab_size, (batch, 32))
-            return {"input_ids": ids, "labels": torch.zeros(batch, dtype=torch.long)}
+            return tokenized(ids) | {"labels": torch.zeros(batch, dtype=torch.long)}
 
         return peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
 

@@ -18,7 +18,7 @@ from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
-from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
@@ -48,6 +48,8 @@ GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "vocab_size":
 
 # Inputs by name: shape, and the first id that is too high; 0 for numbers.
 IDS = {"input_ids": ((BATCH, SEQ), 90)}
+# The tokenizer of XLNet returns segments before version 5; relative to them it computes scores.
+XLNET = IDS | ({"token_type_ids": ((BATCH, SEQ), 4)} if transformers.__version__ < "5" else {})
 BOTH = IDS | {"decoder_input_ids": ((BATCH, SEQ), 90)}
 IMAGE = {"pixel_values": ((BATCH, 3, 16, 16), 0)}
 LARGER = {"pixel_values": ((BATCH, 3, 32, 32), 0)}
@@ -74,7 +76,7 @@ FAMILIES = [
     ("longformer", "LongformerForMaskedLM", SIZES | {"attention_window": 4}, IDS),
     ("big_bird", "BigBirdForMaskedLM", SIZES | {"block_size": 2, "attention_type": "original_full"}, IDS),
     ("layoutlm", "LayoutLMForMaskedLM", SIZES, IDS),
-    ("xlnet", "XLNetLMHeadModel", {"vocab_size": 96, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}, IDS),
+    ("xlnet", "XLNetLMHeadModel", {"vocab_size": 96, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}, XLNET),
     ("funnel", "FunnelForMaskedLM", {
         "vocab_size": 96, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24,
     }, IDS),
@@ -206,7 +208,7 @@ def test_the_memory_of_longformer_which_divides_sizes_as_tensors_is_that_of_a_pl
 
     def inputs(model):
         ids = torch.randint(3, 90, (BATCH, SEQ))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        return tokenized(ids) | {"labels": ids.clone()}
 
     def build():
         config = transformers.CONFIG_MAPPING["longformer"].from_dict(settings)

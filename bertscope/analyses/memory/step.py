@@ -198,19 +198,29 @@ def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") 
     model = source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
+    if isinstance(base := base_model_of(model), BertPreTrainedModel):
+        base.base_model.hides_positions = run_config.padding > 0
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
-    """Return example inputs on meta, with labels if a loss is computed, and a mask if there is padding."""
+    """Return example inputs on meta as a tokenizer returns them, with labels if a loss is computed.
+
+    The built-in model takes a mask if there is padding, or if it has the memory of transformers.
+    """
     labels = run_config.mode != "inference"
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
-    if run_config.padding:
-        if not isinstance(inputs, dict) or "input_ids" not in inputs:
-            raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
-        inputs["attention_mask"] = torch.empty(inputs["input_ids"].shape, dtype=torch.long, device="meta")
+    ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
+    if run_config.padding and ids is None:
+        raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
+    base = base_model_of(model)
+    is_own = isinstance(base, BertPreTrainedModel)
+    has_mask = run_config.padding > 0 or (is_own and base.base_model.uses_transformers_masks)
+    if ids is not None:
+        added = {"token_type_ids": is_own, "attention_mask": has_mask}
+        inputs = {name: torch.empty_like(ids) for name, is_added in added.items() if is_added} | inputs
     floats = (param.dtype for param in model.parameters() if param.is_floating_point())
     dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
     if isinstance(inputs, dict) and dtype != torch.float32:

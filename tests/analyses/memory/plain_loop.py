@@ -18,6 +18,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 STEPS = 3
 
 
+def tokenized(ids: torch.Tensor, *, segments: bool = True) -> dict[str, torch.Tensor]:
+    """Return what the tokenizer of BERT returns for these ids; other tokenizers return no segments."""
+    more = {"token_type_ids": torch.zeros_like(ids)} if segments else {}
+    return {"input_ids": ids, **more, "attention_mask": torch.ones_like(ids)}
+
+
 def peak_bytes(
     make_model: Callable[[], torch.nn.Module],
     make_inputs: Callable[[torch.nn.Module], dict[str, torch.Tensor]],

@@ -328,7 +328,7 @@ def test_the_state_is_the_model_its_inputs_and_two_moments():
     steps = len(list(model.parameters()))
     assert parts.parameters == parts.gradients == 4 * params
     assert parts.optimizer_state == 8 * params + 4 * steps
-    assert parts.inputs == 2 * 8 * (2 * 8)  # ids and labels, of 8 bytes
+    assert parts.inputs == 2 * 8 * (4 * 8)  # ids, segments, mask and labels, of 8 bytes
     assert parts.buffers == sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
 
 
@@ -587,7 +587,7 @@ def test_layers_and_lengths_that_the_model_does_not_have_are_refused():
 
 
 def test_a_ready_made_model_is_estimated_as_its_preset_is():
-    run_config = RunConfig(batch=2, seq=8)
+    run_config = RunConfig(batch=2, seq=8, implementation="bertscope")
     source = small()
     model = build(source.config, source.architecture).train()
     inputs = real_inputs(model, run_config, "meta")

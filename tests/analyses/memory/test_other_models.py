@@ -18,7 +18,7 @@ from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
-from tests.analyses.memory.plain_loop import peak_bytes
+from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -113,7 +113,7 @@ def plain_peak(family, batch, seq):
         if family in IMAGES:
             return {"pixel_values": torch.rand(batch, 3, fields["image_size"], fields["image_size"])}
         ids = torch.randint(2, 99, (batch, seq))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        return tokenized(ids, segments=family == "electra") | {"labels": ids.clone()}
 
     return peak_bytes(make_model, make_inputs, torch.optim.AdamW)
 
