@@ -123,9 +123,8 @@ def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: in
     """Return the answer with what another loop saves or needs, if that is more than 1 % of the peak."""
     if abs(more_bytes) <= 0.01 * peak_bytes:
         return answer
-    is_forward = run.other_loop == TRAINER and run.mode != TRAINING
-    key = f"other_loop_{'forward' if is_forward else run.other_loop}"
-    return say(key, answer=answer, size=bytes_text(abs(more_bytes)))
+    loop = "forward" if run.other_loop == TRAINER and run.mode != TRAINING else run.other_loop
+    return say(f"other_loop_{loop}", answer=answer, size=bytes_text(abs(more_bytes)))
 
 
 def _fits(report: MemoryReport) -> str:

@@ -270,17 +270,21 @@ def _described(out: Any, given: Any, args: Any) -> tuple[list[_Result], bool] | 
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
-_BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default, torch.ops.aten.index.Tensor}
+_BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default, torch.ops.aten.index.Tensor,
+              torch.ops.aten.unique_consecutive.default}  # fmt: skip
 
 
-def all_valid(operator: Any, args: Any) -> torch.Tensor | None:
+def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
     """Return the largest result of an operator whose shape depends on values: every element is true; else None.
 
     A loss over the valid labels of a batch selects them so; that all are valid is an upper bound, as a warning says.
+    The classifiers of BART ask if all sequences have the same number of end tokens, and select these: they have.
     """
     if operator not in _BY_VALUES:
         return None
     first = args[0]
+    if operator is torch.ops.aten.unique_consecutive.default:
+        return first.new_empty(1), first.new_empty(0), first.new_empty(0)
     if operator is torch.ops.aten.index.Tensor:
         masks = [place is not None and place.dtype == torch.bool for place in args[1]]
         if not any(masks):
@@ -295,7 +299,7 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | None:
         found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
     else:
         found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
-    text = Text("{name}: the values of labels are not known, so all are taken as valid, the upper bound",
+    text = Text("{name}: the values of labels and ids are not known, so all are taken as valid, the upper bound",
                 name=operator_name(operator))  # fmt: skip
     warnings.warn(BertscopeWarning(text), stacklevel=2)
     return found
@@ -332,7 +336,13 @@ class DataDependentAnswers:
         if name in ("isinf", "isnan"):
             return False  # no sum overflows
         if name in _BELOW and getattr(args[0], _SHARE, False) and isinstance(args[1], (int, float)):
-            return _BELOW[name] == (args[1] >= 1) if not 0 < args[1] < 1 else None
+            if args[1] == 0.5:
+                return None  # no case is likelier
+            if 0 < args[1] < 1:
+                text = Text("a random number decides if the code runs, with {name} {share}; the likelier case is taken",
+                            name=name, share=args[1])  # fmt: skip
+                warnings.warn(BertscopeWarning(text), stacklevel=2)
+            return _BELOW[name] == (args[1] >= 0.5)
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
     def knows(self, asked: torch.Tensor) -> bool:

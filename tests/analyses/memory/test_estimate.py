@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -282,6 +283,16 @@ def test_layers_that_are_never_dropped_are_run(padding):
     for guess, truth in zip(variant.estimated.phases[1:], variant.measured.phases[1:], strict=True):
         assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES
     assert guess.parts.gradients == truth.parts.gradients == 4 * 8 * 9  # in the last phase
+
+
+def test_a_layer_that_is_seldom_dropped_counts_as_run_and_a_warning_says_so():
+    peaks = []
+    for rate in (0.0, 0.1):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            peaks.append(bertscope.estimate(_LayerDrop(rate), torch.ones(64, 8)).variants[0].estimated.peak.peak_bytes)
+    assert peaks[0] == peaks[1]
+    assert "a random number decides if the code runs, with lt 0.1; the likelier case is taken" in str(told[0].message)
 
 
 @pytest.mark.parametrize("number", [lambda given: given.sum().item(), lambda given: bool(given.max() > 3)])

@@ -271,6 +271,12 @@ LABELLED = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     [
         ("DebertaV2", "ForSequenceClassification", {"num_labels": 3}, (4,)),
         ("Electra", "ForPreTraining", {"embedding_size": 32}, (4, 16)),
+        (
+            "Bart",
+            "ForSequenceClassification",
+            {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "eos_token_id": 2},
+            (4,),
+        ),
     ],
 )
 def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head, fields, labels):
@@ -281,6 +287,7 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
     def inputs(_):
         mask = {"attention_mask": torch.ones(4, 16, dtype=torch.long)} if family == "Electra" else {}
         ids = torch.zeros(4, 16, dtype=torch.long)
+        ids[:, -1] = 2  # the end token, at which BART's classifier looks
         return {"input_ids": ids, "labels": torch.zeros(labels, dtype=torch.long)} | mask
 
     with pytest.warns(BertscopeWarning, match="all are taken as valid, the upper bound"):
