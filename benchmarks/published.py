@@ -28,6 +28,7 @@ from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
+from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.settings.resolve import Layer, resolve
 from bertscope.settings.run_config import STORED, RunConfig
@@ -339,7 +340,7 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
     for row in rows:
         if row.quantity == SECONDS and (times := _data_sheet(row)) is not None:
             kind = (row.source.split(",")[0].split("(")[0], row.model, row.run_config.compute_precision)
-            found.setdefault(kind, []).append(PUBLISHED_RANGE[0] * row.value_seconds / times[0])
+            found.setdefault(kind, []).append(PUBLISHED_RANGE[0] * row.value_seconds / times.low_seconds)
     low, high = PUBLISHED_RANGE
     yield f"| source | model | precision | steps | least | median | most | from {low} to {high} |\n" + "|---" * 8 + "|"
     for kind, ratios in found.items():
@@ -349,7 +350,7 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
 
 
 @cache
-def _data_sheet(row: Published) -> tuple[float, float] | None:
+def _data_sheet(row: Published) -> TimeRange | None:
     source = load(row.model, architecture=row.architecture, attention=row.attention)
     (variant,) = estimate_report(source, [row.run_config]).variants
     return data_sheet_seconds(source, row.run_config, variant.memory.kept_bytes, row.card)

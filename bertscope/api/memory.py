@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.calibrate.step_time import data_sheet_seconds, with_fit_times, with_times
+from bertscope.analyses.calibrate.step_time import Timer, with_fit_times, with_times
 from bertscope.analyses.memory import estimate as estimates
 from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.estimate import on_card
+from bertscope.analyses.memory.estimate import MemoryTraces, on_card
 from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, RankLaunch
@@ -31,7 +31,7 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.memory import FitReport, MemoryReport
+from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
 from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.resolve import Layer, Resolved
@@ -305,10 +305,11 @@ class _FitSearch:
             report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
-            found = calibration_for(limit, runs[0])
-            report = report if found is None else with_fit_times(report, self.source, variants, found.report)
-            has_times = any(row.predicted for row in report.rows)
-            report = replace(report, notes=_no_time(limit, runs[0], has_times=has_times))
+            if (
+                timer := _timer(card, self.source, limit, runs[0], self.steps.get(self.source.architecture))
+            ) is not None:
+                report = with_fit_times(report, timer, variants)
+            report = replace(report, notes=_no_time(limit, runs[0], report.rows))
         return replace(report, training_file=self.asked.noted(runs, searched="batch"))
 
     def runs(self, limit: Limit) -> list[RunConfig]:
@@ -333,46 +334,27 @@ class _FitSearch:
 
 
 def _timed(report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
-    """Return the report with the predicted time of each step, or with a note that says why there is none."""
-    found = calibration_for(limit, runs[0])
-    if found is not None:
-        report = with_times(report, source, runs, found.report)
-    has_times = any(variant.predicted for variant in report.variants)
-    notes = _time_ranges(report, source, limit, runs) or _no_time(limit, runs[0], has_times=has_times)
-    return replace(report, notes=(*report.notes, *notes))
+    """Return the report with the time of each step, or with a note that says why there is none."""
+    if (timer := _timer(report.card, source, limit, runs[0])) is not None:
+        report = with_times(report, timer, runs)
+    return replace(report, notes=(*report.notes, *_no_time(limit, runs[0], report.variants)))
 
 
-def _time_ranges(
-    report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]
-) -> tuple[Note, ...]:
-    """Return the notes on the times that data sheets give without a calibration, and on the time of an epoch."""
-    found: dict[str, tuple[float, float]] = {}
-    for variant, run in zip(report.variants, runs, strict=True):
-        if variant.predicted is not None:
-            found[run.checkpointing] = (variant.predicted.seconds,) * 2
-        elif report.card is not None and variant.estimated is not None and calibration_for(limit, run) is None:
-            known = data_sheet_seconds(source, run, variant.estimated.kept_bytes, report.card)
-            found |= {run.checkpointing: known} if known else {}
-    is_range = any(low < high for low, high in found.values())
-    notes = [Note(key="time_range", values={"card": limit.gpu, "times": _times_text(found)})] if is_range else []
-    if limit.sequences and found:
-        steps = -(-limit.sequences // (runs[0].batch * runs[0].accumulate))
-        epochs = {name: (steps * low / 3600, steps * high / 3600) for name, (low, high) in found.items()}
-        values = {"sequences": limit.sequences, "steps": steps, "hours": _times_text(epochs)}
-        notes.append(Note(key="time_epoch", values=values))
-    return tuple(notes)
+def _timer(
+    card: Gpu | None, source: ModelSource, limit: Limit, run_config: RunConfig, steps: Steps | None = None
+) -> Timer | None:
+    """Return what gives the times on a card; None without one."""
+    if card is None:
+        return None
+    found = calibration_for(limit, run_config)
+    calibration = None if found is None else found.report
+    trace_of = steps.trace if steps else MemoryTraces(source).trace
+    return Timer(source=source, card=card, calibration=calibration, sequences=limit.sequences, trace_of=trace_of)
 
 
-def _times_text(times: Mapping[str, tuple[float, float]]) -> str:
-    """Return times by strategy, in digits: `none 0.9-2.0, full 1.1-2.4`."""
-    texts = {name: [f"{time:.3g}" if low == high else f"{time:.2g}" for time in (low, high)]
-             for name, (low, high) in times.items()}  # fmt: skip
-    return ", ".join(f"{name} {'-'.join(dict.fromkeys(text))}" for name, text in texts.items())
-
-
-def _no_time(limit: Limit, run_config: RunConfig, *, has_times: bool) -> tuple[Note, ...]:
-    """Return the note that says why no time is predicted."""
-    if has_times:
+def _no_time(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow]) -> tuple[Note, ...]:
+    """Return the note that says why no row has a time."""
+    if any(row.predicted or row.time_range for row in rows):
         return ()
     if run_config.device != CUDA:
         return (Note(key="no_time_cpu"),)

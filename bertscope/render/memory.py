@@ -21,9 +21,10 @@ from bertscope.render.traffic import (
     traffic_tables,
 )
 from bertscope.render.views import Table, View
-from bertscope.reports.calibration import StepTime
+from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import (
     DeviceTerms,
+    FitRow,
     KeptRow,
     Memory,
     MemoryReport,
@@ -41,6 +42,7 @@ from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, share_text, signed_text
 
 _BAR_WIDTH = 48
+_TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 # A different letter for each, so that the bars can be read without colour.
 _MARKS = {
     "parameters": "P",
@@ -91,6 +93,7 @@ def verdict(report: MemoryReport) -> str:
         text = say("peak_of", size=bytes_text(memory.peak.peak_bytes), place=place)
         if memory.device and is_only:
             text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
+        text = with_time(text, variant) if is_only else text
         peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
     if len(known) > 2:  # the table has the others
         sizes = [memory.peak.peak_bytes for _, memory in known]
@@ -221,13 +224,16 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield say("note_layers", count=max(layers))
     if device_terms := next((memory.device for memory in memories if memory.device), None):
         yield from _device_notes(device_terms, is_calibrated=bool(report.card and report.card.calibration))
-    yield from time_notes(variant.predicted for variant in report.variants)
+    yield from time_notes(report.variants)
     yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
-def time_notes(times: Iterable[StepTime | None]) -> Iterator[str]:
+def time_notes(rows: Iterable[Variant | FitRow]) -> Iterator[str]:
     """Yield the way in which times were predicted, and the peaks that MFU refers to."""
-    known = [time for time in times if time is not None]
+    rows = list(rows)
+    if any(row.time_range for row in rows):
+        yield say("note_time_range")
+    known = [row.predicted for row in rows if row.predicted is not None]
     if known:
         yield say("note_time")
     for peak, source in dict.fromkeys((time.peak_flops, time.peak_source) for time in known):
@@ -250,6 +256,20 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     yield say("note_reserved")
     yield say("note_context_calibrated" if is_calibrated else "note_context", range=range_text(low, high))
     yield say("note_smi", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
+
+
+def time_text(span: TimeRange) -> str:
+    """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`."""
+    unit, seconds = next((row for row in _TIMES if span.high_seconds >= row[1]), _TIMES[-1])
+    is_range = span.low_seconds < span.high_seconds
+    low, high = (f"{float(f'{time / seconds:.{2 if is_range else 3}g}'):,g}"
+                 for time in (span.low_seconds, span.high_seconds))  # fmt: skip
+    return f"{say('range', low=low, high=high) if low != high else low} {unit}"
+
+
+def with_time(answer: str, row: Variant | FitRow) -> str:
+    """Return the answer with the range of the time of a step by a data sheet, if there is one."""
+    return answer if row.time_range is None else say("with_time_range", answer=answer, time=time_text(row.time_range))
 
 
 def range_text(low: int, high: int) -> str:
@@ -332,6 +352,10 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         peaks = {variant.predicted.peak_flops for variant in variants if variant.predicted}
         for peak in filter(None, peaks):
             yield line(say("mfu", peak=f"{peak / 1e12:,.1f}"), "predicted.mfu", share_text)
+    if has("time_range"):
+        yield line(say("time_range"), "time_range", time_text)
+    if has("epoch"):
+        yield line(say("epoch"), "epoch", time_text)
     if has("memory.device"):
         yield line(say("allocated"), "memory.device.allocated_bytes", is_detail=True)
         yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")

@@ -76,6 +76,14 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeRange:
+    """The range of a time; both ends are equal for one that a calibration predicts."""
+
+    low_seconds: float
+    high_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CalibrationRow:
     """A point and its result; None for what the kind of point does not have.
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
-from bertscope.reports.calibration import StepTime
+from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.settings.run_config import RunConfig
 
 
@@ -264,6 +264,8 @@ class Variant:
     failure: str = ""  # reason for a missing measurement
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
     predicted: StepTime | None = None  # of --time, by a calibration
+    time_range: TimeRange | None = None  # of a step, by the data sheet of a card without one
+    epoch: TimeRange | None = None  # of --sequences
     answer: str = ""  # yes, uncertain or no: if it fits on the report's card
 
     @property
@@ -346,6 +348,8 @@ class FitRow:
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     predicted: StepTime | None = None  # of --time, by a calibration
+    time_range: TimeRange | None = None  # of a step, by the data sheet of a card without one
+    epoch: TimeRange | None = None  # of --sequences
     other_loop_bytes: int = 0  # added to `peak_bytes` by `run.other_loop`; negative for less
 
     @property

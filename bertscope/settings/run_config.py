@@ -246,7 +246,7 @@ class Limit(Settings):
         section="device",
     )
     sequences: int | None = row(
-        None, "The sequences of an epoch, whose time is told too.", kind=int, section="device", low=1, below=2**40,
+        None, "The sequences of an epoch, to show its time.", kind=int, section="device", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
     calibration: bool = row(

@@ -128,12 +128,14 @@ TEXTS: dict[str, str] = {
         "no time: there is no calibration of {card}; 'bertscope calibrate' on the machine with the card measures the "
         "rates that it needs"
     ),
-    "time_range": (
-        "{card}: {times} s a step: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet, as "
-        "97 of 106 published steps of 25 ms and more took, shorter ones up to 6.6 times; "
-        "'bertscope calibrate' measures it"
+    "time_range": "step time (data sheet)",
+    "epoch": "time of an epoch",
+    "with_time_range": "{answer}, {time} a step (a bound from the data sheet and 106 published steps)",
+    "note_time_range": (
+        "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as 97 of 106 published "
+        "steps of 25 ms and more took, shorter ones up to 6.6 times; with recomputation, of which no time is "
+        "published, 6 x the bytes saved without it; 'bertscope calibrate' measures it"
     ),
-    "time_epoch": "{sequences} sequences are {steps} steps: {hours} hours",
     "no_time_precision": (
         "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope calibrate' "
         "on the machine with the card measures the rates that it needs"

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.calibrate.session import TF32
-from bertscope.analyses.memory.estimate import named_inputs, on_card
+from bertscope.analyses.memory.estimate import estimate_memory, named_inputs, on_card
 from bertscope.analyses.memory.fake_run import RunMode
+from bertscope.analyses.memory.growth import TraceOf
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
 from bertscope.analyses.modules.repeat import RAN, period
@@ -26,7 +27,7 @@ from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.analyses.tracing.trace import OPTIMIZER
 from bertscope.gpus import Gpu, bandwidth, peak_flops
-from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime
+from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
 from bertscope.reports.memory import FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
@@ -35,6 +36,7 @@ from bertscope.torch_access import operator_name, torch, written_tensors
 from bertscope.units import FP32, PRECISIONS
 
 PUBLISHED_RANGE = (1.2, 2.5)
+_MOVED, _MOVED_AGAIN = 4, 6  # the times that saved tensors are read or written, without and with recomputation
 _NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
 
 
@@ -70,49 +72,64 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
     )
 
 
-def data_sheet_seconds(
-    source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu
-) -> tuple[float, float] | None:
+def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> TimeRange | None:
     """Return the range of the time of a step without a calibration; None for a card or a precision without rates.
 
     It holds 97 of 106 published steps of BERT of 25 ms and more (docs/accuracy.md), as multiples of FLOPs by the peak,
-    plus four times the saved bytes by the bandwidth: they are written and read in forward and backward.
+    plus four times `saved_bytes`, those without checkpointing, by the bandwidth: they are written and read in forward
+    and backward. A recomputation writes and reads them once more.
     """
     peak, moved = peak_flops(card, run_config.compute_precision), bandwidth(card)
     if peak is None or moved is None or run_config.parallelism.world_size > 1:
         return None
-    bound = step_flops(source, run_config) / peak[0] + 4 * run_config.accumulate * saved_bytes / moved
-    return PUBLISHED_RANGE[0] * bound, PUBLISHED_RANGE[1] * bound
+    times = _MOVED if run_config.checkpointing == NONE else _MOVED_AGAIN
+    bound = step_flops(source, run_config) / peak[0] + times * run_config.accumulate * saved_bytes / moved
+    low, high = PUBLISHED_RANGE
+    return TimeRange(low_seconds=low * bound, high_seconds=high * bound)
 
 
-def with_times(
-    report: MemoryReport, source: ModelSource, run_configs: Sequence[RunConfig], calibration: CalibrationReport
-) -> MemoryReport:
-    """Return an estimate with the predicted time of each variant; `run_configs` are theirs."""
-    rates, card = rates_of(calibration), report.card
-    if rates is None or card is None:
-        return report
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """The times of the steps of a model on a card: by its calibration, without one by its data sheet."""
+
+    source: ModelSource
+    card: Gpu
+    calibration: CalibrationReport | None
+    sequences: int | None = None  # of an epoch
+    trace_of: TraceOf | None = None
+
+    def times(self, run_config: RunConfig) -> dict[str, Any]:
+        """Return the fields of a report's row on times."""
+        found, span = None, None
+        if self.calibration is None:
+            plain = estimate_memory(self.source, run_config.changed(checkpointing=NONE), None, self.trace_of)
+            span = data_sheet_seconds(self.source, run_config, plain.kept_bytes, self.card)
+        elif (rates := rates_of(self.calibration)) and (found := predicted(self.source, run_config, rates, self.card)):
+            span = TimeRange(low_seconds=found.seconds, high_seconds=found.seconds)
+        epoch = None
+        if self.sequences and span:
+            steps = -(-self.sequences // (run_config.batch * run_config.accumulate))
+            epoch = TimeRange(low_seconds=steps * span.low_seconds, high_seconds=steps * span.high_seconds)
+        return {"predicted": found, "time_range": None if found else span, "epoch": epoch}
+
+
+def with_times(report: MemoryReport, timer: Timer, run_configs: Sequence[RunConfig]) -> MemoryReport:
+    """Return an estimate with the time of each variant; `run_configs` are theirs."""
     pairs = zip(report.variants, run_configs, strict=True)
-    return replace(
-        report,
-        variants=tuple(replace(item, predicted=predicted(source, run, rates, card)) for item, run in pairs),
-    )
+    return replace(report, variants=tuple(replace(variant, **timer.times(run)) for variant, run in pairs))
 
 
-def with_fit_times(
-    report: FitReport, source: ModelSource, variants: Sequence[RunConfig], calibration: CalibrationReport
-) -> FitReport:
-    """Return the rows of `fit` that fit with the predicted time of a step; `variants` are the runs that were tried."""
-    rates, card = rates_of(calibration), report.card
-    if rates is None or card is None or report.batch_total is not None:
+def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig]) -> FitReport:
+    """Return the rows of `fit` that fit with the time of a step; `variants` are the runs that were tried."""
+    if report.batch_total is not None:
         return report
-    runs = {(run.checkpointing, run.precision): on_card(run, card) for run in variants}
+    runs = {(run.checkpointing, run.precision): on_card(run, timer.card) for run in variants}
 
     def timed(row: FitRow) -> FitRow:
         if not row.batch:
             return row
         run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
-        return replace(row, predicted=predicted(source, run, rates, card))
+        return replace(row, **timer.times(run))
 
     return replace(report, rows=tuple(map(timed, report.rows)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,23 +105,27 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
 def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home):
     words = ["bert-tiny", "--gpu", "h200", "--seq", "16", "--batch", "2"]
     more = ("--precision", "fp32", "--checkpointing", "none")
-    timed = cli("fit", *words, *more, "--time")
-    assert timed.out == cli("fit", *words, *more).out
-    assert "no time: there is no calibration of h200; 'bertscope calibrate'" in timed.err
+    (row,) = cli("fit", *words, *more, "--time", "--sequences", "100", "--format", "json").json["rows"]
+    assert row["predicted"] is None
+    assert row["epoch"]["high_seconds"] == pytest.approx(50 * row["time_range"]["high_seconds"])  # batches of 2
+    timed = cli("fit", "bert-tiny", "--gpu", "b200", *words[3:], *more, "--time")  # no rates are known of a B200
+    assert timed.out == cli("fit", "bert-tiny", "--gpu", "b200", *words[3:], *more).out
+    assert "no time: there is no calibration of b200; 'bertscope calibrate'" in timed.err
     assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
 
 
 def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):
     """By hand: 67 TFLOP/s in fp32 and 4.8 TB/s, of the H200's data sheet."""
-    report = bertscope.estimate(TINY, gpu="h200", batch=8, seq=64, time=True, sequences=20, accumulate=2)
-    (note,) = [note for note in report.notes if note.key == "time_range"]
-    (variant,) = report.variants
+    run = {"gpu": "h200", "batch": 8, "seq": 64, "time": True, "sequences": 20, "accumulate": 2}
+    variant, full = bertscope.estimate(TINY, **run, checkpointing="none,full").variants
     flops = 2 * bertscope.flops(TINY, batch=8, seq=64, mode="training").rows[0].total.matmul_flops
     bound = flops / 67e12 + 4 * 2 * variant.estimated.kept_bytes / 4.8e12
-    assert note.values["times"] == f"none {1.2 * bound:.2g}-{2.5 * bound:.2g}"
-    (epoch,) = [note for note in report.notes if note.key == "time_epoch"]
-    assert (epoch.values["sequences"], epoch.values["steps"]) == (20, 2)  # 16 sequences a step
-    timed = cli("estimate", "bert-tiny", "--gpu", "h200", "--time", "--sequences", "1000")
-    assert "times FLOPs / peak + 4 x saved bytes / bandwidth of the data sheet" in timed.err
-    assert "1000 sequences are 125 steps: none " in timed.err
+    assert vars(variant.time_range) == pytest.approx({"low_seconds": 1.2 * bound, "high_seconds": 2.5 * bound})
+    assert variant.epoch.low_seconds == pytest.approx(2 * 1.2 * bound)  # 20 sequences are two steps of 16
+    assert full.time_range.low_seconds > variant.time_range.low_seconds  # it recomputes
+    timed = cli("estimate", "bert-tiny", "--gpu", "h200", "--time", "--sequences", "1000", "-v")
+    assert re.search(
+        r"reserved .* MiB, [\d.]+ to [\d.]+ ms a step \(a bound from the data sheet", timed.out.splitlines()[0]
+    )
+    assert "times FLOPs / peak + 4 x saved bytes / bandwidth" in timed.out
     assert cli("estimate", "bert-tiny", "--gpu", "h200", "--sequences", "1000").code == 2  # without --time
