@@ -305,9 +305,8 @@ class _FitSearch:
             report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
-            if (
-                timer := _timer(card, self.source, limit, runs[0], self.steps.get(self.source.architecture))
-            ) is not None:
+            steps = self.steps.get(self.source.architecture)
+            if (timer := _timer(card, self.source, limit, runs[0], steps)) is not None:
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=_no_time(limit, runs[0], report.rows))
         return replace(report, training_file=self.asked.noted(runs, searched="batch"))
