@@ -352,7 +352,7 @@ TEXTS: dict[str, str] = {
         "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting that needs the least "
         "memory"
     ),
-    "note_ranks_unknown": "not counted: buffers of NCCL, and separate memory pools of CUDA streams",
+    "note_ranks_unknown": "not counted: buffers of NCCL",
     "measured_rank": "rank",
     "between_steps": "between steps",
     "sends": "sends per step",
