@@ -4,7 +4,8 @@
     python benchmarks/published.py --gpu t4
 
 Prints Markdown tables for docs/accuracy.md: batches that ran or ran out of memory against `fit`, figures of nvidia-smi,
-and values of torch.cuda.max_memory_allocated. It runs nothing on a GPU and needs about two minutes and transformers.
+and values of torch.cuda.max_memory_allocated and max_memory_reserved. It runs nothing on a GPU and needs about three
+minutes and transformers; the rows of ALBERT with sdpa need transformers 4.45 or later.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -30,12 +32,18 @@ from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
 from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.resolve import Layer, resolve
 from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.torch_access import torch
-from bertscope.units import FP16, bytes_text
+from bertscope.units import BF16, FP16, bytes_text
 
-RAN, FAILED, NVIDIA_SMI, ALLOCATED, SECONDS = "ran", "failed", "nvidia-smi", "allocated", "step seconds"
+sys.path.append(str(Path(__file__).parent))
+import published_models
+
+RAN, FAILED, NVIDIA_SMI, ALLOCATED, RESERVED, SECONDS = (
+    "ran", "failed", "nvidia-smi", "allocated", "reserved", "step seconds",
+)  # fmt: skip
 TORCH, FUSED, TENSORFLOW, SCRIPT, OTHER = (
     "torch", "torch with fused kernels", "TensorFlow", "transformers script", "another program",
 )  # fmt: skip
@@ -59,8 +67,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "facebook/opt-350m": (
         "OPTConfig", {**_OF_1024, "ffn_dim": 4096, "word_embed_proj_dim": 512, "do_layer_norm_before": False},
         "model.decoder.layers"),
+    "albert-base-v2": (  # its layers are one
+        "AlbertConfig", {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+                         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, ""),
 }  # fmt: skip
-CAPABILITIES = {"rtx-2060-8gb": (7, 5), "rtx-3080-ti-laptop-16gb": (8, 6), "l40s": (8, 9)}  # else that of an A100
+CAPABILITIES = {
+    "rtx-2060-8gb": (7, 5),
+    "rtx-3080-ti-laptop-16gb": (8, 6),
+    "l40s": (8, 9),
+    "h100-96gb": (9, 0),
+}  # else that of an A100
 # Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
 OLD = ("keep_gradients", "optimizer_implementation")
 
@@ -139,7 +155,8 @@ def published() -> list[Published]:
             Published(**row | {
                 "batch": int(row["batch"]), "seq": int(row["seq"]), "value_bytes": int(row["value_bytes"] or 0),
                 "value_seconds": float(row["value_seconds"] or 0),
-                "settings": {name: value == "true" or value for name, value in pairs(row["settings"])},
+                "settings": {name: int(value) if value.isdigit() else value == "true" or value
+                             for name, value in pairs(row["settings"])},
             })
             for row in csv.DictReader(file, restval="")
         ]  # fmt: skip
@@ -158,7 +175,7 @@ def script_trace(row: Published) -> MemoryTrace:
 
     name, fields, layers = MODELS[row.model]
     config = getattr(transformers, name)(**fields)
-    ran, wanted = repeat.RAN, config.num_hidden_layers
+    ran, wanted = repeat.RAN if layers else config.num_hidden_layers, config.num_hidden_layers
     config.num_hidden_layers = ran
     run_config = replace(
         row.run_config, precision=STORED, sdpa_kernel="auto" if row.capability >= (8, 0) else "efficient"
@@ -167,12 +184,16 @@ def script_trace(row: Published) -> MemoryTrace:
     with torch.device(
         "meta"
     ):  # as from_pretrained(torch_dtype=...), which leaves the buffers of rotary embeddings in fp32
-        model = getattr(transformers, row.architecture)._from_config(
-            config, attn_implementation=row.attention, torch_dtype=dtype
-        )
+        default = torch.get_default_dtype()
+        try:
+            model = getattr(transformers, row.architecture)._from_config(
+                config, attn_implementation=row.attention, torch_dtype=dtype
+            )
+        finally:  # an error leaves the default of the model
+            torch.set_default_dtype(default)
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
-    return in_loop(repeated_events(freed, layers, ran, wanted), run_config.loop)  # all layers are equal
+    return in_loop(repeated_events(freed, layers, ran, wanted) if layers else freed, run_config.loop)
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:
@@ -255,6 +276,24 @@ def replays(rows: Sequence[Published]) -> Iterator[tuple[Published, int]]:
         yield from process.run([row for row in rows if row.attention == attention])
 
 
+# ---- programs whose model is in published_models.py ----
+
+
+def reserved_bytes(row: Published) -> int:
+    """Return the bytes that the simulated allocator reserves in three steps of the program."""
+    run_config = row.run_config
+    with torch.device("meta"):
+        model = published_models.MODELS[row.model]()
+    if run_config.precision == BF16.name:
+        model, run_config = model.to(torch.bfloat16), replace(run_config, precision=STORED)
+    if run_config.checkpointing != NONE:
+        model.recompute(run_config.checkpointing)
+    inputs = {name: torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta") for name in ("words", "next")}
+    trace = in_loop(module_trace(model, inputs, run_config, published_models.loss_of, "layers"), run_config.loop)
+    run = requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
+    return replayed(run).peak_reserved_bytes
+
+
 # ---- the tables ----
 
 
@@ -264,7 +303,7 @@ def main() -> None:
     parser.add_argument("--gpu", help="only the rows of this GPU")
     asked = parser.parse_args().gpu
     rows = [row for row in published() if asked in (None, row.gpu)]
-    for lines in (answers(rows), figures(rows), allocated(rows), seconds(rows)):
+    for lines in (answers(rows), figures(rows), allocated(rows), reserved(rows), seconds(rows)):
         for line in lines:
             print(line, flush=True)
         print()
@@ -332,6 +371,17 @@ def allocated(rows: Sequence[Published]) -> Iterator[str]:
             most = sizes[math.ceil(0.9 * len(sizes)) - 1]
             yield (f"\n{len(sizes)} steps: {min(errors):+.2%} to {max(errors):+.2%}; without the sign median "
                    f"{median(sizes):.2%}, 90 % of them at most {most:.2%}\n")  # fmt: skip
+
+
+def reserved(rows: Sequence[Published]) -> Iterator[str]:
+    """Yield the table of max_memory_reserved of programs whose model is in published_models.py."""
+    yield "| model | card | batch x seq | run | source | published | here | error |\n" + "|---" * 8 + "|"
+    for row in rows:
+        if row.quantity == RESERVED:
+            found = reserved_bytes(row)
+            yield (f"| {row.model} | {row.gpu} | {row.batch} x {row.seq} | {row.run_text} | {row.source} | "
+                   f"{bytes_text(row.value_bytes)} | {bytes_text(found)} | "
+                   f"{found / row.value_bytes - 1:+.2%} |")  # fmt: skip
 
 
 def seconds(rows: Sequence[Published]) -> Iterator[str]:

@@ -119,7 +119,7 @@ _ANATOMY = "transformers documentation, model memory anatomy"
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS = {
     "k80": (293, 311, _oom("microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)")),
-    "t4": (135, 1083, _oom("Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
+    "t4": (100, 1083, _oom("hpcaitech/Open-Sora 697 (2024), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
     "p100-16gb": (809, 1081, _oom("openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)")),
     "v100-16gb": (300, 1343, Text("GitHub issue {place}; {words}", place=_OF_V100, words=_ANATOMY)),
     "v100-32gb": (300, 1352, Text("GitHub issue {place}; {words}", place=_OF_V100,
@@ -127,18 +127,44 @@ _CONTEXTS = {
     "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
     "rtx-2080-ti": (877, 1343, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.6)",
                                  words=_oom("ispc-lab/TMA 5 (2024)"))),
-    "rtx-3090": (256, 1486, "GitHub issues invoke-ai/InvokeAI 9413 (torch 2.7), pytorch/pytorch 49877 (torch 1.7)"),
+    "rtx-3090": (256, 1486, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.7)",
+                                 words="invoke-ai/InvokeAI 9413 (torch 2.7)")),
+    "rtx-a4000": (210, 210, _oom("DengKaiCQ/VGGT-Long 6 (2025)")),
+    "a10g": (282, 282, _oom("meta-pytorch/torchtune 229 (2024)")),
+    "rtx-4060": (115, 115, _oom("ESRSchao/EdgeRegNet 2 (2025)")),
+    "rtx-4090": (450, 504, _oom("Soul-AILab/SoulX-FlashTalk 5 (2026), 3DTopia/Phidias-Diffusion 8 (2025)")),
+    "l40": (507, 507, _oom("QwenLM/Qwen3-VL 2097 (2026)")),
     "a100-40gb": (501, 1451, Text("{words}; {place}", words=_oom("TianheWu/CoSeR 10 (2025)"), place=_OF_A100)),
     "a100-80gb": (409, 1451, Text("{words}; {place}", words=_oom("HiDream-ai/VAREdit 6 (2025)"), place=_OF_A100)),
 }  # fmt: skip
-# The range over all GPUs with a published context, for the others.
+# Cards of that table which are not in the first one: their contexts are those of their compute capability.
+_OTHERS: dict[str, Capability] = {"rtx-a4000": (8, 6), "a10g": (8, 6), "rtx-4060": (8, 9), "l40": (8, 9)}
+# The range over all GPUs with a published context, for those without one of their compute capability.
 CONTEXT_BYTES = (
     min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
 )  # fmt: skip
 
 
+def _context(name: str, row: _Row) -> tuple[int, int, str]:
+    """Return the CUDA context of a GPU in MiB, and its source: its own, that of its compute capability, or of all.
+
+    A single figure of another card is no range.
+    """
+    if name in _CONTEXTS:
+        return _CONTEXTS[name]
+    known = _OTHERS | {card: other.capability for card, other in _ROWS.items()}
+    alike = [card for card in _CONTEXTS if known[card] == row.capability]
+    least, most = (choose(alike, key=lambda card: _CONTEXTS[card][at], default="")
+                   for at, choose in enumerate((min, max)))  # fmt: skip
+    if not alike or _CONTEXTS[least][0] == _CONTEXTS[most][1]:
+        return CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""
+    source = Text("GPUs of its compute capability: {least}, {of_least}; {most}, {of_most}", least=least,
+                  of_least=_CONTEXTS[least][2], most=most, of_most=_CONTEXTS[most][2])  # fmt: skip
+    return _CONTEXTS[least][0], _CONTEXTS[most][1], source
+
+
 def _gpu(name: str, row: _Row) -> Gpu:
-    low, high, source = _CONTEXTS.get(name, (CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""))
+    low, high, source = _context(name, row)
     return Gpu(
         name=name,
         memory_bytes=int(row.memory_bytes),
@@ -165,6 +191,16 @@ def sdpa_kernel(card: Gpu, dtype: str) -> str:
     if (capability(card) or (8, 0)) >= (8, 0):
         return "auto"
     return "math" if dtype == BF16.name else "efficient"
+
+
+# cuDNN's attention is the first choice in torch 2.5.0, and from 2.9 on with a cuDNN that is new enough:
+# check_prefer_cudnn_attention in sdp_utils.cpp.
+_CUDNN_FIRST = ((9, 0), (10, 0))
+
+
+def prefers_cudnn(card: Gpu | None) -> bool:
+    """Return True if some versions of torch choose cuDNN's attention in 16 bits on a GPU, and no calibration has it."""
+    return card is not None and not card.calibration and capability(card) in _CUDNN_FIRST
 
 
 def half_precision(card: Gpu | None) -> str:

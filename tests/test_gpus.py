@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bertscope import gpus
-from bertscope.gpus import GPUS, Gpu, capability, find_gpu, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, find_gpu, prefers_cudnn, sdpa_kernel
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -26,3 +28,53 @@ def test_the_kernel_follows_from_the_compute_capability(monkeypatch):
     assert sdpa_kernel(new, "bf16") == "auto"  # as on most GPUs
     monkeypatch.setitem(gpus._ROWS, "new", gpus._Row(1, "", (6, 1)))
     assert sdpa_kernel(new, "bf16") == "math"
+
+
+def test_a_gpu_without_a_published_context_has_the_range_of_its_compute_capability():
+    """The L4 has capability 8.9: published are 115 MiB of an RTX 4060 and 507 MiB of an L40."""
+    card = find_gpu("l4")
+    assert (card.context_low_bytes, card.context_high_bytes) == (115 * 2**20, 507 * 2**20)
+    assert "rtx-4060" in card.context_source
+    assert "l40, " in card.context_source
+
+
+def test_a_gpu_whose_compute_capability_has_no_range_has_that_of_all():
+    for name in ("h100-80gb", "b200", "titan-x-12gb"):  # of 6.1 there is one figure, which is no range
+        card = find_gpu(name)
+        assert (card.context_low_bytes, card.context_high_bytes) == CONTEXT_BYTES
+        assert card.context_source == ""
+
+
+def test_a_published_context_of_the_gpu_itself_comes_first():
+    card = find_gpu("a100-40gb")
+    assert (card.context_low_bytes >> 20, card.context_high_bytes >> 20) == (501, 1451)
+    assert "GPUs of its compute capability" not in card.context_source
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_the_context_of_a_gpu_lies_between_those_of_all(name):
+    card = GPUS[name]
+    assert CONTEXT_BYTES[0] <= card.context_low_bytes <= card.context_high_bytes <= CONTEXT_BYTES[1]
+
+
+def test_torch_may_choose_cudnn_attention_on_hopper_and_blackwell_of_data_centres_only():
+    assert [name for name in GPUS if prefers_cudnn(GPUS[name])] == ["h100-80gb", "h200", "b200"]
+    assert not prefers_cudnn(None)
+    calibrated = dataclasses.replace(GPUS["h200"], calibration="measured, with cuDNN's workspaces")
+    assert not prefers_cudnn(calibrated)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [
+        (("--gpu", "h100-80gb", "--precision", "autocast-bf16"), True),
+        (("--gpu", "h100-80gb", "--precision", "fp32"), False),  # cuDNN's attention has 16 bits only
+        (("--gpu", "h100-80gb", "--precision", "autocast-bf16", "--sdpa-kernel", "flash"), False),
+        (("--gpu", "h100-80gb", "--precision", "autocast-bf16", "--attention", "eager"), False),
+        (("--gpu", "a100-80gb", "--precision", "autocast-bf16"), False),
+    ],
+)
+def test_the_answer_says_that_the_workspaces_of_cudnn_attention_are_not_counted(cli, options, is_said):
+    attention = () if "--attention" in options else ("--attention", "sdpa")
+    answer = cli("estimate", "bert-tiny", "--batch", "2", "--seq", "16", *options, *attention).out
+    assert ("without the workspaces of cuDNN's attention" in answer.splitlines()[0]) == is_said

@@ -5,7 +5,8 @@ Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,22 +30,30 @@ _SAVED = {
 
 def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import checkpoint
 
-    options: dict[str, Any] = {"use_reentrant": how.use_reentrant}
-    if how.selective:
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_matrix_products)
-        return partial(checkpoint, partial(_without_weight_cache, layer), **options)
-    return partial(checkpoint, layer, **options)
+    options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
+    return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
 
 
-def _without_weight_cache(layer: nn.Module, hidden: Tensor, *others: Any) -> Any:
+def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of a layer's forward pass, which saves its matrix products, and of its recomputation."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    forward, again = create_selective_checkpoint_contexts(_keep_matrix_products)
+    return _without_weight_cache(forward), _without_weight_cache(again)
+
+
+@contextmanager
+def _without_weight_cache(inner: AbstractContextManager[Any]) -> Iterator[None]:
     """Turn off autocast's weight cache, with which recomputation runs fewer operators than the forward pass."""
-    kind = hidden.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return layer(hidden, *others)
-    with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False):
-        return layer(hidden, *others)
+    was_cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with inner:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(was_cached)
 
 
 def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:

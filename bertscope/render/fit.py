@@ -127,7 +127,7 @@ def settings_text(report: FitReport, *words: str) -> str:
 def settings(report: FitReport, *words: str) -> list[str]:
     """Return the kernel, the words, and the settings of the run."""
     run = report.run
-    kernel = kernel_word(report.subject.attention, run)
+    kernel = kernel_word(report.subject.attention, run, report.card, (row.precision for row in report.rows))
     return [text for text in (kernel, *words, mode_word(run), *loop_words(run), run.device) if text]
 
 

@@ -102,7 +102,8 @@ def verdict(report: MemoryReport) -> str:
             peaks = [say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=say("comma").join(phases))]
         else:
             peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
-    kernel = kernel_word(report.subject.attention, report.run)
+    precision = report.run.parallelism.param_dtype or report.run.compute_precision
+    kernel = kernel_word(report.subject.attention, report.run, report.card, [precision])
     words = run_text(report.run, inputs_given=report.inputs_given)
     settings = [*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words]
     is_estimated = all(memory.obtained == "estimated" for _, memory in known)

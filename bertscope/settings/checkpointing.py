@@ -73,7 +73,7 @@ class Strategy:
     reentrant: bool = True  # torch's reentrant implementation supports it
 
 
-NONE, FULL = "none", "full"
+NONE, FULL, SELECTIVE = "none", "full", "selective"
 _RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
@@ -82,7 +82,7 @@ _STRATEGIES = (
              settings=lambda number: {"every": int(number)}),
     Strategy(form="layers:LIST", example="layers:0-5,8", pattern=f"layers:({_RANGES})",
              settings=lambda text: {"layers": _numbers(text)}),
-    Strategy(form="selective", example="selective", pattern="selective",
+    Strategy(form=SELECTIVE, example=SELECTIVE, pattern=SELECTIVE,
              settings=lambda: {"selective": True}, reentrant=False),
 )  # fmt: skip
 STRATEGIES = ", ".join(
@@ -90,7 +90,7 @@ STRATEGIES = ", ".join(
 )
 EXAMPLE_STRATEGIES = tuple(item.example for item in _STRATEGIES)
 COMPARED = f"{NONE},{FULL}"  # without and with
-CHEAPEST_FIRST = "none,selective,full"
+CHEAPEST_FIRST = f"{NONE},{SELECTIVE},{FULL}"
 
 
 def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:

@@ -24,7 +24,7 @@ from bertscope.errors import (
     is_out_of_memory,
     suggestion,
 )
-from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE
 from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
@@ -130,20 +130,24 @@ class OtherSource:
         return ()
 
     def strategies(self, model: Any) -> tuple[str, ...]:
-        """Return `none`, and `full` if the class of the built model supports it."""
+        """Return `none`, and `full` if the class of the built model supports it; such a class has `selective` too."""
         return (NONE, FULL) if getattr(model, "supports_gradient_checkpointing", False) else (NONE,)
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers, if its class can."""
         if strategy == NONE:
             return
-        if strategy not in self.strategies(model):
+        known = self.strategies(model)
+        if strategy not in known and (strategy != SELECTIVE or FULL not in known):
             raise SelectionError(
-                f"{type(model).__name__} takes --checkpointing none, or full where its class supports it"
+                f"{type(model).__name__} takes --checkpointing none, or selective and full where its class supports it"
             )
+        from bertscope.model.encoder import selective_contexts
+
+        options: dict[str, Any] = {"context_fn": selective_contexts} if strategy == SELECTIVE else {}
         with warnings.catch_warnings():  # transformers 5 deprecates this name
             warnings.simplefilter("ignore")
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant, **options})
 
     def confined(self) -> AbstractContextManager[Any]:
         """Return an empty context: the user asked for this code by its name."""

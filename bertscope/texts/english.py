@@ -97,6 +97,7 @@ TEXTS: dict[str, str] = {
     "peak_size": "peak {size}",
     "of_budget": "{text} of {size}",
     "chosen_kernel": "the kernel that torch chooses",
+    "cudnn_attention_not_counted": "without the workspaces of cuDNN's attention, which torch may choose here",
     "kernel": "{name} kernel",
     "both": " and ",
     "note_head": "the head matters: with --architecture {head} the answer is {answers}",
@@ -112,7 +113,7 @@ TEXTS: dict[str, str] = {
     "note_margin": "the simulated allocator serves a batch in {percent} % of what the upper context leaves",
     "note_lower_context": "a batch whose tensors do not even fit with the lower context does not fit",
     "note_published_context": "CUDA context: {range}, {where}; --context sets yours",
-    "published_for_it": "published for it ({source})",
+    "published_for_it": "published ({source})",
     "published_for_others": "published for other GPUs",
     "note_included": "peak and reserved include {context} for the context and {workspaces} for cuBLAS",
     "note_softmax": (
@@ -353,7 +354,7 @@ TEXTS: dict[str, str] = {
         "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting that needs the least "
         "memory"
     ),
-    "note_ranks_unknown": "not counted: buffers of NCCL, and separate memory pools of CUDA streams",
+    "note_ranks_unknown": "not counted: buffers of NCCL",
     "measured_rank": "rank",
     "between_steps": "between steps",
     "sends": "sends per step",

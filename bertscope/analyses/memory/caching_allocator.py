@@ -28,6 +28,7 @@ _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+Pool = tuple[str, bool]  # the stream of its blocks, and if they are small
 STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
 
@@ -37,11 +38,16 @@ class SegmentBlock:
 
     address: int
     size: int
-    is_small: bool
+    pool: Pool
     is_free: bool = False
     is_mapped: bool = True
     before: SegmentBlock | None = None
     after: SegmentBlock | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Return True if the block is in a pool of blocks of up to 1 MiB."""
+        return self.pool[1]
 
     @property
     def is_whole(self) -> bool:
@@ -58,7 +64,7 @@ class SegmentBlock:
         rest = SegmentBlock(
             self.address + size,
             self.size - size,
-            self.is_small,
+            self.pool,
             is_mapped=self.is_mapped,
             before=self,
             after=self.after,
@@ -93,7 +99,10 @@ class AllocatorSettings:
 
 
 class Allocator:
-    """The memory pools of one stream; `limit_bytes` limits the reserved bytes."""
+    """The memory pools of the streams; `limit_bytes` limits the reserved bytes.
+
+    A free block serves only requests of its stream (BlockComparatorSize and get_free_block).
+    """
 
     def __init__(self, limit_bytes: int | None = None, settings: AllocatorSettings | None = None) -> None:
         self.limit_bytes, self.settings = limit_bytes, settings or AllocatorSettings()
@@ -102,23 +111,24 @@ class Allocator:
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
         self.next_address = 0  # of a new segment
         # The free blocks of each pool: the smallest first, of equal ones the one with the lowest address.
-        self.free_blocks: dict[bool, list[tuple[int, int, SegmentBlock]]] = {True: [], False: []}
+        self.free_blocks: dict[Pool, list[tuple[int, int, SegmentBlock]]] = defaultdict(list)
         # The blocks of each pool's expandable segment without memory, by address.
-        self.unmapped: dict[bool, list[tuple[int, SegmentBlock]]] = {}
-        if self.settings.expandable_segments:
-            for base, is_small in ((0, True), (_ADDRESSES, False)):
-                self.unmapped[is_small] = [(base, SegmentBlock(base, _ADDRESSES, is_small, is_mapped=False))]
+        self.unmapped: dict[Pool, list[tuple[int, SegmentBlock]]] = {}
 
-    def malloc(self, size_bytes: int) -> SegmentBlock:
-        """Return a block of this size, from new memory if no free block fits."""
+    def malloc(self, size_bytes: int, stream: str = "") -> SegmentBlock:
+        """Return a block of this size for a stream, from new memory if no free block fits."""
         size = self.rounded(size_bytes)
-        is_small = size <= _SMALL
-        block = self._free_block(size, is_small)
+        pool = stream, size <= _SMALL
+        is_expandable = self.settings.expandable_segments
+        if is_expandable and pool not in self.unmapped:
+            base = len(self.unmapped) * _ADDRESSES
+            self.unmapped[pool] = [(base, SegmentBlock(base, _ADDRESSES, pool, is_mapped=False))]
+        block = self._free_block(size, pool)
         if block is None:
-            block = self._mapped(size, is_small) if self.unmapped else self._new_segment(size, is_small)
+            block = self._mapped(size, pool) if is_expandable else self._new_segment(size, pool)
         block.is_free = False
         rest = block.size - size
-        if rest >= _STEP if is_small or self.unmapped else rest > _SMALL and not self._is_oversize(size):
+        if rest >= _STEP if block.is_small or is_expandable else rest > _SMALL and not self._is_oversize(size):
             self._set_free(block.split(size))
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
@@ -131,9 +141,9 @@ class Allocator:
     def _is_oversize(self, size: int) -> bool:
         return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes
 
-    def _free_block(self, size: int, is_small: bool) -> SegmentBlock | None:
+    def _free_block(self, size: int, key: Pool) -> SegmentBlock | None:
         """Take the best free block of the pool; None if there is none."""
-        pool = self.free_blocks[is_small]
+        pool = self.free_blocks[key]
         index = bisect_left(pool, (size,))
         if index == len(pool):
             return None
@@ -145,14 +155,14 @@ class Allocator:
             return None
         return pool.pop(index)[2]
 
-    def _new_segment(self, size: int, is_small: bool) -> SegmentBlock:
+    def _new_segment(self, size: int, pool: Pool) -> SegmentBlock:
         own = -(-size // _OWN_STEP) * _OWN_STEP
-        whole = _SMALL_SEGMENT if is_small else _LARGE_SEGMENT if size < _OWN_FROM else own
+        whole = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT if size < _OWN_FROM else own
         if self._exceeds(whole):
             self.release_free_memory()
         self._reserve(whole)
         self.next_address += whole
-        return SegmentBlock(self.next_address - whole, whole, is_small)
+        return SegmentBlock(self.next_address - whole, whole, pool)
 
     def _exceeds(self, more_bytes: int) -> bool:
         return self.limit_bytes is not None and self.reserved_bytes + more_bytes > self.limit_bytes
@@ -164,12 +174,12 @@ class Allocator:
         if self.limit_bytes is not None and not self.missing_bytes:
             self.missing_bytes = max(self.reserved_bytes - self.limit_bytes, 0)
 
-    def _mapped(self, size: int, is_small: bool) -> SegmentBlock:
+    def _mapped(self, size: int, pool: Pool) -> SegmentBlock:
         """Return a block of at least this size from neighbours that are free, or to which pages are mapped for it."""
-        blocks, pages = self._room(size, is_small)
+        blocks, pages = self._room(size, pool)
         if self._exceeds(sum(pages)):
             self.release_free_memory()
-            blocks, pages = self._room(size, is_small)
+            blocks, pages = self._room(size, pool)
         self._reserve(sum(pages))
         first = blocks[0]
         for block, mapped in zip(blocks, pages, strict=True):
@@ -184,10 +194,10 @@ class Allocator:
             first.absorb_next()
         return first
 
-    def _room(self, size: int, is_small: bool) -> tuple[list[SegmentBlock], list[int]]:
+    def _room(self, size: int, pool: Pool) -> tuple[list[SegmentBlock], list[int]]:
         """Return the free and unmapped neighbours with room at the lowest address, and the bytes to map in each."""
-        page = _SMALL_SEGMENT if is_small else _LARGE_SEGMENT
-        for _, unmapped in self.unmapped[is_small]:
+        page = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT
+        for _, unmapped in self.unmapped[pool]:
             before = unmapped.before
             block: SegmentBlock | None = before if before is not None and before.is_free else unmapped
             blocks: list[SegmentBlock] = []
@@ -204,7 +214,7 @@ class Allocator:
 
     def _map(self, block: SegmentBlock, size: int) -> None:
         """Map memory to the first bytes of an unmapped block."""
-        unmapped = self.unmapped[block.is_small]
+        unmapped = self.unmapped[block.pool]
         del unmapped[bisect_left(unmapped, (block.address,))]
         if size < block.size:
             rest = block.split(size)
@@ -225,10 +235,10 @@ class Allocator:
 
     def _set_free(self, block: SegmentBlock) -> None:
         block.is_free = True
-        insort(self.free_blocks[block.is_small], (block.size, block.address, block))
+        insort(self.free_blocks[block.pool], (block.size, block.address, block))
 
     def _remove(self, block: SegmentBlock) -> None:
-        pool = self.free_blocks[block.is_small]
+        pool = self.free_blocks[block.pool]
         del pool[bisect_left(pool, (block.size, block.address))]
         block.is_free = False
 
@@ -258,7 +268,7 @@ class Allocator:
             block = rest
         self.reserved_bytes -= block.size
         block.is_mapped = False
-        unmapped = self.unmapped[block.is_small]
+        unmapped = self.unmapped[block.pool]
         after, before = block.after, block.before
         if after is not None and not after.is_mapped:
             del unmapped[bisect_left(unmapped, (after.address,))]
@@ -275,6 +285,7 @@ class Requests:
     """The requests of a run to its allocator: a number allocates this block, its complement `~number` frees it."""
 
     sizes: list[int]  # of the blocks
+    streams: list[str]  # of the blocks
     start: list[int]  # before the first step
     first: list[int]  # the first step, which lays down gradients that stay and the optimizer state
     step: list[int]  # each further step
@@ -314,6 +325,7 @@ def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
         first.insert(0 if product is None else first.index(product) + 1, number)
     return Requests(
         sizes=[*(max(event.size_bytes, 0) for event in events), *workspaces],
+        streams=[*(event.block.stream for event in events), *("" for _ in workspaces)],
         start=[number for number in range(len(parts)) if number not in later],
         first=first,
         step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
@@ -371,7 +383,7 @@ def _take_steps(
     allocator: Allocator, run: Requests, steps: int, checkpoint: Sequence[SegmentBlock] = ()
 ) -> dict[int, SegmentBlock]:
     """Take the steps, the first of them after the checkpoint is freed; return the blocks in use at the end."""
-    sizes, malloc, free = run.sizes, allocator.malloc, allocator.free
+    sizes, streams, malloc, free = run.sizes, run.streams, allocator.malloc, allocator.free
     used: dict[int, SegmentBlock] = {}
     for part in (run.start, run.first, *[run.step] * (steps - 1)):
         if part is run.step:
@@ -379,7 +391,7 @@ def _take_steps(
             used |= {before: used.pop(number) for number, before in run.renamed.items()}
         for number in part:
             if number >= 0:
-                used[number] = malloc(sizes[number])
+                used[number] = malloc(sizes[number], streams[number])
             else:
                 free(used.pop(~number))
         if part is run.start:

@@ -35,6 +35,7 @@ class Block(NamedTuple):
     dtype: str = ""
     recomputed: bool = False
     variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
+    stream: str = ""  # of CUDA, that of computation without a name
 
 
 class MemoryEvent(NamedTuple):
@@ -221,13 +222,14 @@ class Allocation:
     part: str = ""
     is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
     variable: str = ""  # that refers to it
+    stream: str = ""
 
     @cached_property
     def block(self) -> Block:
         """Return its kind of block, which is known at the end of the step."""
         part = self.part or ("activations" if self.is_saved else "temporaries")
         is_recomputed = self.place.recompute > 0
-        return Block(part, self.place.path, self.place.operator, self.shape, self.dtype, is_recomputed, self.variable)
+        return Block(part, *self.place[1:3], self.shape, self.dtype, is_recomputed, self.variable, self.stream)
 
 
 @dataclass

@@ -46,6 +46,7 @@ from bertscope.torch_access.distributed import (
 )
 
 _RESULTS = OperatorResults()
+_GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
 _UPDATES: dict[Hashable, MemoryTrace] = {}
 _MOST_UPDATES = 16
@@ -274,7 +275,11 @@ class RunMode(DispatchMode):
             self.recorder.allocate(key, Allocation(size, place, (size,), "uint8", "gathered_parameters"), place)
 
     def note_collective(self, kind: str, args: Any, tree: Any) -> None:
-        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones."""
+        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones.
+
+        FSDP2 allocates the result of each in another stream than that of computation (foreach_all_gather and
+        foreach_reduce of _fsdp_collectives.py).
+        """
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
         path = self.tracker.current()[0] if self.gathered is None else self.gathered
@@ -283,6 +288,8 @@ class RunMode(DispatchMode):
             made = self.recorder.living.get(storage_key(leaf))
             if made is not None and not made.part:
                 made.part = "communication"
+                is_own = self.operator == _GATHER or (self.operator == _REDUCE and leaf.nbytes < size)
+                made.stream = self.operator if is_own else ""
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return the bytes of a result that torch's shape function gets wrong; None for any other.

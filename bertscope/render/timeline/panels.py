@@ -3,19 +3,21 @@
 import io
 import operator
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from bertscope.gpus import Gpu, prefers_cudnn
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import CUDA, STORED, TRAINING, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, TRAINING, RunConfig
 from bertscope.texts import has_text, say, word
-from bertscope.units import binary_unit, bytes_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
 _LABEL_SHARE = 0.25  # of the width of a panel: room for `655.91 MiB` on a phone
@@ -144,11 +146,15 @@ def precision_word(precision: str) -> str:
     return say("own_dtypes") if precision == STORED else precision
 
 
-def kernel_word(attention: str | None, run: RunConfig) -> str:
+def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisions: Iterable[str]) -> str:
     """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
     if attention != "sdpa" or run.device != CUDA:
         return ""
-    return say("chosen_kernel") if run.sdpa_kernel == "auto" else say("kernel", name=run.sdpa_kernel)
+    if run.sdpa_kernel != "auto":
+        return say("kernel", name=run.sdpa_kernel)
+    is_half = any(name.removeprefix(AUTOCAST) in (BF16.name, FP16.name) for name in precisions)
+    return say("chosen_kernel") + (say("comma") + say("cudnn_attention_not_counted") if is_half and prefers_cudnn(card)
+                                   else "")  # fmt: skip
 
 
 def mode_word(run: RunConfig) -> str:

@@ -38,7 +38,7 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
     allocator, used = Allocator(settings=conf), []
     for takes, size, choice in moves:
         if takes or not used:
-            block = allocator.malloc(size)
+            block = allocator.malloc(size, ("", "gather")[choice % 2])
             assert block.size >= rounded(size)
             used.append((block, block.size))
         else:
@@ -53,6 +53,19 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
     assert sum(block.size for block in blocks) == allocator.reserved_bytes
     allocator.release_free_memory()
     assert allocator.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("conf", [DEFAULT, EXPANDABLE])
+def test_a_free_block_serves_only_requests_of_its_stream(conf):
+    """40 MiB that are free in the stream of computation do not serve that of FSDP2's all-gather."""
+    allocator = Allocator(settings=conf)
+    allocator.free(allocator.malloc(40 * MIB))
+    gathered = allocator.malloc(40 * MIB, "gather")
+    assert allocator.reserved_bytes == 80 * MIB
+    allocator.free(gathered)
+    allocator.malloc(40 * MIB, "gather")
+    allocator.malloc(40 * MIB)
+    assert allocator.reserved_bytes == 80 * MIB
 
 
 def is_all_that_is_mapped(block: SegmentBlock) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -147,6 +148,22 @@ def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):
     refused = fit(f"{own}:Tagger", "--checkpointing", "every-2")
     assert (refused.code, refused.out) == (2, "")
     assert "takes --checkpointing none" in refused.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+@pytest.mark.parametrize("family", ["roberta", "gpt2"], indirect=True)
+def test_selective_checkpointing_of_any_class_saves_the_products_and_not_what_is_between(family, precision):
+    source, run_config = find(family[1]), RunConfig(batch=16, seq=32, precision=precision)
+    traces = {name: MemoryTraces(source).trace(replace(run_config, checkpointing=name))
+              for name in ("full", "selective", "none")}  # fmt: skip
+    full, selective, none = (trace.peak_bytes for trace in traces.values())
+    assert full < selective < none
+
+    def products(trace):
+        return sum(event.size_bytes > 0 and event.operator in ("mm", "addmm", "bmm") for event in trace.events)
+
+    # Recomputation takes the saved products; every other strategy than full computes each of them once.
+    assert products(traces["selective"]) == products(traces["none"]) < products(traces["full"])
 
 
 def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):

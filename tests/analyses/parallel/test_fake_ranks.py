@@ -99,6 +99,20 @@ def test_kept_parameters_are_gathered_once_and_need_more_memory_in_forward():
     assert peaks["fsdp"] < peaks["fsdp-no-reshard"]
 
 
+def test_fsdp_allocates_gathered_parameters_and_reduced_gradients_in_streams_of_their_own():
+    """The gradients of a rank, a half each: nothing of the stream of computation, and no other strategy has streams."""
+    source, run_config = small(num_hidden_layers=4), RunConfig(batch=1, seq=8)
+    blocks = {name: Counter({}) for name in ("fsdp", "ddp")}
+    for name, found in blocks.items():
+        for event in traced(source, run_config, name, (2,)).events:
+            found[event.block.stream, event.block.part] += max(event.size_bytes, 0)
+    of_fsdp = blocks["fsdp"]
+    assert {stream for stream, _ in of_fsdp} == {"", "_allgather_base_", "_reduce_scatter_base_"}
+    assert of_fsdp["_allgather_base_", "communication"] == of_fsdp["", "gathered_parameters"]
+    assert of_fsdp["_reduce_scatter_base_", "gradients"] > 0 == of_fsdp["", "gradients"]
+    assert {stream for stream, _ in blocks["ddp"]} == {""}
+
+
 def test_checkpointing_adds_no_collective():
     calls = [
         traced(small(), RunConfig(batch=1, seq=8, checkpointing=name), "fsdp", (2,)).collectives
