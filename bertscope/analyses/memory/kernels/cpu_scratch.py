@@ -1,6 +1,5 @@
 """Temporary memory of CPU kernels, which a dispatch mode does not see."""
 
-from math import prod
 from typing import Any
 
 from bertscope.analyses.memory.kernels import cpu_lstm
@@ -8,6 +7,7 @@ from bertscope.analyses.memory.kernels.cpu_convolutions import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
+from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch_bytes
 from bertscope.torch_access import operator_name, torch
 
 # Kernel -> number of its first operands that it calls contiguous() on.
@@ -21,20 +21,18 @@ _WANT_ORDER = {
     "native_layer_norm_backward": 2,
 }
 _ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
-MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
 _FP32_BYTES = 4
 _QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least length of queries -> queries of a block
 _NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
 
 
 def cpu_scratch_bytes(operator: Any, args: Any) -> int:
-    """Return the temporary bytes that a CPU kernel allocates; those of products of 16 bits are left out."""
+    """Return the temporary bytes that a CPU kernel allocates."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in _ELEMENTWISE:
         return _promoted_bytes(args)
     if name in MATRICES:
-        given = [args[place] for place in MATRICES[name]]
-        return sum(prod(part.shape[-2:]) * part.itemsize for part in given if not is_read_by_blas(part))
+        return product_scratch_bytes(*(args[place] for place in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
@@ -78,16 +76,6 @@ def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
     if first.dim() and second.dim():
         return torch.promote_types(first.dtype, second.dtype)
     return torch.result_type(first, second)
-
-
-def is_read_by_blas(given: torch.Tensor) -> bool:
-    """Return False for a matrix whose rows or columns BLAS cannot read, such as the expanded gradient of a sum.
-
-    It is copied: on a CPU one matrix of a batch after the other, on CUDA the whole batch. Sources: addmm_impl_cpu_ and
-    bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
-    """
-    (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
-    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
 
 
 def _attention_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
