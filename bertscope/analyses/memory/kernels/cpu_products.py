@@ -33,15 +33,24 @@ _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows o
 def product_scratch_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
     """Return the temporary bytes of a product of two matrices, or of two batches of matrices."""
     batch, rows, depth, columns = prod(left.shape[:-2]), *left.shape[-2:], right.shape[-1]
-    is_batched, is_bf16 = left.dim() == 3, left.dtype is torch.bfloat16
-    if not (is_bf16 and has_bf16_products() and batch * rows * depth * columns > _LEAST_PRODUCTS):
-        return sum(prod(part.shape[-2:]) * part.itemsize for part in (left, right) if not is_read_by_blas(part))
+    is_batched = left.dim() == 3
     is_read = _is_dense if is_batched else is_read_by_blas
-    copied = sum(part.numel() * part.itemsize for part in (left, right) if not is_read(part))
+    is_transposed = depth > 1 and is_read(left) and left.stride(-1) != 1
     if columns == 1 and not is_batched:  # torch computes the transposed result
         rows, columns = 1, rows
-    is_transposed = rows == 1 or (depth > 1 and is_read(left) and left.stride(-1) != 1)
-    return copied + _scratchpad_bytes(batch, rows, columns, depth, is_transposed, torch.get_num_threads())
+    scratchpad = scratchpad_bytes(left.dtype, rows, columns, depth, is_transposed=is_transposed, batch=batch)
+    if scratchpad:
+        return scratchpad + sum(part.numel() * part.itemsize for part in (left, right) if not is_read(part))
+    return sum(prod(part.shape[-2:]) * part.itemsize for part in (left, right) if not is_read_by_blas(part))
+
+
+def scratchpad_bytes(
+    dtype: torch.dtype, rows: int, columns: int, depth: int, *, is_transposed: bool = False, batch: int = 1
+) -> int:
+    """Return the bytes of oneDNN's scratchpad for a product; 0 if other kernels compute it."""
+    if dtype is not torch.bfloat16 or not has_bf16_products() or batch * rows * depth * columns <= _LEAST_PRODUCTS:
+        return 0
+    return _scratchpad_bytes(batch, rows, columns, depth, is_transposed or rows == 1, torch.get_num_threads())
 
 
 def is_read_by_blas(given: torch.Tensor) -> bool:
