@@ -3,8 +3,8 @@
 oneDNN lays out input, weight and gradients anew, in blocks of 16 channels for AVX-512 and of 8 otherwise, computes a
 blocked output, and copies it to the layout of torch. A tensor in blocks has the bytes of one whose channels are
 rounded up to full blocks. Threads that share the gradient of a weight have a copy of it each. The bytes are exact for
-AVX-512 and up to 2 threads in fp32, and in bf16 for at most 3 inputs, as images have, and full blocks of outputs. With
-more threads, AVX2 or other convolutions in 16 bits the scratchpads of some kernels differ.
+AVX-512 and up to 2 threads in fp32, and in bf16 for at most 3 inputs, as images have. With more threads, AVX2 or other
+convolutions in 16 bits the scratchpads of some kernels differ.
 
 Sources: the order of the copies is that of aten/src/ATen/native/mkldnn/Conv.cpp in torch 2.13; the layouts and the
 scratchpads are those of oneDNN 3.12, src/cpu/x64: jit_avx512_common_conv_kernel.cpp (init_conf),
@@ -252,7 +252,11 @@ class _Convolution:
         """Return the bytes while the gradient of the weight is computed, those gradients included."""
         block, weights = self._weight_gradient_block(), bias + self.weight_bytes
         if not block and not self.is_channels_last:
-            return self.weight_bytes + max(self.im2col_bytes + bias, bias + weights)
+            columns = self.im2col_bytes
+            if self.itemsize < _FP32_BYTES:  # sums of 16 bits are kept in fp32 too
+                columns += _FP32_BYTES * self.weight_bytes + _PART_BYTES
+                columns += _FP32_BYTES // self.itemsize * bias + _PART_BYTES if bias else 0
+            return self.weight_bytes + max(columns + bias, bias + weights)
         given, weight, result = self._blocked(block or 1)
         if not block:  # the kernel for groups: each has a block of inputs and one of outputs
             weight = self.itemsize * self.groups * self.block**2 * self.taps
@@ -269,10 +273,8 @@ class _Convolution:
         return self.groups == 1 and self.inputs < self.block and self.taps > 1
 
     @property
-    def _has_bf16_kernel(self) -> bool:
-        """Return True for a convolution of images in bf16 whose weight's gradient has a kernel that is known here."""
-        is_plain = self.inputs <= 3 and not self.is_channels_last and self.outputs % self.block == 0
-        return self.itemsize < _FP32_BYTES and self._has_few_inputs and is_plain and has_bf16_products()
+    def _is_of_bf16_images(self) -> bool:
+        return self.itemsize < _FP32_BYTES and self._has_few_inputs and self.inputs <= 3 and has_bf16_products()
 
     def _weight_gradient_block(self) -> int:
         """Return the channels of a block of the kernel for the weight's gradient; 0 if it has none: im2col."""
@@ -281,7 +283,9 @@ class _Convolution:
             return self.block if self.kernel[-1] <= 3 and fits else 0
         if self.is_channels_last:
             return self.block
-        if self.kernel[-1] > (_LONGEST_BF16_ROW if self._has_bf16_kernel else _LONGEST_ROW):
+        if self._is_of_bf16_images:
+            return self.block if self.kernel[-1] <= _LONGEST_BF16_ROW and self.outputs % self.block == 0 else 0
+        if self.kernel[-1] > _LONGEST_ROW:
             return 0
         if self.groups > 1:
             return self.block if self._group_block() == self.block else 0
@@ -293,7 +297,7 @@ class _Convolution:
         """Return the bytes of the sums of threads that share the gradients of weight and bias."""
         if self.is_depthwise:
             return 0
-        if self._has_bf16_kernel:
+        if self._is_of_bf16_images and not self.is_channels_last:
             return self._bf16_sums_bytes(weight + bias)
         outputs, inputs = -(-self.outputs // block), -(-self.inputs // self.groups // block)
         sums = self._padded_bias_bytes(block) if bias else 0
