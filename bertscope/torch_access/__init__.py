@@ -250,6 +250,14 @@ def convolution_backend(given: Any, weight: Any, bias: Any, settings: Any, bias_
     return "MkldnnTranspose" if choice.name == "???" else str(choice.name)  # the only one that has no name in Python
 
 
+@cache
+def has_bf16_products() -> bool:
+    """Return True for a CPU with AVX-512 for bf16 and without AMX. Fallback: False; scratchpads are then left out."""
+    names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
+    has_bf16, has_amx = (getattr(torch.cpu, name, lambda: False)() for name in names)
+    return has_bf16 and not has_amx
+
+
 def fake_tensor_mode() -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode

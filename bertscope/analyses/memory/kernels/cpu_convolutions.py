@@ -3,10 +3,12 @@
 oneDNN lays out input, weight and gradients anew, in blocks of 16 channels for AVX-512 and of 8 otherwise, computes a
 blocked output, and copies it to the layout of torch. A tensor in blocks has the bytes of one whose channels are
 rounded up to full blocks. Threads that share the gradient of a weight have a copy of it each. The bytes are exact for
-fp32, AVX-512 and up to 2 threads; with more threads, AVX2 or 16 bits the scratchpads of some kernels differ.
+AVX-512 and up to 2 threads in fp32, and in bf16 for at most 3 inputs, as images have. With more threads, AVX2 or other
+convolutions in 16 bits the scratchpads of some kernels differ.
 
 Sources: the order of the copies is that of aten/src/ATen/native/mkldnn/Conv.cpp in torch 2.13; the layouts and the
-scratchpads are those of oneDNN 3.12 for fp32, src/cpu/x64: jit_avx512_common_conv_kernel.cpp (init_conf),
+scratchpads are those of oneDNN 3.12, src/cpu/x64: jit_avx512_common_conv_kernel.cpp (init_conf),
+jit_avx512_core_bf16_conv_kernel.cpp (init_scratchpad, balance),
 jit_avx512_common_1x1_convolution.hpp (reduce to unit stride), jit_brgemm_conv_bwd_utils.cpp (init_scratchpad),
 jit_uni_dw_conv_kernel_utils.cpp, and src/cpu/gemm_convolution_utils.cpp.
 """
@@ -16,17 +18,18 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from bertscope.torch_access import convolution_backend, torch
+from bertscope.torch_access import convolution_backend, has_bf16_products, torch
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose")
 _PAGE_BYTES, _LINE_BYTES = 4096, 64  # to which oneDNN aligns parts of a scratchpad
 _BATCH_ELEMENT_BYTES = 24  # sizeof(brgemm_batch_element_t)
-_LONGEST_ROW = 14  # of a kernel whose weight's gradient is computed without im2col
+_LONGEST_ROW, _LONGEST_BF16_ROW = 14, 24  # of a kernel whose weight's gradient is computed without im2col
 _FEW = 8  # channels of a block of AVX2's kernel, which takes inputs that are less than a block of 16
 _LEAST_OUTER = 512  # output elements of a thread from which the product of im2col itself uses all threads
+_FP32_BYTES, _PART_BYTES = 4, 128  # of a sum; to which parts are aligned
 _BARRIER_BYTES = 2 * _PAGE_BYTES + 2 * _LINE_BYTES  # of threads that add up the gradients of their images
 _REDUCER_BYTES = 3 * _PAGE_BYTES  # of cpu_reducer.cpp, besides the sums
-_WEIGHT_COST, _TOLERATED = 8, 1.1  # of a split among threads: jit_avx512_common_conv_kernel.cpp, balance
+_WEIGHT_COST, _TOLERATED, _INPUT_COST = 8, 1.1, 4  # of a split among threads: `balance` of both kernels
 
 
 def convolution_scratch_bytes(args: Any) -> int:
@@ -180,7 +183,7 @@ class _Convolution:
         if not block:
             return max(self.threads * self._image_columns_bytes + 2 * _LINE_BYTES, self.output_bytes)
         if self._has_few_inputs:  # it reads the layout of torch
-            given, weight = 0, self._unpadded_weight_bytes(block)
+            given, weight = 0, self._paired_weight_bytes
         scratch = self._unit_stride_bytes(given) + self._padded_bias_bytes(block)
         return max(scratch + given + weight + result - self.output_bytes, result)
 
@@ -192,6 +195,12 @@ class _Convolution:
     def _unpadded_weight_bytes(self, block: int) -> int:
         """Return the bytes of the weight with full blocks of outputs only."""
         return self.weight_bytes // self.outputs * _rounded(self.outputs, block)
+
+    @property
+    def _paired_weight_bytes(self) -> int:
+        """Return the bytes of the weight with full blocks of outputs and, in 16 bits, full pairs of inputs."""
+        pairs = _rounded(self.inputs, _FP32_BYTES // self.itemsize)
+        return self._unpadded_weight_bytes(self.block) // self.inputs * pairs
 
     def _padded_bias_bytes(self, block: int) -> int:
         return self.itemsize * _rounded(self.outputs, block) + 2 * _LINE_BYTES if self.outputs % block else 0
@@ -243,7 +252,11 @@ class _Convolution:
         """Return the bytes while the gradient of the weight is computed, those gradients included."""
         block, weights = self._weight_gradient_block(), bias + self.weight_bytes
         if not block and not self.is_channels_last:
-            return self.weight_bytes + max(self.im2col_bytes + bias, bias + weights)
+            columns = self.im2col_bytes
+            if self.itemsize < _FP32_BYTES:  # sums of 16 bits are kept in fp32 too
+                columns += _FP32_BYTES * self.weight_bytes + _PART_BYTES
+                columns += _FP32_BYTES // self.itemsize * bias + _PART_BYTES if bias else 0
+            return self.weight_bytes + max(columns + bias, bias + weights)
         given, weight, result = self._blocked(block or 1)
         if not block:  # the kernel for groups: each has a block of inputs and one of outputs
             weight = self.itemsize * self.groups * self.block**2 * self.taps
@@ -259,6 +272,10 @@ class _Convolution:
         """Return True if the inputs are less than a block, for which a kernel of 1 x 1 has no case of its own."""
         return self.groups == 1 and self.inputs < self.block and self.taps > 1
 
+    @property
+    def _is_of_bf16_images(self) -> bool:
+        return self.itemsize < _FP32_BYTES and self._has_few_inputs and self.inputs <= 3 and has_bf16_products()
+
     def _weight_gradient_block(self) -> int:
         """Return the channels of a block of the kernel for the weight's gradient; 0 if it has none: im2col."""
         if self.is_depthwise:
@@ -266,6 +283,8 @@ class _Convolution:
             return self.block if self.kernel[-1] <= 3 and fits else 0
         if self.is_channels_last:
             return self.block
+        if self._is_of_bf16_images:
+            return self.block if self.kernel[-1] <= _LONGEST_BF16_ROW and self.outputs % self.block == 0 else 0
         if self.kernel[-1] > _LONGEST_ROW:
             return 0
         if self.groups > 1:
@@ -278,6 +297,8 @@ class _Convolution:
         """Return the bytes of the sums of threads that share the gradients of weight and bias."""
         if self.is_depthwise:
             return 0
+        if self._is_of_bf16_images and not self.is_channels_last:
+            return self._bf16_sums_bytes(weight + bias)
         outputs, inputs = -(-self.outputs // block), -(-self.inputs // self.groups // block)
         sums = self._padded_bias_bytes(block) if bias else 0
         if block < self.block:  # the kernel for AVX2, whose threads first take blocks, and then images
@@ -287,6 +308,30 @@ class _Convolution:
         if bias and outputs < self.threads and self.batch > 1:
             sums += self.itemsize * block + _REDUCER_BYTES
         return sums
+
+    def _bf16_sums_bytes(self, sums: int) -> int:
+        """Return the bytes of sums in fp32, for each group of threads that share images, and of rows padded to pairs.
+
+        `sums` are the bytes of the gradients of weight and bias. Threads share images, and outputs of each.
+        """
+        blocks, units = self.outputs // self.block, self.batch * prod(self.output_sizes[:-1][:1])
+        result = self.output_bytes // self.output_sizes[-1] * _rounded(self.output_sizes[-1], 2)
+        balance = (result + self.input_bytes) / self.weight_bytes / 4
+        given = (_INPUT_COST if balance < 1 else 1) * self.input_bytes / prod(self.stride)
+
+        def cost(split: tuple[int, int]) -> float:
+            """Return the bytes that a thread reads and writes, weighted by oneDNN."""
+            part = -(-blocks // split[1])
+            share = -(-units // split[0]) / units
+            return share * (given + part * result) + max(balance, 1) * part / blocks * self.weight_bytes
+
+        most = min(self.threads, units)
+        splits = [(n, m) for n in range(most, 0, -1) for m in range(min(self.threads // n, blocks), 0, -1)]
+        groups, others = min(splits, key=cost)
+        if self.threads // 2 < groups:
+            groups = most
+        barriers = 2 + (groups + 1 if others > 1 else 0)
+        return groups * (result // self.batch + 2 * sums) + barriers * _PAGE_BYTES + 3 * _PART_BYTES + _FP32_BYTES
 
     def _image_threads(self, outputs: int, inputs: int) -> int:
         """Return the threads that share a gradient: the most that read little more than in the best split.

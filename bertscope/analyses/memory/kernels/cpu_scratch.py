@@ -8,11 +8,13 @@ from bertscope.analyses.memory.kernels.cpu_convolutions import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
+from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch_bytes, scratchpad_bytes
 from bertscope.torch_access import operator_name, torch
 
 # Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
-    "embedding_dense_backward": 1,
+    "embedding": 2,
+    "embedding_dense_backward": 2,
     "_softmax": 1,
     "_log_softmax": 1,
     "_softmax_backward_data": 2,
@@ -21,23 +23,27 @@ _WANT_ORDER = {
     "native_layer_norm_backward": 2,
 }
 _ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
-MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
 _FP32_BYTES = 4
 _QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least length of queries -> queries of a block
 _NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
 
 
 def cpu_scratch_bytes(operator: Any, args: Any) -> int:
-    """Return the temporary bytes that a CPU kernel allocates; those of products of 16 bits are left out."""
+    """Return the temporary bytes that a CPU kernel allocates."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in _ELEMENTWISE:
         return _promoted_bytes(args)
     if name in MATRICES:
-        given = [args[place] for place in MATRICES[name]]
-        return sum(prod(part.shape[-2:]) * part.itemsize for part in given if not is_read_by_blas(part))
+        return product_scratch_bytes(*(args[place] for place in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
+    if name == "_safe_softmax":
+        return _row_masks_bytes(args[0], args[1])
+    if name == "native_layer_norm_backward" and any(args[7][1:]):
+        # Each thread sums up the gradients of weight and bias: LayerNormBackwardKernelImplInternal.
+        sums = 2 * torch.get_num_threads() * prod(args[2]) * args[1].itemsize
+        return int(sums) + contiguous_bytes(operator, args)
     if operator is aten.mkldnn_rnn_layer.default:
         return cpu_lstm.scratch_bytes(args)
     if operator is aten.mkldnn_rnn_layer_backward.default:
@@ -80,21 +86,20 @@ def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
     return torch.result_type(first, second)
 
 
-def is_read_by_blas(given: torch.Tensor) -> bool:
-    """Return False for a matrix whose rows or columns BLAS cannot read, such as the expanded gradient of a sum.
+def _row_masks_bytes(scores: torch.Tensor, dim: int) -> int:
+    """Return the bytes of two masks and a zero: which scores are -inf, and which rows have no other ones.
 
-    It is copied: on a CPU one matrix of a batch after the other, on CUDA the whole batch. Sources: addmm_impl_cpu_ and
-    bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
+    Source: _safe_softmax of TransformerHelper.cpp, a softmax whose result is 0 in such rows.
     """
-    (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
-    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
+    masks = scores.numel() + scores.numel() // max(scores.shape[dim], 1) + scores.itemsize
+    return masks if scores.is_contiguous() else max(masks, scores.nbytes)
 
 
 def _attention_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
     """Return the bytes that each thread takes for a block of queries: scores, their maxima and sums, and the result.
 
     Source: cpu_flash_attention in FlashAttentionKernel.cpp. All are fp32; for 16 bits a copy of the scores comes
-    with them, and packed operands, which are left out.
+    with them.
     """
     queries, keys = _attention_block(query, key)
     scores = queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
@@ -104,12 +109,20 @@ def _attention_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
 def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> int:
     """Return the bytes of the scores and of their gradients of each thread, of a row of sums, and of a copy.
 
-    The gradient is copied if its heads do not lie side by side. Source: cpu_flash_attention_backward, as above.
+    The gradient is copied if its heads do not lie side by side. In 16 bits, oneDNN may compute the products that add
+    to the gradients of query, key and value, with a factor of 4 bytes; threads are then supposed to compute the largest
+    one at the same time. Source: cpu_flash_attention_backward, as above.
     """
     queries, keys = _attention_block(query, key)
     scores = 2 * queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.itemsize
-    return torch.get_num_threads() * scores + queries * _FP32_BYTES + copied
+    width, pairs = query.shape[-1], prod(query.shape[:2])
+    product = max(
+        scratchpad_bytes(query.dtype, keys, width, queries, is_transposed=True),
+        scratchpad_bytes(query.dtype, queries, width, keys),
+    )
+    each = queries * _FP32_BYTES + (product + _FP32_BYTES if product else 0)
+    return torch.get_num_threads() * scores + min(torch.get_num_threads(), pairs) * each + copied
 
 
 def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
-from bertscope.analyses.memory.kernels.cpu_scratch import MATRICES, contiguous_bytes, is_read_by_blas
+from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
+from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability
 from bertscope.settings.run_config import RunConfig
