@@ -119,7 +119,7 @@ _ANATOMY = "transformers documentation, model memory anatomy"
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS = {
     "k80": (293, 311, _oom("microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)")),
-    "t4": (100, 1083, _oom("hpcaitech/Open-Sora 697 (2024), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
+    "t4": (135, 1083, _oom("Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
     "p100-16gb": (809, 1081, _oom("openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)")),
     "v100-16gb": (300, 1343, Text("GitHub issue {place}; {words}", place=_OF_V100, words=_ANATOMY)),
     "v100-32gb": (300, 1352, Text("GitHub issue {place}; {words}", place=_OF_V100,

@@ -28,7 +28,7 @@ _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-Pool = tuple[str, bool]  # the stream of its blocks, and if they are small
+PoolKey = tuple[str, bool]  # the stream of its blocks, and if they are small
 STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
 
@@ -38,7 +38,7 @@ class SegmentBlock:
 
     address: int
     size: int
-    pool: Pool
+    pool: PoolKey
     is_free: bool = False
     is_mapped: bool = True
     before: SegmentBlock | None = None
@@ -111,9 +111,9 @@ class Allocator:
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
         self.next_address = 0  # of a new segment
         # The free blocks of each pool: the smallest first, of equal ones the one with the lowest address.
-        self.free_blocks: dict[Pool, list[tuple[int, int, SegmentBlock]]] = defaultdict(list)
+        self.free_blocks: dict[PoolKey, list[tuple[int, int, SegmentBlock]]] = defaultdict(list)
         # The blocks of each pool's expandable segment without memory, by address.
-        self.unmapped: dict[Pool, list[tuple[int, SegmentBlock]]] = {}
+        self.unmapped: dict[PoolKey, list[tuple[int, SegmentBlock]]] = {}
 
     def malloc(self, size_bytes: int, stream: str = "") -> SegmentBlock:
         """Return a block of this size for a stream, from new memory if no free block fits."""
@@ -141,7 +141,7 @@ class Allocator:
     def _is_oversize(self, size: int) -> bool:
         return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes
 
-    def _free_block(self, size: int, key: Pool) -> SegmentBlock | None:
+    def _free_block(self, size: int, key: PoolKey) -> SegmentBlock | None:
         """Take the best free block of the pool; None if there is none."""
         pool = self.free_blocks[key]
         index = bisect_left(pool, (size,))
@@ -155,7 +155,7 @@ class Allocator:
             return None
         return pool.pop(index)[2]
 
-    def _new_segment(self, size: int, pool: Pool) -> SegmentBlock:
+    def _new_segment(self, size: int, pool: PoolKey) -> SegmentBlock:
         own = -(-size // _OWN_STEP) * _OWN_STEP
         whole = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT if size < _OWN_FROM else own
         if self._exceeds(whole):
@@ -174,7 +174,7 @@ class Allocator:
         if self.limit_bytes is not None and not self.missing_bytes:
             self.missing_bytes = max(self.reserved_bytes - self.limit_bytes, 0)
 
-    def _mapped(self, size: int, pool: Pool) -> SegmentBlock:
+    def _mapped(self, size: int, pool: PoolKey) -> SegmentBlock:
         """Return a block of at least this size from neighbours that are free, or to which pages are mapped for it."""
         blocks, pages = self._room(size, pool)
         if self._exceeds(sum(pages)):
@@ -194,7 +194,7 @@ class Allocator:
             first.absorb_next()
         return first
 
-    def _room(self, size: int, pool: Pool) -> tuple[list[SegmentBlock], list[int]]:
+    def _room(self, size: int, pool: PoolKey) -> tuple[list[SegmentBlock], list[int]]:
         """Return the free and unmapped neighbours with room at the lowest address, and the bytes to map in each."""
         page = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT
         for _, unmapped in self.unmapped[pool]:
