@@ -1,6 +1,8 @@
-"""The temporary memory of convolutions and of attention by its law, next to the allocator's events of the kernel."""
+"""The temporary memory of CPU kernels by its law, next to the allocator's events of the kernel."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import pytest
 import torch
@@ -8,10 +10,17 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
-from bertscope.torch_access import fake_tensor_mode
+from bertscope.torch_access import fake_tensor_mode, has_bf16_products
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
-CALLS = ("aten::convolution", "aten::convolution_backward", ATTENTION, f"{ATTENTION}_backward")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+CALLS = (
+    "aten::convolution", "aten::convolution_backward", ATTENTION, f"{ATTENTION}_backward", "aten::_safe_softmax",
+    "aten::native_layer_norm_backward", *(f"aten::{name}" for name in PRODUCTS),
+)  # fmt: skip
+BF16 = pytest.mark.skipif(
+    not has_bf16_products(), reason="the law is that of oneDNN's kernels for AVX-512 with bf16 and without AMX"
+)
 # A class, its arguments, and the sizes of an input after the batch; the last says channels last.
 CASES = [
     (torch.nn.Conv2d, {"in_channels": 3, "out_channels": 8, "kernel_size": 7, "stride": 2, "padding": 3}, (64, 64), 0),
@@ -41,7 +50,7 @@ def threads(request):
 
 
 class Estimated(TorchDispatchMode):
-    """A mode that notes the peak of each convolution: its results, and its temporary memory by the law."""
+    """A mode that notes the peak of each call: its results, and its temporary memory by the law."""
 
     def __init__(self):
         super().__init__()
@@ -76,20 +85,19 @@ def measured(case):
 
 
 def peaks_of(run):
-    """The peaks of the allocator inside each call."""
+    """The peaks of the allocator inside each call, in all threads."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    calls = [event for event in events if event.name() in CALLS]
     found = {}
-
-    def read(events, call):
-        """Add up the allocations inside each call."""
-        for event in events:
-            if event.name == "[memory]" and call:
-                found.setdefault(call, [0]).append(found.get(call, [0])[-1] + event.extra_fields.alloc_size)
-            read(event.children, call or (event.name if event.name in CALLS else ""))
-
-    read(profiler.profiler.kineto_results.experimental_event_tree(), "")
-    return {call: max(live) for call, live in found.items()}
+    for call in calls:
+        sizes = [
+            event.nbytes() for event in events
+            if event.name() == "[memory]" and call.start_ns() <= event.start_ns() <= call.end_ns()
+        ]  # fmt: skip
+        found[call.name()] = max(accumulate(sizes), default=0)
+    return found
 
 
 @pytest.mark.skipif(
