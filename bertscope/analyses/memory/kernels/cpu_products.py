@@ -34,15 +34,15 @@ def product_scratch_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
     """Return the temporary bytes of a product of two matrices, or of two batches of matrices."""
     batch, rows, depth, columns = prod(left.shape[:-2]), *left.shape[-2:], right.shape[-1]
     is_batched = left.dim() == 3
-    if is_batched and rows * depth * columns < _LEAST_OF_BLAS:
-        return 0
     is_read = _is_dense if is_batched else is_read_by_blas
-    is_transposed = depth > 1 and is_read(left) and left.stride(-1) != 1
+    is_transposed = is_read(left) and left.stride(-1) != 1 and not (is_batched and depth == 1)
     if columns == 1 and not is_batched:  # torch computes the transposed result
         rows, columns = 1, rows
     scratchpad = scratchpad_bytes(left.dtype, rows, columns, depth, is_transposed=is_transposed, batch=batch)
     if scratchpad:
         return scratchpad + sum(part.numel() * part.itemsize for part in (left, right) if not is_read(part))
+    if is_batched and rows * depth * columns < _LEAST_OF_BLAS:
+        return 0
     return sum(prod(part.shape[-2:]) * part.itemsize for part in (left, right) if not is_read_by_blas(part))
 
 
