@@ -57,6 +57,21 @@ def test_torch_keeps_one_object_for_a_living_storage():
     assert tensor.view(2, 2).untyped_storage() is storage
 
 
+def test_a_cpu_has_bf16_products_with_avx512_for_bf16_and_without_amx(monkeypatch):
+    names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
+    assert all(isinstance(getattr(torch.cpu, name)(), bool) for name in names)
+    for has_bf16, has_amx in ((True, False), (True, True), (False, False)):
+        for name, value in zip(names, (has_bf16, has_amx), strict=True):
+            monkeypatch.setattr(torch.cpu, name, lambda value=value: value)
+        torch_access.has_bf16_products.cache_clear()
+        assert torch_access.has_bf16_products() is (has_bf16 and not has_amx)
+    for name in names:
+        monkeypatch.delattr(torch.cpu, name)
+    torch_access.has_bf16_products.cache_clear()
+    assert torch_access.has_bf16_products() is False
+    torch_access.has_bf16_products.cache_clear()
+
+
 def test_the_device_of_a_fake_tensor_is_known_without_a_dispatch():
     asks = torch.ops.prim.device.default
     with torch_access.fake_tensor_mode():

@@ -20,7 +20,7 @@ import bertscope
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import torch
+from bertscope.torch_access import has_bf16_products, torch
 
 VARIABLE = "BERTSCOPE_CACHE"
 Result = TypeVar("Result")
@@ -76,7 +76,8 @@ def _key(kind: str, source: ModelSource, run_config: RunConfig) -> str:
 @cache
 def _surroundings() -> list[Any]:
     """Return what else decides a result: the versions, the processor, and the files of bertscope."""
-    found: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
+    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), has_bf16_products()]
+    found: list[Any] = [*processor, torch.__version__]
     for package in ("bertscope", "transformers", "peft"):
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{package} {metadata.version(package)}")

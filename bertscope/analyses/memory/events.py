@@ -25,6 +25,9 @@ PARTS = tuple(part.name for part in fields(Parts))
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
 
 
+SCRATCHPAD = "scratchpad of bfloat16"  # the dtype of a block of oneDNN's
+
+
 class Block(NamedTuple):
     """A kind of memory block: its part of the total, and the module and operator that allocated it."""
 
@@ -36,6 +39,11 @@ class Block(NamedTuple):
     recomputed: bool = False
     variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
     stream: str = ""  # of CUDA, that of computation without a name
+
+
+def is_scratchpad(block: Block) -> bool:
+    """Return True for the scratchpad of a bf16 product on the CPU."""
+    return block.dtype == SCRATCHPAD
 
 
 class MemoryEvent(NamedTuple):

@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
+    SCRATCHPAD,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
     Place,
 )
 from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
+from bertscope.analyses.memory.kernels.cpu_products import MATRICES
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
 from bertscope.analyses.memory.step import ModelStep, dtype_name
@@ -232,7 +234,9 @@ class RunMode(DispatchMode):
             self._add(tensor, size, self.trained[number] if is_for_all else None)
         if extra := self.scratch_bytes(operator, args):  # in addition to the results
             place = self._place()
-            self.recorder.allocate(0, Allocation(extra, place), place)
+            is_scratchpad = self.operator in MATRICES and args[-1].dtype is torch.bfloat16 and not self.on_device
+            allocated = Allocation(extra, place, dtype=SCRATCHPAD if is_scratchpad else "")
+            self.recorder.allocate(0, allocated, place)
             self.recorder.free(0, place)
         return out
 

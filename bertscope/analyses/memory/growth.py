@@ -1,6 +1,7 @@
 """The growth of a step's memory with the batch, and the batch from which one variant needs less than another.
 
-Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give.
+Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give. The scratchpads of
+bf16 products on the CPU do not; they are left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from bertscope.analyses.memory.caching_allocator import Requests, requests
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, ordered_frees, rounded
+from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, is_scratchpad, ordered_frees, rounded
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
 from bertscope.settings.run_config import RunConfig
 
@@ -38,15 +39,15 @@ class MemoryGrowth:
 
     def gives(self, trace: MemoryTrace, batch: int) -> bool:
         """Return True if the trace of a batch is what the growth says, event by event."""
-        if len(trace.state) != len(self.state) or len(trace.events) != len(self.events):
+        own, others = (ordered_frees(growing(each.events), _free_order) for each in (self.trace, trace))
+        if len(trace.state) != len(self.state) or len(others) != len(self.events):
             return False
-        own = ordered_frees(self.trace.events, _free_order)
         sizes = _sizes(self.events, batch)
         expected = [
             MemoryEvent(size, event.block, event.phase, event.path, event.operator)
             for event, size in zip(own, sizes, strict=True)
         ]
-        pairs = zip(ordered_frees(expected, _free_order), ordered_frees(trace.events, _free_order), strict=True)
+        pairs = zip(ordered_frees(expected, _free_order), others, strict=True)
         are_equal = all(_kind(one) == _kind(other) and one.size_bytes == other.size_bytes for one, other in pairs)
         return are_equal and _sizes(self.state, batch) == [size for _, size in trace.state]
 
@@ -64,13 +65,18 @@ class MemoryGrowth:
 
 def memory_growth(one: MemoryTrace, other: MemoryTrace, batch: int = SMALLEST) -> MemoryGrowth | None:
     """Return the growth from the traces of a batch and the next, block by block; None if their events differ."""
-    first, second = (ordered_frees(trace.events, _free_order) for trace in (one, other))
+    first, second = (ordered_frees(growing(trace.events), _free_order) for trace in (one, other))
     paths = [[event.block.path for event in events] for events in (first, second)]
     if paths[0] != paths[1] or len(one.state) != len(other.state):
         return None
     state = [_line(a, b, batch) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
     events = [_line(a.size_bytes, b.size_bytes, batch) for a, b in zip(first, second, strict=True)]
     return MemoryGrowth(one.granule_bytes, state, events, one)
+
+
+def growing(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
+    """Return the events of blocks that grow evenly with the batch: all but those of oneDNN's scratchpads."""
+    return [event for event in events if not is_scratchpad(event.block)]
 
 
 def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:

@@ -12,6 +12,7 @@ from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
+from bertscope.torch_access import has_bf16_products
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40,
@@ -47,8 +48,11 @@ def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 def without_scratch(trace: MemoryTrace) -> MemoryTrace:
     """The trace without what a matrix product takes and gives back before anything else happens.
 
-    oneDNN lays 16-bit operands out anew for its own use; no dispatcher sees that.
+    oneDNN lays 16-bit operands out anew for its own use. It is estimated for CPUs with AVX-512 for bf16 only, where
+    the trace stays whole.
     """
+    if has_bf16_products():
+        return trace
     events, kept = list(trace.events), []
     place = 0
     while place < len(events):

@@ -17,7 +17,7 @@ from math import prod
 from bertscope.torch_access import has_bf16_products, torch
 
 MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
-_LEAST_PRODUCTS = 16**3  # from which on oneDNN multiplies
+_LEAST_OF_BLAS, _LEAST_OF_ONEDNN = 400, 16**3  # numbers multiplied: for BLAS of a matrix in a batch, for oneDNN in all
 _LINE, _WIDE = 32, 512  # elements: of a cache line of bf16, and of a row that gets a further line if a power of two
 _ALIGNMENT_BYTES = 128  # of each part of a scratchpad
 _BATCH_BYTES = 16 * 40  # of a thread: 16 of brgemm_batch_element_t
@@ -35,12 +35,14 @@ def product_scratch_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
     batch, rows, depth, columns = prod(left.shape[:-2]), *left.shape[-2:], right.shape[-1]
     is_batched = left.dim() == 3
     is_read = _is_dense if is_batched else is_read_by_blas
-    is_transposed = depth > 1 and is_read(left) and left.stride(-1) != 1
+    is_transposed = is_read(left) and left.stride(-1) != 1 and not (is_batched and depth == 1)
     if columns == 1 and not is_batched:  # torch computes the transposed result
         rows, columns = 1, rows
     scratchpad = scratchpad_bytes(left.dtype, rows, columns, depth, is_transposed=is_transposed, batch=batch)
     if scratchpad:
         return scratchpad + sum(part.numel() * part.itemsize for part in (left, right) if not is_read(part))
+    if is_batched and rows * depth * columns < _LEAST_OF_BLAS:
+        return 0
     return sum(prod(part.shape[-2:]) * part.itemsize for part in (left, right) if not is_read_by_blas(part))
 
 
@@ -48,7 +50,7 @@ def scratchpad_bytes(
     dtype: torch.dtype, rows: int, columns: int, depth: int, *, is_transposed: bool = False, batch: int = 1
 ) -> int:
     """Return the bytes of oneDNN's scratchpad for a product; 0 if other kernels compute it."""
-    if dtype is not torch.bfloat16 or not has_bf16_products() or batch * rows * depth * columns <= _LEAST_PRODUCTS:
+    if dtype is not torch.bfloat16 or not has_bf16_products() or batch * rows * depth * columns <= _LEAST_OF_ONEDNN:
         return 0
     return _scratchpad_bytes(batch, rows, columns, depth, is_transposed or rows == 1, torch.get_num_threads())
 

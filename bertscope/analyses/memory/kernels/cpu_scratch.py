@@ -110,19 +110,18 @@ def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: 
     """Return the bytes of the scores and of their gradients of each thread, of a row of sums, and of a copy.
 
     The gradient is copied if its heads do not lie side by side. In 16 bits, oneDNN may compute the products that add
-    to the gradients of query, key and value, with a factor of 4 bytes; threads are then supposed to compute the largest
-    one at the same time. Source: cpu_flash_attention_backward, as above.
+    to the gradients of query, key and value, with a factor of 4 bytes. The sums and oneDNN's scratchpad are those of
+    one thread, as torch's profiler sees no other. Source: cpu_flash_attention_backward, as above.
     """
-    queries, keys = _attention_block(query, key)
+    (queries, keys), width = _attention_block(query, key), query.shape[-1]
     scores = 2 * queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.itemsize
-    width, pairs = query.shape[-1], prod(query.shape[:2])
     product = max(
         scratchpad_bytes(query.dtype, keys, width, queries, is_transposed=True),
         scratchpad_bytes(query.dtype, queries, width, keys),
     )
-    each = queries * _FP32_BYTES + (product + _FP32_BYTES if product else 0)
-    return torch.get_num_threads() * scores + min(torch.get_num_threads(), pairs) * each + copied
+    sums = queries * _FP32_BYTES + (product + _FP32_BYTES if product else 0)
+    return torch.get_num_threads() * scores + sums + copied
 
 
 def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
