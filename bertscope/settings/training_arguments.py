@@ -8,7 +8,7 @@ estimate does not have.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.checkpointing import EVERY, FULL, NONE
 
 _NAMES = ("activation", "gradient")  # of checkpointing, since transformers 5.23 and before
 Rule = Callable[[Any, Mapping[str, Any]], Any]
@@ -63,7 +63,7 @@ def recomputes(value: Any, given: Mapping[str, Any]) -> str:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     every = _checkpoint_keywords(given).get("every_n_layers", 1)
-    return NONE if not value else FULL if every == 1 else f"every-{every}"
+    return NONE if not value else FULL if every == 1 else EVERY.format(every)
 
 
 def is_reentrant(value: Any, given: Mapping[str, Any]) -> bool | None:
