@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import transformers
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import peft
 
 import bertscope
 from bertscope.analyses.flops import FlopsRun
@@ -84,6 +78,8 @@ def test_the_estimate_of_a_frozen_model_is_the_peak_of_a_plain_loop(patterns):
 
 @pytest.mark.parametrize("loop", [LOOPS[0], LOOPS[2], LOOPS[5]], ids=str)
 def test_the_estimate_of_pefts_model_is_the_peak_of_a_plain_loop(loop):
+    import peft  # here, since it takes seconds: the other workers of the tests need none
+
     run_config = RunConfig(batch=BATCH, seq=SEQ, **loop)
 
     def make():
