@@ -214,6 +214,16 @@ def _each_trace_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _torch_asked_once(once: Callable) -> Iterator[None]:
+    """Have all tests share what the child process of `doctor` tells of torch."""
+    from bertscope.analyses import doctor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "_ask", once(doctor._ask))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _children_of_a_server() -> Iterator[None]:
     """Fork the children of `profile` and `sweep` from a process that has torch loaded."""
     from tests.child_server import forking

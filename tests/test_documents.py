@@ -169,6 +169,7 @@ ROWS = [  # a bar inside a cell is written `\|`
     if "| `bertscope " in line
 ]
 COMMANDS = list(dict.fromkeys(row[-2].strip("`") for row in ROWS))
+OF_TRANSFORMERS = [command for command in COMMANDS if "--implementation transformers" in command]  # see tests/oracle
 
 
 def test_the_table_of_statements_is_complete():
@@ -176,8 +177,12 @@ def test_the_table_of_statements_is_complete():
     assert all(len(row) in (3, 4) and all(row) for row in ROWS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in OF_TRANSFORMERS])
 def test_each_statement_of_the_documents_is_in_the_output_of_its_command(printed, command):
+    check_statements(printed, command)
+
+
+def check_statements(printed, command: str) -> None:
     result = printed(command)
     assert result.code == 0
     out = " ".join(normal(result.out).split())

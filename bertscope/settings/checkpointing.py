@@ -73,7 +73,7 @@ class Strategy:
     reentrant: bool = True  # torch's reentrant implementation supports it
 
 
-NONE, FULL, SELECTIVE = "none", "full", "selective"
+NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
 _RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),

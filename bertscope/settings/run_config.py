@@ -33,7 +33,15 @@ from bertscope.settings.optimizers import (
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
 from bertscope.settings.rows import RULES, Rule, Settings, row, rows
-from bertscope.settings.training_arguments import clips, flag, is_reentrant, reentrant_keyword, whole_number, words
+from bertscope.settings.training_arguments import (
+    clips,
+    flag,
+    is_reentrant,
+    recomputes,
+    reentrant_keyword,
+    whole_number,
+    words,
+)
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 # Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
@@ -144,13 +152,17 @@ class RunConfig(Settings):
     checkpointing: str = row(
         NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
-        text="checkpointing {}", trainer={"gradient_checkpointing": lambda value, given: "full" if value else NONE},
+        text="checkpointing {}",
+        trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
         of_modules=False,
     )  # fmt: skip
     reentrant: bool = row(
         False, "Use torch's reentrant checkpointing.",
         concerns={"checkpointing": takes_reentrant},
-        trainer={"gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword},
+        trainer={
+            "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
+            "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword,
+        },
         of_modules=False,
     )  # fmt: skip
     padding: float = row(

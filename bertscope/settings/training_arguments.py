@@ -8,6 +8,9 @@ estimate does not have.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertscope.settings.checkpointing import EVERY, FULL, NONE
+
+_NAMES = ("activation", "gradient")  # of checkpointing, since transformers 5.23 and before
 Rule = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -55,18 +58,31 @@ def clips(value: Any, given: Mapping[str, Any]) -> bool:
     return value is not None and value > 0
 
 
-def is_reentrant(value: Any, given: Mapping[str, Any]) -> bool | None:
-    """Return True for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
+def recomputes(value: Any, given: Mapping[str, Any]) -> str:
+    """Return the strategy for activation_checkpointing, which is gradient_checkpointing before transformers 5.23."""
     if not isinstance(value, bool):
         raise ValueError("true or false")
-    kwargs = given.get("gradient_checkpointing_kwargs")
-    return bool(kwargs.get("use_reentrant", True) if isinstance(kwargs, dict) else True) if value else None
+    every = _checkpoint_keywords(given).get("every_n_layers", 1)
+    return NONE if not value else FULL if every == 1 else EVERY.format(every)
+
+
+def is_reentrant(value: Any, given: Mapping[str, Any]) -> bool | None:
+    """Return True for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
+    default = "activation_checkpointing" not in given  # the Trainer of 5.23 writes both names (trainer.py)
+    return bool(_checkpoint_keywords(given).get("use_reentrant", default)) if value else None
 
 
 def reentrant_keyword(value: Any, given: Mapping[str, Any]) -> bool | None:
-    """Return the setting for gradient_checkpointing_kwargs, which only a checkpointed model reads."""
+    """Return the setting for activation_checkpointing_kwargs, which only a checkpointed model reads."""
     if not isinstance(value, dict | None):
         raise ValueError("an object")
     found = value or {}
-    is_read = given.get("gradient_checkpointing") is True and "use_reentrant" in found
+    if found.get("offload"):
+        raise NotModelledError("the inputs of the recomputed layers are on the CPU")
+    is_read = any(given.get(f"{name}_checkpointing") is True for name in _NAMES) and "use_reentrant" in found
     return bool(found["use_reentrant"]) if is_read else None
+
+
+def _checkpoint_keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    values = (given.get(f"{name}_checkpointing_kwargs") for name in _NAMES)
+    return next((value for value in values if isinstance(value, dict)), {})

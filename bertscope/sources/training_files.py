@@ -137,8 +137,9 @@ _TRAINING_ARGUMENTS = _Format(
         "push_to_hub_token", "ray_scope", "ddp_timeout", "torch_compile_backend", "torch_compile_mode",
         "dispatch_batches", "split_batches", "include_tokens_per_second", "include_num_input_tokens_seen",
         "batch_eval_metrics", "eval_on_start", "eval_use_gather_object", "average_tokens_across_devices",
-        "liger_kernel_config", "enable_jit_checkpoint", "project", "trackio_space_id", "use_cache",
-        "train_sampling_strategy", "train_batch_size", "eval_batch_size",
+        "liger_kernel_config", "enable_jit_checkpoint", "project", "trackio_space_id", "trackio_bucket_id",
+        "trackio_static_space_id", "use_cache", "train_sampling_strategy", "train_batch_size", "eval_batch_size",
+        "dataloader_multiprocessing_context", "dataloader_in_order", "ddp_static_graph",
     )),
 )  # fmt: skip
 # Keys of accelerate 1.1.1 (commands/config/config_args.py).

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bertscope
+from bertscope.errors import BertscopeWarning
+from tests.sources.test_inputs import FAMILIES
 
 
 @st.composite
@@ -122,3 +126,12 @@ def test_every_presets_expected_counts_are_the_references(pair):
             sums[path.removeprefix("bert.").split(".")[0]] += parameter.numel()
         assert source.expected_params("groups.embeddings") == sums["embeddings"], preset
         assert source.expected_params("groups.encoder") == sums["encoder"], preset
+
+
+@pytest.mark.parametrize("kind", ["swin", "beit"])
+def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
+    config_class, name, settings, _ = FAMILIES[kind]
+    config = getattr(transformers, config_class)(**settings, architectures=[name])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
+        assert cli("count", tmp_path).code == 0

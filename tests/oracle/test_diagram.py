@@ -6,6 +6,7 @@ import pytest
 
 from tests.analyses.diagram.test_diagram import DOCUMENT, DOCUMENT_CONFIG, document_attributes
 from tests.conftest import GOLDEN
+from tests.test_documents import OF_TRANSFORMERS, check_statements
 
 MIXINS = ("Module", "ModuleUtilsMixin", "GenerationMixin", "PushToHubMixin", "PeftAdapterMixin")
 ADDRESSES = {
@@ -54,3 +55,8 @@ def test_the_documents_first_diagram_is_the_golden_one(cli):
         "diagram", "bert-base-uncased", "--implementation", "transformers", "--class", "BertModel", "--nn-module"
     ).out
     assert text == (GOLDEN / "diagram-class-transformers.mmd").read_text()
+
+
+@pytest.mark.parametrize("command", OF_TRANSFORMERS)
+def test_each_statement_of_the_documents_is_in_the_diagram(printed, command):
+    check_statements(printed, command)

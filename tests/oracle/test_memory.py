@@ -1,4 +1,4 @@
-"""The memory of transformers' BERT: its class estimated, and the built-in model in its place."""
+"""The memory of transformers' BERT and optimizers: the built-in model and implementations in their place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import random
 
 import pytest
 import torch
+import transformers
+from transformers.optimization import Adafactor, AdamW
 
 import bertscope
 from bertscope.analyses.memory.estimate import module_trace
@@ -16,71 +18,6 @@ from bertscope.analyses.memory.step import meta_inputs
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 from tests.analyses.memory.steps import estimated_trace, small
-
-
-@pytest.mark.parametrize("mode", ["inference", "forward", "training"])
-@pytest.mark.parametrize("strategy", ["none", "full", "reentrant"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_transformers_own_bert_is_estimated_to_the_byte(attention, strategy, mode):
-    import transformers
-
-    config = transformers.BertConfig(
-        vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
-        max_position_embeddings=32, attn_implementation=attention, pad_token_id=None,
-    )  # fmt: skip
-    model = transformers.BertForMaskedLM(config)
-    if strategy != "none":
-        model.gradient_checkpointing_enable({"use_reentrant": strategy == "reentrant"})
-    ids = torch.randint(0, 99, (3, 24))
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    (variant,) = bertscope.profile(model, given, mode=mode, steps=0).variants
-    for guess, truth in zip(variant.estimated.phases, variant.measured.phases, strict=True):
-        assert abs(guess.peak_bytes - truth.peak_bytes) <= 64, (guess, truth)
-
-
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-WORDS = SIZES | {"vocab_size": 500, "max_position_embeddings": 64}
-
-
-def words(model):
-    """Ids of words, which are labels too."""
-    ids = torch.randint(1, 500, (3, 24))
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-def pictures(model):
-    """Pictures with labels."""
-    return {"pixel_values": torch.rand(3, 3, 32, 32), "labels": torch.zeros(3, dtype=torch.long)}
-
-
-OF_OTHERS = {
-    "hidden states and attentions": ("BertForMaskedLM", "BertConfig", words, WORDS | {
-        "output_hidden_states": True, "output_attentions": True, "attn_implementation": "eager"}),
-    "past keys and values": ("GPT2LMHeadModel", "GPT2Config", words, {
-        "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}),
-    "encoder and decoder": ("BartForConditionalGeneration", "BartConfig", words, {
-        "vocab_size": 500, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 64}),
-    "rotary": ("LlamaForCausalLM", "LlamaConfig", words, WORDS | {"num_key_value_heads": 2}),
-    "pictures": ("ViTForImageClassification", "ViTConfig", pictures, SIZES | {"image_size": 32, "patch_size": 8}),
-    "no loss": ("BertModel", "BertConfig", lambda model: {"input_ids": words(model)["input_ids"]}, WORDS),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("loop", [{"loop": "plain", "accumulate": 2}, {"loop": "plain"}, {"loop": "trainer"}], ids=str)
-@pytest.mark.parametrize("name", OF_OTHERS)
-def test_each_loop_around_a_model_of_another_family_is_estimated(name, loop):
-    """Every tensor of an output lives until the next forward has returned, or is freed before backward."""
-    import transformers
-
-    kind, config, inputs, fields = OF_OTHERS[name]
-
-    def model():
-        return getattr(transformers, kind)(getattr(transformers, config)(**fields))
-
-    real = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), **loop)
-    (variant,) = bertscope.estimate(model().train(), inputs(None), **loop).variants
-    assert variant.estimated.peak.peak_bytes == pytest.approx(real, rel=1e-4)
 
 
 def built(source, implementation):
@@ -129,8 +66,6 @@ WIDE = {
     ],
 )
 def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(architecture, attention, padding, autocast):
-    import transformers
-
     source, run_config = (
         small(architecture, attention, **WIDE),
         RunConfig(batch=4, seq=32, precision=f"autocast-{autocast}" if autocast else "fp32"),
@@ -155,24 +90,7 @@ def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(archit
     assert estimated == pytest.approx(measured, rel=0.001)
 
 
-def test_the_installed_class_is_a_choice_of_every_command_on_memory_and_flops(cli):
-    asked = ("bert-tiny", "-a", "BertForQuestionAnswering", "--implementation", "transformers-installed")
-    fit = ("fit", "--budget", "1GiB", "--checkpointing", "none", "--precision", "fp32")
-    for command in (fit, ("flops", "--depth", "0")):
-        name, *options = command
-        text = cli(name, *asked, *options).out
-        assert "bert-tiny: BertForQuestionAnswering, sdpa attention, transformers 4.43.4" in text.partition("\n\n")[0]
-    measured = cli("profile", *asked, "--steps", "1", "--batch", "2", "--seq", "16", "--format", "json").json
-    (variant,) = measured["variants"]
-    estimated, peak = (
-        max(phase["peak_bytes"] for phase in variant[key]["phases"]) for key in ("estimated", "measured")
-    )
-    assert estimated == pytest.approx(peak, rel=0.001)
-
-
 def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers():
-    import transformers
-
     source = small("BertForSequenceClassification", hidden_size=64, intermediate_size=256, vocab_size=500)
 
     def model():
@@ -191,3 +109,32 @@ def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers(
     for budget in budgets:
         (row,) = fit_report(source, [RunConfig()], [32], budget).rows
         assert measured(row.batch) <= budget < measured(row.batch + 1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "theirs"),
+    [
+        ("adamw-transformers", lambda params: AdamW(params, lr=0.0, no_deprecation_warning=True)),
+        (
+            "adafactor-transformers",
+            lambda params: Adafactor(params, lr=0.0, scale_parameter=False, relative_step=False),
+        ),
+    ],
+    ids=["adamw_hf", "adafactor"],
+)
+def test_the_optimizers_of_transformers_have_the_estimated_peak(optimizer, theirs):
+    """Few tokens and a large vocabulary: the temporaries of the optimizer decide the peak."""
+    ids = torch.randint(0, 5000, (1, 24))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(1, dtype=torch.long)}
+
+    def model():
+        config = transformers.BertConfig(
+            vocab_size=5000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
+            max_position_embeddings=32,
+        )  # fmt: skip
+        return transformers.BertForSequenceClassification(config)
+
+    (variant,) = bertscope.estimate(model(), inputs, optimizer=optimizer).variants
+    real = peak_bytes(model, lambda built: {k: v.clone() for k, v in inputs.items()}, theirs)
+    assert variant.estimated.peak.phase == "optimizer"
+    assert variant.estimated.peak.peak_bytes == pytest.approx(real, rel=0.001)

@@ -67,6 +67,8 @@ def test_each_key_is_in_one_of_four_lists(given):
     [
         ({"bf16": False, "fp16": True}, {"precision": "autocast-fp16", "grad_scaler": True}),
         ({"max_grad_norm": 0.0}, {"clip_grad_norm": False}),
+        ({"gradient_checkpointing_kwargs": {"every_n_layers": 2}}, {"checkpointing": "every-2", "reentrant": True}),
+        ({"activation_checkpointing": True, "gradient_checkpointing_kwargs": None}, {"reentrant": False}),  # 5.23
         ({"gradient_checkpointing_kwargs": None}, {"reentrant": True}),  # torch's default, which the Trainer leaves
         ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "optimizer_implementation": "fused"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),

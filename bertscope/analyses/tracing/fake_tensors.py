@@ -5,9 +5,10 @@ import copy
 import functools
 import gc
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from bertscope.analyses.tracing.inputs import running, with_values
@@ -38,15 +39,22 @@ META_EXPERTS = "batched_mm"
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Enter FakeTensorMode without its log of the traceback when an operator fails; the error itself is raised."""
+    """Enter FakeTensorMode without its log of the traceback when an operator fails; the error itself is raised.
+
+    transformers 5 keeps the mask of a fake tensor without asking if it hides positions, which it asks a real tensor:
+    inside, it asks a fake tensor too, and `DataDependentAnswers` has the answer.
+    """
     mode = fake_tensor_mode()
     log = logging.getLogger(type(mode).__module__)
-    before, log.disabled = log.disabled, True
-    try:
-        with mode:
-            yield
-    finally:
-        log.disabled = before
+    with ExitStack() as stack:
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
+        of_transformers: Any = sys.modules.get("transformers.utils.import_utils")
+        if hasattr(of_transformers, "is_fake_tensor"):
+            stack.callback(setattr, of_transformers, "is_fake_tensor", of_transformers.is_fake_tensor)
+            of_transformers.is_fake_tensor = lambda _: False
+        stack.enter_context(mode)
+        yield
 
 
 def load_fake_tensors() -> None:
@@ -270,6 +278,7 @@ def _described(out: Any, given: Any, args: Any) -> tuple[list[_Result], bool] | 
 
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
+_COUNTED = "_bertscope_counted"  # of the sum of a bool tensor: its number of elements, and True if all are true
 _BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default, torch.ops.aten.index.Tensor,
               torch.ops.aten.unique_consecutive.default}  # fmt: skip
 
@@ -322,6 +331,8 @@ class DataDependentAnswers:
             setattr(out, _SHARE, True)
         elif name == "_amp_foreach_non_finite_check_and_unscale_":  # of GradScaler: no gradient is infinite
             setattr(args[1], _KNOWN, False)
+        elif name == "sum" and args[0].dtype == torch.bool:
+            setattr(out, _COUNTED, (args[0].numel(), self._truth("all", args)))
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
             known = self._truth(name, args)
             if known is not None:
@@ -333,6 +344,9 @@ class DataDependentAnswers:
             return None if before is None else not before
         if name in ("all", "any"):
             return before if before is not None else self.is_masked == (name == "any")
+        if name == "eq":
+            counted = getattr(args[0], _COUNTED, (None, None))
+            return counted[1] if counted[0] == args[1] else None
         if name in ("isinf", "isnan"):
             return False  # no sum overflows
         if name in _BELOW and getattr(args[0], _SHARE, False) and isinstance(args[1], (int, float)):

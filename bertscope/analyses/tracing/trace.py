@@ -17,6 +17,7 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
+    fake_device,
     in_backward,
     load_dynamo_later,
     nn,
@@ -168,6 +169,8 @@ class _OperatorRecorder(DispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (device := fake_device(operator, args)) is not None:
+            return device
         try:
             out = operator(*args, **kwargs)
         except RuntimeError:  # tensors on meta and fake tensors have no value

@@ -128,23 +128,28 @@ REAL = (("fsdp", "none", 1), ("fsdp", "full", 1), ("fsdp-no-reshard", "none", 1)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(once, tmp_path_factory):
     """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
-    shared = tmp_path_factory.mktemp("ranks") / "store"
     jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
     program = loaded("tests.analyses.parallel.gloo_rank")
-    ranks = [
-        subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        printed = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(out for out, _ in printed), printed
-    return dict(zip((*REAL, "gradients"), zip(*(json.loads(out) for out, _ in printed), strict=True), strict=True))
+
+    @once
+    def ran():
+        shared = tmp_path_factory.mktemp("ranks") / "store"
+        ranks = [
+            subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            printed = [rank.communicate(timeout=200) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert all(out for out, _ in printed), printed
+        return [json.loads(out) for out, _ in printed]
+
+    return dict(zip((*REAL, "gradients"), zip(*ran(), strict=True), strict=True))
 
 
 @pytest.mark.parametrize(("strategy", "checkpointing", "accumulate"), REAL)

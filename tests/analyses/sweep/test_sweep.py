@@ -22,7 +22,7 @@ from bertscope.errors import WorkerError
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
 
-POINTS = 500
+POINTS, LINES = 200, 30  # LINES: until the next end
 
 
 def tasks(folder: Path, text: str) -> list[Task]:
@@ -71,12 +71,12 @@ def test_a_sweep_that_is_killed_five_times_ends_with_the_bytes_of_one_run(tmp_pa
     finished: set[int] = set()
     for number in range(1, 6):
         before = len(killed.computed()) if number > 1 else 0
-        killed.stop_at(number * 80, signal.SIGKILL)
+        killed.stop_at(number * LINES, signal.SIGKILL)
         assert not finished & set(killed.computed()[before:])
         if number % 2:  # killed while it wrote the last line
             killed.results.write_bytes(killed.results.read_bytes()[:-9])
         finished = {json.loads(line)["peak_bytes"] for line in killed.lines() if line.endswith(b"\n")}
-    assert POINTS > len(finished) >= 5 * 80 - 1
+    assert POINTS > len(finished) >= 5 * LINES - 1
     last = killed.start()
     _, err = last.communicate(timeout=60)
     assert last.returncode == 0, err

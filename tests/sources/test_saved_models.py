@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import bertscope
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.checkpoints.reading import read_checkpoint, stored_report
+from bertscope.model import CLASSES
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 
@@ -41,6 +42,8 @@ FORMS = {
     "sharded": {"max_shard_size": "8KB"},
     "sharded bin": {"max_shard_size": "8KB", "safe_serialization": False},
 }
+if int(transformers.__version__.split(".")[0]) >= 5:  # which writes safetensors only
+    FORMS = {form: options for form, options in FORMS.items() if "safe_serialization" not in options}
 
 
 def reference(family: str) -> transformers.PreTrainedModel:
@@ -73,6 +76,7 @@ def distinct(model) -> int:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_every_form_of_every_bert_gives_transformers_own_count(tmp_path, name, form):
     model = getattr(transformers, name)(transformers.BertConfig(**SMALL))
     model.save_pretrained(tmp_path, **FORMS[form])
@@ -105,16 +109,16 @@ def test_names_shapes_and_dtypes_are_those_that_the_official_readers_give(tmp_pa
 
 def test_old_names_written_by_hand_are_read_as_transformers_reads_them(tmp_path):
     model = transformers.BertForPreTraining(transformers.BertConfig(**SMALL))
-    model.save_pretrained(tmp_path, safe_serialization=False)
-    weights = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    model.config.architectures = ["BertForPreTraining"]
+    model.config.save_pretrained(tmp_path)
     old = {key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-           for key, value in weights.items()}  # fmt: skip
+           for key, value in model.state_dict().items()}  # fmt: skip
     old["bert.embeddings.position_ids"] = torch.arange(40).unsqueeze(0)
     torch.save(old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     _, info = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
     report = bertscope.verify(find(tmp_path), read_checkpoint(tmp_path))
     assert report.fits
-    assert info["missing_keys"] == []
+    assert not info["missing_keys"]
     assert sum(row.params for row in report.rows if row.status == "buffer") == 40
 
 
@@ -188,7 +192,7 @@ def test_every_command_answers_for_another_family(cli, kept, family):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "modernbert"}, "4.43.4 does not know the model type 'modernbert'; a newer one may"),
+        ({"model_type": "no-bert"}, "does not know the model type 'no-bert'; a newer one may"),
         ({"model_type": "mine", "auto_map": {}}, "auto_map) is not run"),
         ({"model_type": "roberta", "architectures": ["RobertaForMasked"]}, "did you mean 'RobertaForMaskedLM'"),
         ({"model_type": "roberta", "architectures": ["BertModel"]}, "unknown architecture 'BertModel' for a roberta"),

@@ -9,7 +9,6 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertscope.errors import BertscopeWarning
 from tests.analyses.memory.plain_loop import peak_bytes
 
 # A model that cannot be built on meta is built in another way, which one test asserts.
@@ -81,15 +80,6 @@ def test_any_family_is_counted_and_its_flops_equal_torchs(cli, family):
     found = cli("flops", folder, "--batch", 2, "--seq", 7, "--format", "json")
     assert found.code == 0, found.err
     assert found.json["rows"][0]["forward"]["matmul_flops"] == counter.get_total_flops()
-
-
-@pytest.mark.parametrize("kind", ["swin", "beit"])
-def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
-    config_class, name, settings, _ = FAMILIES[kind]
-    config = getattr(transformers, config_class)(**settings, architectures=[name])
-    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
-    with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
-        assert cli("count", tmp_path).code == 0
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "swin"], indirect=True)

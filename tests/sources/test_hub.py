@@ -118,6 +118,11 @@ class _Hub(BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2].partition("?")[0]
         if "/resolve/" in self.path and name in self.files:
             body = self.files[name]
+        elif self.path.startswith("/api/models/someone/fresh/tree"):  # of huggingface_hub 2
+            body = json.dumps([
+                {"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for file, data in self.files.items()
+            ]).encode()  # fmt: skip
         elif self.path.startswith("/api/models/someone/fresh"):
             siblings = [{"rfilename": file} for file in self.files]
             body = json.dumps({"id": "someone/fresh", "sha": COMMIT, "siblings": siblings}).encode()
