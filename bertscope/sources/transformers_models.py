@@ -272,3 +272,18 @@ def _without_values() -> Iterator[None]:
                 )
                 setattr(modeling_utils.PreTrainedModel, name, lambda *_: None)
         yield
+
+
+def token_types(config: Any) -> tuple[str, ...]:
+    """Return `token_type_ids` if the tokenizer of the family of this configuration returns them, else nothing.
+
+    Source: model_input_names of its class. The forward of GPT-2 takes them too, and then looks up more words.
+    """
+    if not type(config).__module__.startswith("transformers."):
+        return ()
+    from transformers.models.auto import tokenization_auto
+
+    found = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.model_type)  # before version 5 a slow and a fast class
+    name = next(filter(None, reversed(found if isinstance(found, tuple) else (found,))), None)
+    tokenizer = name and tokenization_auto.tokenizer_class_from_name(name)
+    return tuple(name for name in getattr(tokenizer, "model_input_names", ()) if name == "token_type_ids")

@@ -149,7 +149,7 @@ class Fitter:
             return self._tensor_bytes(replace(run_config, batch=batch)) <= tensor_bytes
 
         batch = largest(lambda size: growth.peak_bytes(size) <= tensor_bytes) if growth else largest(fits)
-        if growth and self.steps.grown_from < batch < LARGEST_BATCH:
+        if growth and growth.is_whole and self.steps.grown_from < batch < LARGEST_BATCH:
             following = replace(run_config, batch=batch + 1)
             if self.trace(following).peak_bytes == growth.peak_bytes(batch + 1):
                 self.grown[replace(run_config, batch=batch)] = growth.peak_bytes(batch)

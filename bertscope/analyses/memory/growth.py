@@ -29,6 +29,11 @@ class MemoryGrowth:
     events: list[tuple[int, int]]
     trace: MemoryTrace  # one of the two
 
+    @property
+    def is_whole(self) -> bool:
+        """Return True if no block is left out."""
+        return len(self.events) == len(self.trace.events)
+
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
 

@@ -17,6 +17,7 @@ from bertscope.model.lora import base_model_of
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import as_source_error, required_names
+from bertscope.sources.transformers_models import token_types
 from bertscope.torch_access import nn, torch, tree_map
 
 Inputs = dict[str, torch.Tensor]
@@ -245,7 +246,7 @@ def derived_inputs(module: nn.Module, names: Collection[str], batch: int, seq: i
     shape = (batch, CHOICES, seq) if type(module).__name__.endswith("ForMultipleChoice") else (batch, seq)
     inputs: Inputs = {}
     for name in names:
-        if name == "input_ids" or ("input_ids" in names and name in ("attention_mask", *_segments(config))):
+        if name == "input_ids" or ("input_ids" in names and name in ("attention_mask", *token_types(config))):
             inputs[name] = _ids(*shape)
         elif name == "decoder_input_ids" and getattr(config, "is_encoder_decoder", False):
             inputs[name] = _ids(batch, seq)
@@ -254,21 +255,6 @@ def derived_inputs(module: nn.Module, names: Collection[str], batch: int, seq: i
             if size:
                 inputs[name] = torch.empty(batch, *size, device="meta")
     return inputs
-
-
-def _segments(config: Any) -> tuple[str, ...]:
-    """Return `token_type_ids` if the tokenizer of this family of transformers returns them, else nothing.
-
-    Source: model_input_names of its class. The forward of GPT-2 takes them too, and then looks up more words.
-    """
-    if not type(config).__module__.startswith("transformers."):
-        return ()
-    from transformers.models.auto import tokenization_auto
-
-    found = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.model_type)  # before version 5 a slow and a fast class
-    name = next(filter(None, reversed(found if isinstance(found, tuple) else (found,))), None)
-    tokenizer = name and tokenization_auto.tokenizer_class_from_name(name)
-    return tuple(name for name in getattr(tokenizer, "model_input_names", ()) if name == "token_type_ids")
 
 
 def setting(config: Any, *names: str) -> Any:

@@ -1,8 +1,9 @@
 """A rank of a real job on gloo: a plain training loop, and the bytes that malloc has given out, phase by phase.
 
 Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
-model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one, so that malloc's own count of
-mapped bytes is that of the tensors; it is read after each operator.
+model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one (MALLOC_MMAP_THRESHOLD_, set
+before the process starts: else a large block may be one that is free in the heap), so that malloc's own count of mapped
+bytes is that of the tensors; it is read after each operator.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope import model as models
 from bertscope.config import BertConfig
 
-_M_MMAP_THRESHOLD = -3
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free their buffers
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 
@@ -146,7 +146,6 @@ def gradient_error(ranks, fields):
 
 
 def main(rank, world_size, shared, jobs):
-    libc.mallopt(_M_MMAP_THRESHOLD, 4096)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{shared}", rank=int(rank), world_size=int(world_size))
     *given, fields = json.loads(jobs)

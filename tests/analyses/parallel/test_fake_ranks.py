@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -18,7 +19,6 @@ from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
-from tests.child_server import loaded
 from tests.conftest import ROOT
 
 # Wide enough that what malloc adds to a block, at most a page of 4 KiB and a header, is far below 0.5 %.
@@ -131,14 +131,15 @@ REAL = (("fsdp", "none", 1), ("fsdp", "full", 1), ("fsdp-no-reshard", "none", 1)
 def measured(once, tmp_path_factory):
     """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
     jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
-    program = loaded("tests.analyses.parallel.gloo_rank")
+    program = [sys.executable, "-m", "tests.analyses.parallel.gloo_rank"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "4096"}
 
     @once
     def ran():
         shared = tmp_path_factory.mktemp("ranks") / "store"
         ranks = [
             subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
             for rank in range(2)
         ]  # fmt: skip
         try:
