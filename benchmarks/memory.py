@@ -102,7 +102,7 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
     from bertscope.model import build
     from bertscope.settings.run_config import RunConfig
     from bertscope.sources.find import load
-    from tests.analyses.memory.plain_loop import peak_bytes
+    from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 
     batch, _, seq = (int(word) if word.isdigit() else word for word in asked["size"].partition("x"))
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
@@ -121,7 +121,10 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
 
     def inputs(built: Any) -> dict[str, torch.Tensor]:
         ids = torch.randint(1, source.config.vocab_size, (batch, seq))
-        return {"input_ids": ids, "labels": ids.clone()}
+        given = tokenized(ids) | {"labels": ids.clone()}
+        if asked["implementation"] == "bertscope":  # which would add a mask of ones to the scores
+            del given["attention_mask"]
+        return given
 
     autocast = torch.bfloat16 if asked["autocast"] else None
     measured = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), autocast=autocast)

@@ -113,7 +113,7 @@ def test_the_estimates_in_the_file_of_accuracy_are_those_of_today(cli, attention
         else ()
     )
     data = cli("estimate", "bert-base-uncased", "-a", "BertForMaskedLM", "--attention", attention, "--batch", "8",
-               "--implementation", "bertscope", "--loop", "freed",
+               "--implementation", "bertscope",
                *autocast, "--checkpointing", strategies, "--format", "json").json  # fmt: skip
     for variant in data["variants"]:
         told = rows[attention, precision, variant["checkpointing"]]
