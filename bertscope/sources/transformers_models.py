@@ -83,10 +83,9 @@ def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _forget_connections() -> None:
     """Close the sessions of huggingface_hub below 1.0, which keep the online or offline state they began with."""
-    with contextlib.suppress(ImportError):
-        from huggingface_hub.utils import reset_sessions  # type: ignore[attr-defined]
-
-        reset_sessions()
+    with contextlib.suppress(ImportError, AttributeError):
+        utils: Any = importlib.import_module("huggingface_hub.utils")
+        utils.reset_sessions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,13 +244,14 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
                 import transformers
         except ImportError:
             raise MissingExtraError(purpose, "transformers") from None
-        before = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
+        logging: Any = transformers.logging
+        before = logging.get_verbosity()
+        logging.set_verbosity_error()
         try:
             with confined():
                 yield transformers
         finally:
-            transformers.logging.set_verbosity(before)
+            logging.set_verbosity(before)
 
 
 @contextmanager
@@ -262,8 +262,7 @@ def _without_values() -> Iterator[None]:
     """
     with ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
-            from transformers import modeling_utils
-
+            modeling_utils: Any = importlib.import_module("transformers.modeling_utils")
             stack.enter_context(modeling_utils.no_init_weights())
             modeling_utils._init_weights = True  # the context restores it
             for name in {"_initialize_weights", "initialize_weights"} & vars(modeling_utils.PreTrainedModel).keys():

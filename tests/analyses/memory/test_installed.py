@@ -40,6 +40,11 @@ def words(model):
     return {"input_ids": ids, "labels": ids.clone()}
 
 
+def masked(model):
+    """Words with a mask that hides none."""
+    return words(model) | {"attention_mask": torch.ones(3, 24, dtype=torch.long)}
+
+
 def pictures(model):
     """Pictures with labels."""
     return {"pixel_values": torch.rand(3, 3, 32, 32), "labels": torch.zeros(3, dtype=torch.long)}
@@ -53,7 +58,7 @@ OF_OTHERS = {
     "encoder and decoder": ("BartForConditionalGeneration", "BartConfig", words, {
         "vocab_size": 500, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 64}),
-    "rotary": ("LlamaForCausalLM", "LlamaConfig", words, WORDS | {"num_key_value_heads": 2}),
+    "rotary": ("LlamaForCausalLM", "LlamaConfig", masked, WORDS | {"num_key_value_heads": 2}),
     "pictures": ("ViTForImageClassification", "ViTConfig", pictures, SIZES | {"image_size": 32, "patch_size": 8}),
     "no loss": ("BertModel", "BertConfig", lambda model: {"input_ids": words(model)["input_ids"]}, WORDS),
 }  # fmt: skip
