@@ -233,9 +233,11 @@ class Witness:
                         expected=expected, kind=kind, words=hint)  # fmt: skip
         within = Text(" within {percent:g} %", percent=100 * expectation.tolerance) if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
-        return Text("{key}: expected {expected:,}{words_within}, got {got:,}, difference {difference:+,}{share}",
-                    key=key, expected=expected, words_within=within, got=got, difference=got - expected,
-                    share=share)  # fmt: skip
+        run = expectation.run if key.startswith("memory.") else None
+        loop = Text(" with the {loop} loop", loop=run.loop) if run else ""
+        return Text("{key}: expected {expected:,}{words_within}, got {got:,}{words_loop}, difference {difference:+,}"
+                    "{share}", key=key, expected=expected, words_within=within, got=got, words_loop=loop,
+                    difference=got - expected, share=share)  # fmt: skip
 
 
 def _shown(path: Path | None) -> str:

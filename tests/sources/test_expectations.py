@@ -132,6 +132,7 @@ def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
     assert found["memory.run"]["tolerance"] == 0.05
     assert found["memory.run"]["message"].endswith("(+6.00 %)")
     assert "within 5 %, got" in found["memory.run"]["message"]
+    assert f"got {peak:,} with the plain loop, difference" in found["memory.run"]["message"]
 
 
 @pytest.mark.parametrize(("got", "accepted"), [(94, False), (95, True), (100, True), (105, True), (106, False)])
