@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.calibrate.step_time import PUBLISHED_RANGE, data_sheet_seconds
+from bertscope.analyses.calibrate.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import estimate_report, in_loop, module_trace
 from bertscope.analyses.memory.events import MemoryTrace, repeated_events
@@ -30,7 +30,6 @@ from bertscope.analyses.memory.fit import Fitter, Steps
 from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
-from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.resolve import Layer, resolve
@@ -388,9 +387,9 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
     """Yield the times of steps as multiples of the bound of a data sheet, by model, precision and source."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        if row.quantity == SECONDS and (times := _data_sheet(row)) is not None:
+        if row.quantity == SECONDS and (bound := _data_sheet(row)) is not None:
             kind = (row.source.split(",")[0].split("(")[0], row.model, row.run_config.compute_precision)
-            found.setdefault(kind, []).append(PUBLISHED_RANGE[0] * row.value_seconds / times.low_seconds)
+            found.setdefault(kind, []).append(row.value_seconds / bound)
     low, high = PUBLISHED_RANGE
     yield f"| source | model | precision | steps | least | median | most | from {low} to {high} |\n" + "|---" * 8 + "|"
     for kind, ratios in found.items():
@@ -400,10 +399,10 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
 
 
 @cache
-def _data_sheet(row: Published) -> TimeRange | None:
+def _data_sheet(row: Published) -> float | None:
     source = load(row.model, architecture=row.architecture, attention=row.attention)
     (variant,) = estimate_report(source, [row.run_config]).variants
-    return data_sheet_seconds(source, row.run_config, variant.memory.kept_bytes, row.card)
+    return data_sheet_bound(source, row.run_config, variant.memory.kept_bytes, row.card)
 
 
 if __name__ == "__main__":

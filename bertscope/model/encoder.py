@@ -5,8 +5,8 @@ Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -41,19 +41,23 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     forward, again = create_selective_checkpoint_contexts(_keep_matrix_products)
-    return _without_weight_cache(forward), _without_weight_cache(again)
+    return _WithoutWeightCache(forward), _WithoutWeightCache(again)
 
 
-@contextmanager
-def _without_weight_cache(inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Turn off autocast's weight cache, with which recomputation runs fewer operators than the forward pass."""
-    was_cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with inner:
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(was_cached)
+class _WithoutWeightCache:
+    """A context without autocast's weight cache, with which recomputation runs fewer operators than forward."""
+
+    def __init__(self, inner: AbstractContextManager[Any]) -> None:
+        self.inner = inner
+
+    def __enter__(self) -> None:
+        self.was_cached = torch.is_autocast_cache_enabled()
+        self.inner.__enter__()
+        torch.set_autocast_cache_enabled(False)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        torch.set_autocast_cache_enabled(self.was_cached)
+        return self.inner.__exit__(*error)
 
 
 def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from bertscope.errors import Text, one_line
 from bertscope.render import fit
 from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target
-from bertscope.render.memory import PARTS, footnotes
+from bertscope.render.memory import PARTS, footnotes, range_columns
 from bertscope.render.timeline.panels import part_name, run_text, variant_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
@@ -151,6 +151,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
                {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
         Column(say("fits"), lambda line: line.row.answer and say(f"answer_{line.row.answer}"),
                values("answer", of="row"), shown=any(line.row.answer for line in lines)),
+        *range_columns(lines, "row"),
     ]  # fmt: skip
     notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
     return _Table(columns, lines, notes, f"{run_text(reports[0].run, precision=len(precisions) == 1)}\n")

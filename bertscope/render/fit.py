@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
-from bertscope.render.memory import range_text, time_notes, time_text, with_other_loop, with_time
+from bertscope.render.memory import range_columns, range_text, time_notes, with_other_loop, with_time
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -55,33 +55,21 @@ def columns(report: FitReport) -> list[Column]:
 def _time_columns(report: FitReport) -> list[Column]:
     """Return the columns of predicted times; none without a time."""
 
-    def column(title: str, path: str, text: Callable[[Any], str], *names: str) -> Column:
-        def at(row: FitRow, path: str) -> Any:
-            value: Any = row
-            for name in path.split("."):
-                value = getattr(value, name, None)
-            return value
+    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
+        def value(row: FitRow) -> Any:
+            return getattr(row.predicted, name, None)
 
         def shown(row: FitRow) -> str:
-            return "" if at(row, path) is None else text(at(row, path))
+            return "" if value(row) is None else text(value(row))
 
-        cells = {name.replace(".", "_"): partial(at, path=name) for name in names or (path,)}
-        return Column(title, shown, {name.removeprefix("predicted_"): cell for name, cell in cells.items()}, right=True)
+        return Column(title, shown, {name: value}, right=True)
 
-    def span(title: str, path: str) -> Column:
-        return column(title, path, time_text, f"{path}.low_seconds", f"{path}.high_seconds")
-
-    found = (
-        [
-            column(say("predicted_step"), "predicted.seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
-            column(say("tokens_per_second"), "predicted.tokens_per_second", lambda rate: f"{rate:,.0f}"),
-            column(say("mfu_column"), "predicted.mfu", share_text),
-        ]
-        if any(row.predicted for row in report.rows)
-        else []
-    )
-    spans = {"time_range": say("time_range"), "epoch": say("epoch")}
-    return found + [span(title, of) for of, title in spans.items() if any(getattr(row, of) for row in report.rows)]
+    predicted = [
+        column(say("predicted_step"), "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
+        column(say("tokens_per_second"), "tokens_per_second", lambda rate: f"{rate:,.0f}"),
+        column(say("mfu_column"), "mfu", share_text),
+    ]
+    return predicted * any(row.predicted for row in report.rows) + range_columns(report.rows)
 
 
 def _is_on_gpu(report: FitReport) -> bool:

@@ -261,11 +261,33 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
 
 def time_text(span: TimeRange) -> str:
     """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`."""
-    unit, seconds = next((row for row in _TIMES if span.high_seconds >= row[1]), _TIMES[-1])
+    unit, seconds = next((row for row in _TIMES if span.low_seconds >= row[1]), _TIMES[-1])
     is_range = span.low_seconds < span.high_seconds
     low, high = (f"{float(f'{time / seconds:.{2 if is_range else 3}g}'):,g}"
                  for time in (span.low_seconds, span.high_seconds))  # fmt: skip
     return f"{say('range', low=low, high=high) if low != high else low} {unit}"
+
+
+def range_columns(rows: Sequence[Any], of: str = "") -> list[Column]:
+    """Return the columns of the ranges of times that a row has; a row's variant is its attribute `of`."""
+
+    def read(row: Any, name: str) -> TimeRange | None:
+        found: TimeRange | None = attrgetter(f"{of}.{name}" if of else name)(row)
+        return found
+
+    def shown(row: Any, name: str) -> str:
+        span = read(row, name)
+        return time_text(span) if span else ""
+
+    def end(row: Any, name: str, which: str) -> float | None:
+        return getattr(read(row, name), which, None)
+
+    ends = ("low_seconds", "high_seconds")
+    return [
+        Column(say(name), partial(shown, name=name), {f"{name}_{which}": partial(end, name=name, which=which)
+                                                      for which in ends}, right=True)
+        for name in ("time_range", "epoch") if any(read(row, name) for row in rows)
+    ]  # fmt: skip
 
 
 def with_time(answer: str, row: Variant | FitRow) -> str:

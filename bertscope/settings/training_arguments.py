@@ -63,6 +63,8 @@ def recomputes(value: Any, given: Mapping[str, Any]) -> str:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     every = _checkpoint_keywords(given).get("every_n_layers", 1)
+    if type(every) is not int or every < 1:
+        raise ValueError("with every_n_layers, a whole number of at least 1")
     return NONE if not value else FULL if every == 1 else EVERY.format(every)
 
 

@@ -278,11 +278,12 @@ def token_types(config: Any) -> tuple[str, ...]:
 
     Source: model_input_names of its class. The forward of GPT-2 takes them too, and then looks up more words.
     """
-    if not type(config).__module__.startswith("transformers."):
+    family = getattr(config, "model_type", None)
+    if not type(config).__module__.startswith("transformers.") or not isinstance(family, str):
         return ()
     from transformers.models.auto import tokenization_auto
 
-    found = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(config.model_type)  # before version 5 a slow and a fast class
+    found = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(family)  # before version 5 a slow and a fast class
     name = next(filter(None, reversed(found if isinstance(found, tuple) else (found,))), None)
     tokenizer = name and tokenization_auto.tokenizer_class_from_name(name)
     return tuple(name for name in getattr(tokenizer, "model_input_names", ()) if name == "token_type_ids")

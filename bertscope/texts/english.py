@@ -127,14 +127,15 @@ TEXTS: dict[str, str] = {
     "no_time_cpu": "no time: it is predicted for CUDA only; give --gpu or --device cuda",
     "no_time_uncalibrated": (
         "no time: there is no calibration of {card}; 'bertscope calibrate' on the machine with the card measures the "
-        "rates that it needs"
+        "rates that it needs. Data sheets give a range for one process that trains, in a precision with a published "
+        "peak, for steps of 25 ms and more"
     ),
     "time_range": "step time (data sheet)",
     "epoch": "time of an epoch",
-    "with_time_range": "{answer}, {time} a step (a bound from the data sheet and 106 published steps)",
+    "with_time_range": "{answer}, {time} a step (from the data sheet, as 97 of 106 published steps)",
     "note_time_range": (
         "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as 97 of 106 published "
-        "steps of 25 ms and more took, shorter ones up to 6.6 times; with recomputation, of which no time is "
+        "steps of 25 ms and more took; with recomputation, of which no time is "
         "published, 6 x the bytes saved without it; 'bertscope calibrate' measures it"
     ),
     "no_time_precision": (

@@ -30,12 +30,13 @@ from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
 from bertscope.reports.memory import FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written_tensors
 from bertscope.units import FP32, PRECISIONS
 
 PUBLISHED_RANGE = (1.2, 2.5)
+_SHORT_SECONDS = 0.025  # below which a step waits for the CPU that starts its operators
 _MOVED, _MOVED_AGAIN = 4, 6  # the times that saved tensors are read or written, without and with recomputation
 _NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
 
@@ -73,19 +74,27 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
 
 
 def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> TimeRange | None:
-    """Return the range of the time of a step without a calibration; None for a card or a precision without rates.
+    """Return the range of the time of a training step without a calibration; None for one that may be below 25 ms.
 
-    It holds 97 of 106 published steps of BERT of 25 ms and more (docs/accuracy.md), as multiples of FLOPs by the peak,
-    plus four times `saved_bytes`, those without checkpointing, by the bandwidth: they are written and read in forward
-    and backward. A recomputation writes and reads them once more.
+    None also for a card or a precision without rates. The range holds 97 of 106 published steps of BERT of 25 ms and
+    more (docs/accuracy.md), as multiples of FLOPs by the peak, plus four times `saved_bytes`, those without
+    checkpointing, by the bandwidth: they are written and read in forward and backward. A recomputation writes and reads
+    them once more.
     """
+    bound = data_sheet_bound(source, run_config, saved_bytes, card)
+    low, high = PUBLISHED_RANGE
+    if bound is None or low * bound < _SHORT_SECONDS or run_config.mode != TRAINING:
+        return None
+    return TimeRange(low_seconds=low * bound, high_seconds=high * bound)
+
+
+def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> float | None:
+    """Return the seconds of a step at the rates of a data sheet; None without rates, and for several ranks."""
     peak, moved = peak_flops(card, run_config.compute_precision), bandwidth(card)
     if peak is None or moved is None or run_config.parallelism.world_size > 1:
         return None
     times = _MOVED if run_config.checkpointing == NONE else _MOVED_AGAIN
-    bound = step_flops(source, run_config) / peak[0] + times * run_config.accumulate * saved_bytes / moved
-    low, high = PUBLISHED_RANGE
-    return TimeRange(low_seconds=low * bound, high_seconds=high * bound)
+    return step_flops(source, run_config) / peak[0] + times * run_config.accumulate * saved_bytes / moved
 
 
 @dataclass(frozen=True, kw_only=True)

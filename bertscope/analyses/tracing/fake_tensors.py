@@ -287,13 +287,14 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
     """Return the largest result of an operator whose shape depends on values: every element is true; else None.
 
     A loss over the valid labels of a batch selects them so; that all are valid is an upper bound, as a warning says.
-    The classifiers of BART ask if all sequences have the same number of end tokens, and select these: they have.
+    The classifiers of BART ask if all sequences have the same number of end tokens, a sum of true elements: they have.
     """
     if operator not in _BY_VALUES:
         return None
     first = args[0]
     if operator is torch.ops.aten.unique_consecutive.default:
-        return first.new_empty(1), first.new_empty(0), first.new_empty(0)
+        is_asked = len(args) == 1 and hasattr(first, _COUNTED)
+        return (first.new_empty(1), first.new_empty(0), first.new_empty(0)) if is_asked else None
     if operator is torch.ops.aten.index.Tensor:
         masks = [place is not None and place.dtype == torch.bool for place in args[1]]
         if not any(masks):
@@ -315,6 +316,7 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
 
 
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
+_CHANCE = "_bertscope_chance"  # of the comparison of such a tensor with a number between 0 and 1
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
@@ -334,6 +336,9 @@ class DataDependentAnswers:
         elif name == "sum" and args[0].dtype == torch.bool:
             setattr(out, _COUNTED, (args[0].numel(), self._truth("all", args)))
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
+            is_chance = name in _BELOW and getattr(args[0], _SHARE, False) and not isinstance(args[1], torch.Tensor)
+            if is_chance and 0 < args[1] < 1:
+                setattr(out, _CHANCE, True)
             known = self._truth(name, args)
             if known is not None:
                 setattr(out, _KNOWN, known)
@@ -343,6 +348,8 @@ class DataDependentAnswers:
         if name in ("logical_not", "bitwise_not"):
             return None if before is None else not before
         if name in ("all", "any"):
+            if getattr(args[0], _CHANCE, False) and args[0].numel() > 1:
+                return name == "any"
             return before if before is not None else self.is_masked == (name == "any")
         if name == "eq":
             counted = getattr(args[0], _COUNTED, (None, None))
@@ -350,13 +357,8 @@ class DataDependentAnswers:
         if name in ("isinf", "isnan"):
             return False  # no sum overflows
         if name in _BELOW and getattr(args[0], _SHARE, False) and isinstance(args[1], (int, float)):
-            if args[1] == 0.5:
-                return None  # no case is likelier
-            if 0 < args[1] < 1:
-                text = Text("a random number decides if the code runs, with {name} {share}; the likelier case is taken",
-                            name=name, share=args[1])  # fmt: skip
-                warnings.warn(BertscopeWarning(text), stacklevel=2)
-            return _BELOW[name] == (args[1] >= 0.5)
+            is_open = 0 < args[1] < 1 and (args[0].numel() > 1 or args[1] == 0.5)  # no case is likelier
+            return None if is_open else _BELOW[name] == (args[1] >= 0.5)
         return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
 
     def knows(self, asked: torch.Tensor) -> bool:
@@ -370,4 +372,7 @@ class DataDependentAnswers:
         for any other fake tensor it raises DataDependentOutputException.
         """
         known = getattr(asked, _KNOWN, otherwise)
+        if known is not None and getattr(asked, _CHANCE, False):
+            text = Text("a random number decides if some code runs; the likelier case is taken")
+            warnings.warn(BertscopeWarning(text), stacklevel=2)
         return operator(asked) if known is None else known

@@ -102,30 +102,45 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
     assert "H200 data sheet (SXM)" in shown
 
 
-def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home):
-    words = ["bert-tiny", "--gpu", "h200", "--seq", "16", "--batch", "2"]
-    more = ("--precision", "fp32", "--checkpointing", "none")
-    (row,) = cli("fit", *words, *more, "--time", "--sequences", "100", "--format", "json").json["rows"]
-    assert row["predicted"] is None
-    assert row["epoch"]["high_seconds"] == pytest.approx(50 * row["time_range"]["high_seconds"])  # batches of 2
-    timed = cli("fit", "bert-tiny", "--gpu", "b200", *words[3:], *more, "--time")  # no rates are known of a B200
-    assert timed.out == cli("fit", "bert-tiny", "--gpu", "b200", *words[3:], *more).out
-    assert "no time: there is no calibration of b200; 'bertscope calibrate'" in timed.err
+NO_TIME = [
+    ("bert-tiny", "--gpu", "h200", "--precision", "fp32"),  # a step below 25 ms
+    ("bert-tiny", "--gpu", "b200", "--precision", "fp32"),  # no rates are known of a B200
+    ("bert-base-uncased", "--gpu", "t4", "--mode", "inference", "--precision", "fp32"),
+]
+
+
+@pytest.mark.parametrize("words", NO_TIME, ids=" ".join)
+def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, words):
+    words = ["fit", *words, "--seq", "16", "--batch", "2", "--checkpointing", "none"]
+    words = words[:-2] if "inference" in words else words
+    timed = cli(*words, "--time")
+    assert timed.out == cli(*words).out
+    assert f"no time: there is no calibration of {words[3]}; 'bertscope calibrate'" in timed.err
+    assert "a published peak, for steps of 25 ms and more" in timed.err
+
+
+def test_a_time_is_predicted_for_cuda_only(cli):
     assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
 
 
 def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):
-    """By hand: 67 TFLOP/s in fp32 and 4.8 TB/s, of the H200's data sheet."""
-    run = {"gpu": "h200", "batch": 8, "seq": 64, "time": True, "sequences": 20, "accumulate": 2}
-    variant, full = bertscope.estimate(TINY, **run, checkpointing="none,full").variants
-    flops = 2 * bertscope.flops(TINY, batch=8, seq=64, mode="training").rows[0].total.matmul_flops
-    bound = flops / 67e12 + 4 * 2 * variant.estimated.kept_bytes / 4.8e12
+    """By hand: 8.1 TFLOP/s in fp32 and 320 GB/s, of the T4's product brief."""
+    run = {"batch": 8, "seq": 64, "accumulate": 2}
+    times = {"gpu": "t4", "time": True, "sequences": 20}
+    variant, full = bertscope.estimate("bert-base-uncased", **run, **times, checkpointing="none,full").variants
+    flops = 2 * bertscope.flops("bert-base-uncased", batch=8, seq=64, mode="training").rows[0].total.matmul_flops
+    bound = flops / 8.1e12 + 4 * 2 * variant.estimated.kept_bytes / 320e9
     assert vars(variant.time_range) == pytest.approx({"low_seconds": 1.2 * bound, "high_seconds": 2.5 * bound})
     assert variant.epoch.low_seconds == pytest.approx(2 * 1.2 * bound)  # 20 sequences are two steps of 16
     assert full.time_range.low_seconds > variant.time_range.low_seconds  # it recomputes
-    timed = cli("estimate", "bert-tiny", "--gpu", "h200", "--time", "--sequences", "1000", "-v")
-    assert re.search(
-        r"reserved .* MiB, [\d.]+ to [\d.]+ ms a step \(a bound from the data sheet", timed.out.splitlines()[0]
-    )
+    options = ("--gpu", "t4", "--time", "--batch", "16", "--seq", "64")
+    timed = cli("estimate", "bert-base-uncased", *options, "-v")
+    assert re.match(r".*, [\d.]+ to [\d.]+ ms a step \(from the data sheet", timed.out)
     assert "times FLOPs / peak + 4 x saved bytes / bandwidth" in timed.out
-    assert cli("estimate", "bert-tiny", "--gpu", "h200", "--sequences", "1000").code == 2  # without --time
+    (row,) = cli("fit", "bert-base-uncased", *options, "--sequences", "100", "--precision", "fp32", "--checkpointing",
+                 "none", "--format", "json").json["rows"]  # fmt: skip
+    assert row["predicted"] is None
+    assert row["epoch"]["high_seconds"] == pytest.approx(7 * row["time_range"]["high_seconds"])  # batches of 16
+    several = cli("estimate", "bert-base-uncased", "bert-base-cased", *options, "--format", "csv").out.splitlines()
+    assert "time_range_low_seconds,time_range_high_seconds" in several[0]
+    assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time

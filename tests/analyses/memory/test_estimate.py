@@ -292,7 +292,31 @@ def test_a_layer_that_is_seldom_dropped_counts_as_run_and_a_warning_says_so():
             warnings.simplefilter("always")
             peaks.append(bertscope.estimate(_LayerDrop(rate), torch.ones(64, 8)).variants[0].estimated.peak.peak_bytes)
     assert peaks[0] == peaks[1]
-    assert "a random number decides if the code runs, with lt 0.1; the likelier case is taken" in str(told[0].message)
+    assert "a random number decides if some code runs; the likelier case is taken" in str(told[0].message)
+
+
+def test_a_random_mask_of_many_elements_hides_some_and_not_all():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.wide = nn.Linear(8, 8), nn.Linear(8, 4096)
+
+        def forward(self, given):
+            mask = torch.rand(64) < 0.3
+            return self.wide(given) if mask.any() and not mask.all() else self.layer(given)
+
+    peak = bertscope.estimate(Masked(), torch.ones(64, 8)).variants[0].estimated.peak.peak_bytes
+    assert peak > 64 * 4096 * 4
+
+
+def test_the_unique_elements_of_a_tensor_are_not_known():
+    class Unique(nn.Linear):
+        def forward(self, given, labels):
+            return super().forward(given)[torch.unique_consecutive(labels, return_inverse=True)[1]]
+
+    inputs = {"given": torch.ones(3, 8), "labels": torch.zeros(3, dtype=torch.long)}
+    with pytest.raises(SelectionError, match="depend on the values of its tensors"):
+        bertscope.estimate(Unique(8, 8), inputs)
 
 
 @pytest.mark.parametrize("number", [lambda given: given.sum().item(), lambda given: bool(given.max() > 3)])
