@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from statistics import median_low
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope import model as models
 from bertscope.config import BertConfig
 
+_STEPS = 6
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free their buffers
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 
@@ -52,6 +52,15 @@ TENSOR_PARALLEL = {
 
 def mapped_bytes() -> int:
     return libc.mallinfo2().hblkhd
+
+
+def settled_bytes() -> int:
+    """Return the lowest count of a pause, in which the threads of gloo free their buffers."""
+    counts = []
+    for _ in range(10):
+        time.sleep(_PAUSE_SECONDS / 10)
+        counts.append(mapped_bytes())
+    return min(counts)
 
 
 class Highest(TorchDispatchMode):
@@ -82,7 +91,7 @@ def run_unreduced(model, ids, number):
 
 
 def steps_of(strategy, mesh, checkpointing, accumulate, fields):
-    """The mapped bytes of a step above those before it, phase by phase: the median of several steps.
+    """The mapped bytes of a step above those before it, phase by phase: the least of several steps.
 
     With several micro-batches those before the last do not count.
     """
@@ -102,10 +111,9 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
     steps = []
-    for _ in range(4):
+    for _ in range(_STEPS):
         gc.collect()
-        time.sleep(_PAUSE_SECONDS)
-        before = mapped_bytes()
+        before = settled_bytes()
         run_unreduced(model, ids, accumulate - 1)
         with Highest() as forward:
             loss = model(input_ids=ids, labels=ids).loss
@@ -118,9 +126,10 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
             optimizer.zero_grad()
         phases = {"forward": forward, "backward": backward, "optimizer": update}
         steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
-    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take memory at any time and free some
-    # buffers late: before a step, which is then too low, or inside it, which is then too high.
-    return {name: median_low(step[name] for step in steps[1:]) for name in steps[0]}
+    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take buffers at any time: a step with one
+    # at its peak is too high by it.
+    return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
+
 
 
 def gradient_error(ranks, fields):
