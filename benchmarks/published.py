@@ -27,7 +27,7 @@ from bertscope.analyses.memory.caching_allocator import Allocator, Requests, Seg
 from bertscope.analyses.memory.estimate import estimate_report, in_loop, module_trace
 from bertscope.analyses.memory.events import MemoryTrace, repeated_events
 from bertscope.analyses.memory.fit import Fitter, Steps
-from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead, workspace_bytes
+from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead, workspace_bytes
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu

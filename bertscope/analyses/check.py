@@ -170,9 +170,9 @@ class Witness:
         if run is None:
             return self.counts.get(expectation.key)
         if kind == "memory":
-            from bertscope.analyses.memory.estimate import estimate_memory
+            from bertscope.analyses.memory.steps import Steps
 
-            return estimate_memory(self.model.source, run).peak.peak_bytes
+            return Steps(self.model.source).trace(run).peak_bytes
         from bertscope.analyses.flops import FlopsRun
 
         variant = FlopsRun(source=self.model.source, run=run)

@@ -17,12 +17,13 @@ from bertscope.analyses.modules.totals import freeze, subject
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
+from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, Text
 from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.reports.json import from_json
+from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource

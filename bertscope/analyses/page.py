@@ -10,9 +10,9 @@ from typing import Any
 
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.estimate import MemoryTraces, estimate_report, on_card
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.fit import Steps, fit_report
+from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
 from bertscope.analyses.memory.summary import kept_rows
 from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
 from bertscope.analyses.modules.totals import freeze
@@ -151,7 +151,7 @@ def explore(source: ModelSource, run_config: RunConfig, *, folded: bool = True) 
     report = with_work(report, run.at(batch, seq), source_shapes(source, batch, seq, inputs))
     yield report
     step = run_config.changed(mode=TRAINING, optimizer=NO_OPTIMIZER)
-    yield with_memory(report, MemoryTraces(source).trace(step))
+    yield with_memory(report, Steps(source).trace(step))
 
 
 def of_parameters(model: nn.Module, name: str, run_config: RunConfig, *, folded: bool = True) -> ExploreReport:
@@ -263,7 +263,7 @@ def _model(
     with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
     given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
-    steps = Steps(source, grown_from=batch)
+    steps = Steps(source)
     card = limit if isinstance(limit, Gpu) else None
 
     def fits(asked: int | None = None) -> FitReport | None:
@@ -277,7 +277,7 @@ def _model(
     with stage(Text("{name}, fit", name=source.name)) if limit is not None else nullcontext():
         fit, asked = fits(), fits(batch)
     with stage(Text("{name}, memory", name=source.name)):
-        memory = estimate_report(source, [on_card(variant, card) for variant in of_first], steps.trace)
+        memory = estimate_report(steps, [on_card(variant, card) for variant in of_first])
     return ModelPart(
         batch=batch,
         seq=seq,

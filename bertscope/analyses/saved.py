@@ -1,15 +1,21 @@
-"""Results that commands share: with BERTSCOPE_CACHE=FOLDER a memory trace or a FLOP report is computed once.
+"""Results that commands share: what was traced and verified, and FLOPs, in the user's cache folder.
 
-A file is JSON after a line with its digest. Its name is a digest of all that decides the result: the model, the run,
-the machine, the versions, and the files of bertscope. A file that is not whole is as good as none.
+A file is compressed JSON after a line with its digest. Its name is a digest of all that decides the result: the model,
+the run, the versions, the files of bertscope, and for a CPU the machine. Nothing here imports torch or runs code, and a
+file that is not whole is as good as none. Without a folder of the user's own there is no cache.
 """
 
 import hashlib
 import json
 import os
 import platform
+import re
+import stat
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -17,69 +23,189 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bertscope
-from bertscope.errors import BertscopeError, SourceError
-from bertscope.settings.run_config import RunConfig
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.settings.run_config import CUDA, INSTALLED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import has_bf16_products, torch
 
-VARIABLE = "BERTSCOPE_CACHE"
+VARIABLE = "BERTSCOPE_CACHE"  # a folder in place of the user's, or empty for none
+MOST_BYTES, MOST_FILES, MOST_DAYS = 64 * 2**20, 2_000, 30  # of the folder; a file counts from its last use
+_MOST_FILE_BYTES, _MOST_TEXT_BYTES = 4 * 2**20, 64 * 2**20
+_BEGUN, _SUFFIX = ".bertscope-", ".trace"
+_OWN_NAME = re.compile(rf"({re.escape(_BEGUN)}.*|[0-9a-f]{{64}}){re.escape(_SUFFIX)}")
 Result = TypeVar("Result")
 
 
 def saved(
     kind: str, source: ModelSource, run_config: RunConfig, compute: Callable[[], Result],
-    to_data: Callable[[Result], Any], from_data: Callable[[Any], Result],
+    to_data: Callable[[Result], Any] = lambda result: result, from_data: Callable[[Any], Result] = lambda data: data,
 ) -> Result:  # fmt: skip
     """Return the result in the cache, else the computed one, which is saved; only computed without a cache.
 
     A model of the user's own code is computed each time: a digest does not know what its code does.
     """
-    if not os.environ.get(VARIABLE) or source.has_own_dtypes:
+    folder = None if source.has_own_dtypes else cache_folder()[0]
+    if folder is None:
         return compute()
-    folder = _folder(Path(os.environ[VARIABLE]).expanduser())
-    path = folder / f"{_key(kind, source, run_config)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, BertscopeError):
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if digest == hashlib.sha256(text.encode()).hexdigest():
-            return from_data(json.loads(text))
+    try:
+        path = folder / f"{_key(kind, source, run_config)}{_SUFFIX}"
+    except (SelectionError, OSError):  # a function in place of a name; a file that cannot be read
+        return compute()
+    with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, BertscopeError, zlib.error):
+        return from_data(json.loads(_read(path)))
     result = compute()
-    text = json.dumps(to_data(result))
     with suppress(OSError):  # a full disk is no reason to fail
-        descriptor, temporary = tempfile.mkstemp(dir=folder)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-        os.replace(temporary, path)
+        _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
     return result
 
 
-def _folder(folder: Path) -> Path:
-    """Return the folder, made if it does not exist; raises SourceError for one that others may write into."""
+def cache_folder() -> tuple[Path | None, str]:
+    """Return the folder of the cache, made if it does not exist; None without one, and the reason."""
+    given = os.environ.get(VARIABLE)
+    if given == "":
+        return None, f"{VARIABLE} is empty"
     try:
+        folder = Path(given).expanduser() if given else _user_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        raise SourceError("{name}: {words}", name=f"{VARIABLE}={folder}", words=error.strerror or str(error)) from None
+        found = folder.lstat()
+    except (OSError, RuntimeError, ValueError) as error:
+        return None, getattr(error, "strerror", None) or str(error)
+    if not stat.S_ISDIR(found.st_mode):
+        return None, f"{folder} is a link"
     if os.name == "posix" and (found.st_mode & 0o022 or found.st_uid != os.getuid()):
-        raise SourceError(f"{VARIABLE}: others may write into {folder}, and so choose results; name a folder of your "
-                          "own, with mode 0700")  # fmt: skip
-    return folder
+        return None, f"others may write into {folder}, and so choose results"
+    return folder, ""
+
+
+def _user_folder() -> Path:
+    """Return the folder for the user's cache; raises RuntimeError without a home."""
+    given = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME", "")
+    parent = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    return parent / "bertscope"
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file; raises ValueError for one that is not whole, and OSError for a link."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("no regular file")
+        digest, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
+    if digest.decode("ascii") != hashlib.sha256(packed).hexdigest():
+        raise ValueError("not whole")
+    with suppress(OSError):
+        os.utime(path)
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(packed, _MOST_TEXT_BYTES)
+    if not unpacking.eof:
+        raise ValueError("longer than a result")
+    return text
+
+
+def _write(path: Path, text: bytes) -> None:
+    packed = zlib.compress(text, 3)
+    if len(packed) > _MOST_FILE_BYTES - 100 or len(text) > _MOST_TEXT_BYTES:
+        return
+    descriptor, temporary = tempfile.mkstemp(_SUFFIX, _BEGUN, path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _tidy(path.parent)
+
+
+def entries(folder: Path) -> Iterator[tuple[float, int, str]]:
+    """Yield the time of the last use, the bytes and the path of each file of the cache."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if _OWN_NAME.fullmatch(entry.name):
+                with suppress(OSError):  # removed by another process
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime, status.st_size, entry.path
+
+
+def _tidy(folder: Path) -> None:
+    """Remove the files that were not used for long, and of too many or too large ones the oldest."""
+    left_bytes, left_files, oldest = MOST_BYTES, MOST_FILES, time.time() - MOST_DAYS * 86400
+    for used, size, path in sorted(entries(folder), reverse=True):
+        left_bytes, left_files = left_bytes - size, left_files - 1
+        if used < oldest or left_bytes < 0 or left_files < 0:
+            with suppress(OSError):
+                os.unlink(path)
 
 
 def _key(kind: str, source: ModelSource, run_config: RunConfig) -> str:
     path = getattr(source, "path", None)
     content = path.read_bytes() if path is not None and path.is_file() else b""
+    is_own = type(source).__name__ == "BertSource" and run_config.implementation != INSTALLED
     parts = [kind, type(source).__name__, source.to_data(), getattr(source, "implementation", ""), run_config.flat(),
-             hashlib.sha256(content).hexdigest(), *_surroundings(), torch.get_num_threads()]  # fmt: skip
+             hashlib.sha256(content).hexdigest(), _versions(is_own), _files(),
+             None if run_config.device == CUDA else [*_processor(), threads()]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def threads() -> int:
+    """Return the number of threads that torch uses, or will use; temporaries of CPU kernels depend on it."""
+    if "torch" in sys.modules:
+        from bertscope.torch_access import torch
+
+        return torch.get_num_threads()
+    return default_threads()
+
+
+def choose_threads(number: int) -> None:
+    """Have torch use this number of threads, now or when it is imported."""
+    if "torch" in sys.modules:
+        from bertscope.torch_access import torch
+
+        torch.set_num_threads(number)
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(number)
+
+
+def default_threads() -> int:
+    """Return the number of threads that torch uses by default."""
+    try:
+        return max(int(os.environ.get("OMP_NUM_THREADS", "")), 1)
+    except ValueError:
+        return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
-def _surroundings() -> list[Any]:
-    """Return what else decides a result: the versions, the processor, and the files of bertscope."""
-    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), has_bf16_products()]
-    found: list[Any] = [*processor, torch.__version__]
-    for package in ("bertscope", "transformers", "peft"):
+def _versions(is_own: bool) -> list[str]:
+    """Return the versions that decide a result; those of transformers and peft for their models only."""
+    found = [platform.python_version()]
+    for package in ("torch", *(() if is_own else ("transformers", "peft"))):
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{package} {metadata.version(package)}")
-    files = sorted(Path(bertscope.__file__).parent.rglob("*.py"))
-    return found + [[str(path), path.stat().st_mtime_ns, path.stat().st_size] for path in files]
+    return found
+
+
+@cache
+def _processor() -> list[str]:
+    """Return what decides torch's choice of kernels on this machine's CPU."""
+    chosen = [os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_NUM_THREADS")]
+    flags = ""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        flags = next((line for line in file if line.lower().startswith(("flags", "features"))), "")
+    return [platform.machine(), platform.system(), flags, *chosen]
+
+
+@cache
+def _files() -> list[Any]:
+    """Return the files of bertscope with their sizes and times."""
+    root = os.path.dirname(bertscope.__file__)
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.endswith(".py"):
+                status = os.stat(os.path.join(folder, name))
+                found.append([folder[len(root) :], name, status.st_mtime_ns, status.st_size])
+    return sorted(found)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeGuard
 
-from bertscope.analyses.modules.module_tree import InOut
-from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.calibrations import Calibration, calibration_here, calibration_of, calibrations, card_of
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
@@ -21,7 +20,10 @@ from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRA
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.training_files import read_training_file
-from bertscope.torch_access import nn, torch
+
+if TYPE_CHECKING:
+    from bertscope.analyses.modules.module_tree import InOut
+    from bertscope.torch_access import nn, torch
 
 
 class Configuration(Protocol):
@@ -34,13 +36,22 @@ class Configuration(Protocol):
 
 
 # A module, a name or path as for the command line, a configuration or its dictionary, or `bertscope.load(...)`.
-Model: TypeAlias = nn.Module | ModelSource | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]
+Model: TypeAlias = "nn.Module | ModelSource | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]"
 Size: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
+
+
+def is_module(model: Model) -> TypeGuard[nn.Module]:
+    """Return True for a module of torch, which is imported then."""
+    if "torch" not in sys.modules:
+        return False
+    from bertscope.torch_access import nn
+
+    return isinstance(model, nn.Module)
 
 
 def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]:
     """Return the given module itself, or the model of a source on meta, and the name for its report."""
-    if isinstance(model, nn.Module):
+    if is_module(model):
         return model, name
     source = source_of(model, name=name)
     return source.build(), source.name
@@ -58,6 +69,8 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
         if dtypes is not None:
             raise SelectionError("dtypes are those of input_size; give it too, or leave dtypes out")
         return inputs
+    from bertscope.torch_access import torch
+
     sizes: Any = [input_size] if all(isinstance(size, int) for size in input_size) else list(input_size)
     if not sizes[0] or not all(type(number) is int and number > 0 for size in sizes for number in _numbers(size)):
         raise SelectionError(f"input_size is a size such as (1, 3, 224, 224), or a list of sizes; got {input_size!r}")
@@ -69,6 +82,8 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
 
 def inputs_on_device(inputs: Any, device: str) -> Any:
     """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
+    from bertscope.torch_access import torch
+
     is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
     return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
 
@@ -95,6 +110,8 @@ def shapes_of_run(
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     given = inputs_of(inputs, input_size, dtypes)
     if given is not None or shapes is True:
+        from bertscope.analyses.tracing.trace import source_shapes
+
         return source_shapes(source_of(model if given is None else built(model)[0], inputs=given), batch, seq)
     return shapes or None
 

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.calibrate.step_time import Timer, with_fit_times, with_times
-from bertscope.analyses.memory import estimate as estimates
-from bertscope.analyses.memory import profiler_run
-from bertscope.analyses.memory.estimate import MemoryTraces, on_card
-from bertscope.analyses.memory.fit import Steps, estimate_on, fewest_report, fit_report
-from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, RankLaunch
-from bertscope.analyses.memory.snapshot import snapshot as picture
-from bertscope.analyses.memory.step import Loss, real_inputs
+from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
+from bertscope.analyses.memory.steps import Steps, on_card
 from bertscope.api.asked import (
     Asked,
     Model,
@@ -25,6 +18,7 @@ from bertscope.api.asked import (
     card_for,
     inputs_of,
     inputs_on_device,
+    is_module,
     loop_of,
 )
 from bertscope.errors import SelectionError
@@ -48,13 +42,16 @@ from bertscope.settings.run_config import (
 )
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, torch
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from bertscope.analyses.calibrate.step_time import Timer
+    from bertscope.analyses.memory.profile_job import RankLaunch
+    from bertscope.analyses.memory.step import Loss
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
+    from bertscope.torch_access import nn, torch
 
 _COMPARED = ("checkpointing",)
 _SEARCHED = ("seq", "precision", "checkpointing", "gpu")  # of fit: each combination is a row
@@ -96,26 +93,31 @@ def estimate(
     given = inputs_of(inputs, input_size, dtypes)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file)
     if given is not None:
+        from bertscope.analyses.memory.estimate import estimate as estimate_module
+
         module, shown = built(model, name)
-        return estimates.estimate(module, given, asked.of_module(module)[0], loss=loss, name=shown)
+        return estimate_module(module, given, asked.of_module(module)[0], loss=loss, name=shown)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     source = source_of(model, name=name)
     resolved = asked.resolved(source, **DEFAULTS["estimate"])
     (limit,) = resolved.limits
     expect(len(resolved.runs))
-    runs, report = estimate_on(source, resolved.runs, card_for(limit, resolved.runs[0]))
+    steps = Steps(source)
+    runs, report = estimate_on(source, resolved.runs, card_for(limit, resolved.runs[0]), steps)
     if asked.training_file is not None:
         report = replace(report, training_file=asked.noted(runs))
-    return _timed(report, source, limit, runs) if limit.time else report
+    return _timed(report, steps, limit, runs) if limit.time else report
 
 
 def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
     """Return the last of the steps of `estimate` for PyTorch's memory viewer, as torch pickles a snapshot."""
+    from bertscope.analyses.memory.snapshot import snapshot as picture
+
     source = source_of(model).require("--snapshot")
     resolved = Asked.of(settings, layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
     run_config, limit = resolved.points[-1]
-    return picture(estimates.MemoryTraces(source).trace(on_card(run_config, card_for(limit, run_config))))
+    return picture(Steps(source).trace(on_card(run_config, card_for(limit, run_config))))
 
 
 @with_settings(*MEASURED)
@@ -145,7 +147,7 @@ def profile(
     """
     given = inputs_of(inputs, input_size, dtypes)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, records=MEASURED)
-    if isinstance(model, nn.Module):
+    if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; leave it out")
@@ -154,6 +156,9 @@ def profile(
 
 def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | None, name: str | None) -> MemoryReport:
     """Return the measurement of a module in this process."""
+    from bertscope.analyses.memory import profiler_run
+    from bertscope.analyses.memory.step import real_inputs
+
     if given is None:
         run_config, _, measurement, launch = asked.resolved(precision=STORED, **loop_of(module)).points[0]
         given = real_inputs(module, run_config, run_config.device)
@@ -169,6 +174,9 @@ def profile_source(
     source: ModelSource, asked: Asked, *, wants_snapshot: bool = False
 ) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
     """Return the measurement of a model that new processes build, and with `wants_snapshot` that of each step."""
+    from bertscope.analyses.memory.profile import profile_report
+    from bertscope.analyses.memory.profile_job import Job
+
     if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size", "nnodes"}:
         raise asked.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
     resolved = asked.resolved(source, **DEFAULTS["profile"])
@@ -195,6 +203,8 @@ def profile_source(
 
 def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
     """Return the launch of real ranks; None if there are none."""
+    from bertscope.analyses.memory.profile_job import RankLaunch
+
     if launch.nproc is None:
         return None
     return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch) | {"node_rank": launch.node_rank or 0})
@@ -268,6 +278,11 @@ class _FitSearch:
     batch_total: int | None
     steps: dict[str | None, Steps] = field(default_factory=dict)
 
+    @property
+    def _steps(self) -> Steps:
+        """Return the steps of the model itself."""
+        return self.steps.setdefault(self.source.architecture, Steps(self.source))
+
     def limits(self) -> tuple[Limit, ...]:
         """Return the GPUs or the budget; raises SelectionError without one."""
         found = self._resolved().limits
@@ -305,8 +320,9 @@ class _FitSearch:
             report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
-            steps = self.steps.get(self.source.architecture)
-            if (timer := _timer(card, self.source, limit, runs[0], steps)) is not None:
+            if (timer := _timer(card, self._steps, limit, runs[0])) is not None:
+                from bertscope.analyses.calibrate.step_time import with_fit_times
+
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=_no_time(limit, runs[0], report.rows))
         return replace(report, training_file=self.asked.noted(runs, searched="batch"))
@@ -317,7 +333,7 @@ class _FitSearch:
         plain = STORED if self.source.has_own_dtypes else FP32.name
         found = self._resolved(
             precision=[plain, f"{AUTOCAST}{half_precision(card)}"],
-            checkpointing=list(self.source.strategies(self.source.build())),
+            checkpointing=list(self._steps.facts(RunConfig()).strategies),
         )
         order = {name: number for number, name in enumerate(dict.fromkeys(run.precision for run in found.runs))}
         return sorted((run for run, other in found.points if other == limit), key=lambda run: order[run.precision])
@@ -332,23 +348,24 @@ class _FitSearch:
                              world_sizes=sizes, context_bytes=limit.context, known_steps=self.steps)  # fmt: skip
 
 
-def _timed(report: MemoryReport, source: ModelSource, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
+def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
-    if (timer := _timer(report.card, source, limit, runs[0])) is not None:
+    if (timer := _timer(report.card, steps, limit, runs[0])) is not None:
+        from bertscope.analyses.calibrate.step_time import with_times
+
         report = with_times(report, timer, runs)
     return replace(report, notes=(*report.notes, *_no_time(limit, runs[0], report.variants)))
 
 
-def _timer(
-    card: Gpu | None, source: ModelSource, limit: Limit, run_config: RunConfig, steps: Steps | None = None
-) -> Timer | None:
+def _timer(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) -> Timer | None:
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None
+    from bertscope.analyses.calibrate.step_time import Timer
+
     found = calibration_for(limit, run_config)
     calibration = None if found is None else found.report
-    trace_of = steps.trace if steps else MemoryTraces(source).trace
-    return Timer(source=source, card=card, calibration=calibration, sequences=limit.sequences, trace_of=trace_of)
+    return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
 
 
 def _no_time(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow]) -> tuple[Note, ...]:

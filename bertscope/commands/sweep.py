@@ -255,7 +255,7 @@ def sweep(
 
 def _compute(points: Sequence[Task | SweepRow], file: ResultsFile, on: EngineOptions, address: str) -> None:
     """Add the rows of the points that the file does not have."""
-    from bertscope.analyses.sweep.grid import usable_cores
+    from bertscope.analyses.saved import usable_cores
 
     done = file.done()
     left = [point for point in points if point.key not in done]

@@ -12,6 +12,8 @@ from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.settings.run_config import RunConfig
 
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingKey:

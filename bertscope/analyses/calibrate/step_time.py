@@ -16,19 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.analyses.calibrate.session import TF32
-from bertscope.analyses.memory.estimate import estimate_memory, named_inputs, on_card
+from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
-from bertscope.analyses.memory.growth import TraceOf
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
+from bertscope.analyses.memory.steps import Steps, estimate_memory, on_card
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
-from bertscope.analyses.tracing.trace import OPTIMIZER
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
-from bertscope.reports.memory import FitReport, FitRow, MemoryReport
+from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -101,19 +100,20 @@ def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: in
 class Timer:
     """The times of the steps of a model on a card: by its calibration, without one by its data sheet."""
 
-    source: ModelSource
+    steps: Steps
     card: Gpu
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch
-    trace_of: TraceOf | None = None
 
     def times(self, run_config: RunConfig) -> dict[str, Any]:
         """Return the fields of a report's row on times."""
         found, span = None, None
         if self.calibration is None:
-            plain = estimate_memory(self.source, run_config.changed(checkpointing=NONE), None, self.trace_of)
-            span = data_sheet_seconds(self.source, run_config, plain.kept_bytes, self.card)
-        elif (rates := rates_of(self.calibration)) and (found := predicted(self.source, run_config, rates, self.card)):
+            plain = estimate_memory(self.steps, run_config.changed(checkpointing=NONE))
+            span = data_sheet_seconds(self.steps.source, run_config, plain.kept_bytes, self.card)
+        elif (rates := rates_of(self.calibration)) and (
+            found := predicted(self.steps.source, run_config, rates, self.card)
+        ):
             span = TimeRange(low_seconds=found.seconds, high_seconds=found.seconds)
         epoch = None
         if self.sequences and span:

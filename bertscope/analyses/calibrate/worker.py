@@ -98,9 +98,9 @@ class Preparation:
         if row.point.kind not in (STEP, LIMIT):
             return
         from bertscope.analyses.calibrate.step_time import step_work
-        from bertscope.analyses.memory.estimate import MemoryTraces, allocator_bytes
-        from bertscope.analyses.memory.fit import Fitter, Steps
-        from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, workspace_bytes
+        from bertscope.analyses.memory.fit import Fitter
+        from bertscope.analyses.memory.kernels.overhead import Overhead, workspace_bytes
+        from bertscope.analyses.memory.steps import Steps, allocator_bytes
         from bertscope.sources.find import load
 
         point = row.point
@@ -112,7 +112,7 @@ class Preparation:
             self.run_config = replace(self.run_config, batch=found.batch + point.more)
             self.row = replace(row, batch=self.run_config.batch)
             return
-        trace = MemoryTraces(self.source).trace(self.run_config)
+        trace = Steps(self.source).trace(self.run_config)
         allocated, reserved = allocator_bytes(trace, self.run_config, workspaces)
         self.row = replace(
             row,

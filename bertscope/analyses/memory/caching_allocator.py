@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20
@@ -290,6 +290,14 @@ class Requests:
     first: list[int]  # the first step, which lays down gradients that stay and the optimizer state
     step: list[int]  # each further step
     renamed: dict[int, int]  # the blocks that a variable of the loop refers to, by those of the step before
+
+    def of_sizes(self, sizes: list[int]) -> Requests:
+        """Return the same requests with other sizes of the blocks, without those of 0 bytes."""
+        asked = [self.start, self.first, self.step]
+        if not all(sizes[number] for numbers in asked for number in numbers if number >= 0):
+            asked = [[number for number in numbers if sizes[max(number, ~number)]] for numbers in asked]
+        start, first, step = asked
+        return Requests(sizes, self.streams, start, first, step, self.renamed)
 
 
 def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:

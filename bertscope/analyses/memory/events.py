@@ -5,27 +5,23 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.analyses.tracing.trace import FORWARD
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.memory import Parts
+from bertscope.reports.memory import FORWARD, Parts
 from bertscope.settings.run_config import LOOPS
 
 _RETURN = "return of forward"
 _PREVIOUS, _KEPT = "previous ", "activations"
-_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
+SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
-
-
-SCRATCHPAD = "scratchpad of bfloat16"  # the dtype of a block of oneDNN's
 
 
 class Block(NamedTuple):
@@ -39,11 +35,6 @@ class Block(NamedTuple):
     recomputed: bool = False
     variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
     stream: str = ""  # of CUDA, that of computation without a name
-
-
-def is_scratchpad(block: Block) -> bool:
-    """Return True for the scratchpad of a bf16 product on the CPU."""
-    return block.dtype == SCRATCHPAD
 
 
 class MemoryEvent(NamedTuple):
@@ -77,69 +68,104 @@ class MemoryTrace:
     traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
     collectives: tuple[Collective, ...] = ()
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the trace as JSON data; events name their blocks by number."""
-        blocks = {block: number for number, block in enumerate(dict.fromkeys(
-            [*(block for block, _ in self.state), *(event.block for event in self.events)]))}  # fmt: skip
-        return {
-            "granule_bytes": self.granule_bytes,
-            "traced_layers": self.traced_layers,
-            "collectives": self.collectives,
-            "blocks": list(blocks),
-            "state": [(blocks[block], size) for block, size in self.state],
-            "events": [(event.size_bytes, blocks[event.block], *event[2:]) for event in self.events],
-        }
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "MemoryTrace":
-        """Return the trace that `to_data` wrote."""
-        blocks = [Block(part, path, operator, tuple(shape), *more)
-                  for part, path, operator, shape, *more in data.pop("blocks")]  # fmt: skip
-        return cls(**data | {
-            "state": tuple((blocks[number], size) for number, size in data["state"]),
-            "events": tuple(MemoryEvent(size, blocks[number], *more) for size, number, *more in data["events"]),
-            "collectives": tuple(Collective(*row) for row in data["collectives"]),
-        })  # fmt: skip
-
     def rounded(self, size_bytes: int) -> int:
         """Return a size as the allocator rounds it."""
         return rounded(size_bytes, self.granule_bytes)
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each event as the allocator rounds them."""
+        sizes = [event.size_bytes for event in self.events]
+        return sizes if self.granule_bytes == 1 else list(map(self.rounded, sizes))
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """Return what the traces of all batches of a run have in common."""
+        return Layout(
+            state_parts=[block.part for block, _ in self.state],
+            parts=[event.block.part for event in self.events],
+            places=[event[2:] for event in self.events],
+        )
+
+    @cached_property
+    def state_sizes(self) -> list[int]:
+        """Return the bytes of each block between steps as the allocator rounds them."""
+        return [self.rounded(size) for _, size in self.state]
+
     @property
     def state_bytes(self) -> int:
         """Return the bytes allocated between steps."""
-        return sum(self.rounded(size) for _, size in self.state)
+        return sum(self.state_sizes)
 
     def live_bytes(self) -> list[int]:
         """Return the allocated bytes after each event."""
-        sizes = [event.size_bytes for event in self.events]
-        rounded_sizes = sizes if self.granule_bytes == 1 else map(self.rounded, sizes)
-        return list(accumulate(rounded_sizes, initial=self.state_bytes))[1:]
+        return list(accumulate(self.sizes, initial=self.state_bytes))[1:]
 
     @cached_property
     def peak_bytes(self) -> int:
         """Return the peak of the step in bytes."""
-        return max(self.live_bytes(), default=self.state_bytes)
+        return max(accumulate(self.sizes, initial=self.state_bytes))
 
     def peaks(self) -> tuple[Moment, ...]:
         """Return the peak of each phase; the bytes allocated when the phase begins count too."""
         found: dict[str, Moment] = {}
-        before = self.state_bytes
-        for index, (event, live) in enumerate(zip(self.events, self.live_bytes(), strict=True)):
-            best = found.setdefault(event.phase, Moment(event.phase, index - 1, before))
-            if live > best.live_bytes:
-                found[event.phase] = Moment(event.phase, index, live, event.path, event.operator)
-            before = live
+        live = self.live_bytes()
+        for phase, start, stop in self.layout.phases:
+            best = found.setdefault(phase, Moment(phase, start - 1, live[start - 1] if start else self.state_bytes))
+            highest = max(live[start:stop])
+            if highest > best.live_bytes:
+                index = live.index(highest, start, stop)
+                found[phase] = Moment(phase, index, highest, *self.layout.places[index][1:])
         return tuple(found.values())
 
     def parts_after(self, index: int) -> dict[str, int]:
         """Return the allocated bytes by part after the event of that index; -1 is before the first."""
         sums = dict.fromkeys(PARTS, 0)
-        for block, size in self.state:
-            sums[block.part] += self.rounded(size)
-        for event in self.events[: index + 1]:
-            sums[event.block.part] += self.rounded(event.size_bytes)
+        layout = self.layout
+        for part, size in zip(layout.state_parts, self.state_sizes, strict=True):
+            sums[part] += size
+        for part, size in zip(layout.parts[: index + 1], self.sizes, strict=False):
+            sums[part] += size
         return sums
+
+    def block(self, number: int) -> Block:
+        """Return the block of an event."""
+        return self.events[number].block
+
+    @property
+    def saved_events(self) -> list[int]:
+        """Return the numbers of the events of the last forward that allocate what is saved for backward."""
+        return [number for number in self.layout.saved if self.sizes[number] > 0]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Return the bytes that forward saves for backward."""
+        return sum(self.sizes[number] for number in self.saved_events)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the memory traces of a run at all batches have in common: parts and places, not sizes."""
+
+    state_parts: list[str]
+    parts: list[str]  # of the events
+    places: list[tuple[str, str, str]]  # phase, module and operator of the events
+
+    @cached_property
+    def phases(self) -> list[tuple[str, int, int]]:
+        """Return each phase with its first event and the one behind its last."""
+        found, start = [], 0
+        for phase, run in groupby(place[0] for place in self.places):
+            stop = start + sum(1 for _ in run)
+            found.append((phase, start, stop))
+            start = stop
+        return found
+
+    @cached_property
+    def saved(self) -> list[int]:
+        """Return the numbers of the last forward's events of blocks that are saved for backward."""
+        last = [range(start, stop) for phase, start, stop in self.phases if phase == FORWARD][-1:]
+        return [number for numbers in last for number in numbers if self.parts[number] == _KEPT]
 
 
 def ordered_frees(events: Iterable[MemoryEvent], key: Callable[[MemoryEvent], Any] | None = None) -> list[MemoryEvent]:
@@ -175,14 +201,15 @@ def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
     older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
     """
-
-    def copies(block: Block) -> int:
-        return 2 if block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX) else 1
-
-    if all(event.block.operator != _SOFTMAX for event in trace.events):
+    if all(event.block.operator != SOFTMAX for event in trace.events):
         return trace
-    events = (copy for event in trace.events for copy in (event,) * copies(event.block))
+    events = (copy for event in trace.events for copy in (event,) * (1 + has_softmax_input(event.block)))
     return replace(trace, events=tuple(events))
+
+
+def has_softmax_input(block: Block) -> bool:
+    """Return True for the saved output of a softmax."""
+    return block.part == "activations" and block.operator in (SOFTMAX, _LOG_SOFTMAX)
 
 
 def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:
@@ -192,22 +219,32 @@ def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:
     those of the step before are state, until then.
     """
     kept = LOOPS[loop]
-    returns = [number for number, event in enumerate(trace.events) if event.operator == _RETURN]
-    ends = [number for number, event in enumerate(trace.events) if event.phase == FORWARD and event.size_bytes > 0]
-    last = (returns or ends or [0])[-1]
+    last = _end_of_forward(trace.events)
     blocks = [(event.block, event.size_bytes) for event in trace.events
               if event.block.variable in kept and event.size_bytes > 0]  # fmt: skip
     previous = [(block._replace(part=_KEPT, variable=_PREVIOUS + block.variable), size) for block, size in blocks]
     events: list[MemoryEvent] = []
-    for number, event in enumerate(trace.events):
+    begun = 0  # events before it are done
+    changed = [number for number, event in enumerate(trace.events) if event.block.variable or event.operator == _RETURN]
+    for number in sorted({*changed, last} if trace.events else ()):
+        events += trace.events[begun:number]
+        event, begun = trace.events[number], number + 1
         block = event.block
         if block.variable in kept and event.size_bytes > 0:
             events.append(event._replace(block=block._replace(part=_KEPT)))
-        elif block.variable not in kept and event.size_bytes:
+        elif block.variable not in kept and event.operator != _RETURN:
             events.append(event._replace(block=block._replace(variable="")) if block.variable else event)
         if number == last:
             events += (MemoryEvent(-size, block, FORWARD, "", "") for block, size in previous)
+    events += trace.events[begun:]
     return replace(trace, state=(*trace.state, *previous), events=tuple(events))
+
+
+def _end_of_forward(events: Sequence[MemoryEvent]) -> int:
+    """Return the number of the event at which forward returns: its mark, else its last allocation."""
+    returns = [number for number, event in enumerate(events) if event.operator == _RETURN]
+    ends = [number for number, event in enumerate(events) if event.phase == FORWARD and event.size_bytes > 0]
+    return (returns or ends or [0])[-1]
 
 
 class Place(NamedTuple):

@@ -12,21 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
-    SCRATCHPAD,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
     Place,
 )
 from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
-from bertscope.analyses.memory.kernels.cpu_products import MATRICES
-from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch_bytes
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER, ModuleTracker
+from bertscope.analyses.tracing.trace import ModuleTracker
+from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access import (
     DispatchMode,
@@ -108,7 +108,7 @@ class RunMode(DispatchMode):
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
-        self.scratch_bytes = cuda_scratch_bytes if self.on_device else cpu_scratch_bytes
+        self.scratch = cuda_scratch if self.on_device else cpu_scratch
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
         self.watched: dict[int, weakref.ref[Any]] = {}
@@ -233,11 +233,11 @@ class RunMode(DispatchMode):
         for number, tensor in enumerate(tensors(out)):
             size = self.true_bytes(operator, args, number, tensor)
             self._add(tensor, size, self.trained[number] if is_for_all else None)
-        if extra := self.scratch_bytes(operator, args):  # in addition to the results
+        if extra := self.scratch(operator, args):  # in addition to the results
             place = self._place()
-            is_scratchpad = self.operator in MATRICES and args[-1].dtype is torch.bfloat16 and not self.on_device
-            allocated = Allocation(extra, place, dtype=SCRATCHPAD if is_scratchpad else "")
-            self.recorder.allocate(0, allocated, place)
+            by_rule = extra if isinstance(extra, Scratch) else Scratch("", ())  # 0 bytes of a rule are an event too
+            size = extra.size_bytes if isinstance(extra, Scratch) else extra
+            self.recorder.allocate(0, Allocation(size, place, by_rule.numbers, by_rule.rule), place)
             self.recorder.free(0, place)
         return out
 

@@ -1,27 +1,24 @@
 """`fit`: the largest batch that fits in a memory budget, for each variant of a run.
 
-Two traces give the memory growth, from which the search computes a batch. On CUDA the allocator is simulated for the
-batches below it. The trace of the next batch verifies it; that of the batch itself too, unless the growth gives the
-exact peak of the next one.
+The growth of the memory with the batch gives every peak, and on CUDA the requests that the simulated allocator serves.
+A step whose events change with the batch is traced at each batch that the search tries.
 """
+
+from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import AllocatorSettings, Requests, replayed, requests
-from bertscope.analyses.memory.estimate import KEPT_TRACES, MemoryTraces, estimate_report, on_card
-from bertscope.analyses.memory.events import MemoryTrace, with_softmax_inputs
-from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, growth_of, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import Overhead, by_thread, overhead
-from bertscope.analyses.memory.step import run_model, step_flops
-from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.parallel.strategies import rank_groups, units_text
+from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed, requests
+from bertscope.analyses.memory.events import with_softmax_inputs
+from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
+from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
+from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
-from bertscope.reports.base import Subject
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
@@ -32,19 +29,6 @@ from bertscope.units import FP32
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
 
 
-class Steps:
-    """The traces and FLOPs of one model's steps, which the searches for several budgets share.
-
-    The growth of the memory is that from the batch `grown_from` to the next one.
-    """
-
-    def __init__(self, source: ModelSource, grown_from: int = SMALLEST) -> None:
-        self.source, self.grown_from = source, max(grown_from, SMALLEST)
-        traces = MemoryTraces(source)
-        self.trace, self.growth = lru_cache(maxsize=KEPT_TRACES)(traces.trace), traces.growth
-        self.flops: dict[tuple[str, int], int] = {}  # of one sequence
-
-
 @dataclass
 class Fitter:
     """Search for the batches of one model that fit into one budget."""
@@ -52,10 +36,10 @@ class Fitter:
     steps: Steps
     budget_bytes: int
     overhead: Overhead = Overhead()
-    grown: dict[RunConfig, int] = field(default_factory=dict)  # peaks of tensors by the growth, which is verified
 
     def __post_init__(self) -> None:
         self.trace = self.steps.trace
+        self.limited = lru_cache(64)(self._limited)
 
     def row(self, run_config: RunConfig, batch: int | None = None) -> FitRow:
         """Return the result for this batch, by default for the largest that fits."""
@@ -66,7 +50,8 @@ class Fitter:
             answer = self.answer(replace(run_config, batch=batch))
             by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         run_config = replace(run_config, batch=batch or max(served, 1))
-        flops, plain = self._flops(run_config), self._flops(run_config.changed(checkpointing=NONE))
+        other = replace(run_config, loop=run_config.other_loop)
+        flops, plain = self.steps.flops(run_config), self.steps.flops(run_config.changed(checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -82,101 +67,84 @@ class Fitter:
             extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self._other_loop_bytes(run_config),
+            other_loop_bytes=self.trace(other).peak_bytes - self.trace(run_config).peak_bytes,
         )
-
-    def _other_loop_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes that the other loop adds to the peak; of the next batch, if the growth gave this one."""
-        traced = replace(run_config, batch=run_config.batch + (run_config in self.grown))
-        other = replace(traced, loop=traced.other_loop)
-        return self.trace(other).peak_bytes - self.trace(traced).peak_bytes
 
     def peak_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes that the budget must hold at the peak of this step, with the upper context."""
-        return self._tensor_bytes(run_config) + self.overhead.highest_bytes
-
-    def _tensor_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes of the tensors at the peak of this step."""
-        return self.grown[run_config] if run_config in self.grown else self.trace(run_config).peak_bytes
+        return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
 
     def answer(self, run_config: RunConfig) -> str:
         """Return if the run fits: yes, no, or uncertain."""
         if self._is_served(run_config):
             return YES
-        is_possible = self._tensor_bytes(run_config) <= self.budget_bytes - self.overhead.lowest_bytes
+        is_possible = self.trace(run_config).peak_bytes <= self.budget_bytes - self.overhead.lowest_bytes
         return UNCERTAIN if is_possible else NO
 
     def _is_served(self, run_config: RunConfig) -> bool:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
         if self.peak_bytes(run_config) > self.budget_bytes:
             return False
-        return run_config.device != CUDA or self._serves(self._requests(run_config), run_config)
+        return run_config.device != CUDA or not self.limited(run_config).missing_bytes
 
-    def _upper_trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace with the most memory that a version of torch needs for it; today's if there is no margin."""
-        trace = self.trace(run_config)
-        return with_softmax_inputs(trace) if self.overhead.margin else trace
-
-    def _workspaces(self, run_config: RunConfig) -> tuple[int, ...]:
-        """Return the bytes of cuBLAS's workspaces by thread, which the allocator serves too."""
-        return by_thread(run_config, self.overhead.workspace_bytes)
+    def _limited(self, run_config: RunConfig) -> Allocator:
+        """Return the simulated allocator after the run in the budget without the upper context."""
+        limit = self.overhead.limit_bytes(self.budget_bytes)
+        return replayed(self._requests(run_config), limit, AllocatorSettings.of(run_config))
 
     def _requests(self, run_config: RunConfig) -> Requests:
         """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
-        return requests(self._upper_trace(run_config), self._workspaces(run_config))
-
-    def _serves(self, run: Requests, run_config: RunConfig) -> bool:
-        """Return True if the simulated allocator serves all requests with the upper context."""
-        limit = self.overhead.limit_bytes(self.budget_bytes)
-        return replayed(run, limit, AllocatorSettings.of(run_config)).missing_bytes == 0
+        workspaces, is_upper = by_thread(run_config, self.overhead.workspace_bytes), self.overhead.margin > 0
+        growth = self.steps.growth_to(run_config)
+        if growth is not None:
+            return (growth.with_softmax_inputs if is_upper else growth).requests(run_config.batch, workspaces)
+        trace = self.trace(run_config)
+        return requests(with_softmax_inputs(trace) if is_upper else trace, workspaces)
 
     def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
         if run_config.device != CUDA:
             return self.peak_bytes(run_config)
-        limit = self.overhead.limit_bytes(self.budget_bytes) if is_limited else None
-        settings = AllocatorSettings.of(run_config)
-        allocator = replayed(self._requests(run_config), limit, settings)
+        run = self._requests(run_config)
+        allocator = self.limited(run_config) if is_limited else replayed(run, None, AllocatorSettings.of(run_config))
         return allocator.peak_reserved_bytes + self.overhead.context_high_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
-        """Return the largest batch whose tensors fit with the lower context: from the growth, verified by traces."""
-        growth = self.steps.growth(run_config, self.steps.grown_from)
+        """Return the largest batch whose tensors fit with the lower context."""
         tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:
-            """Return True if that batch fits into the budget, by its trace or by the verified growth."""
-            return self._tensor_bytes(replace(run_config, batch=batch)) <= tensor_bytes
+            """Return True if the tensors of that batch fit into the budget."""
+            return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
-        batch = largest(lambda size: growth.peak_bytes(size) <= tensor_bytes) if growth else largest(fits)
-        if growth and growth.is_whole and self.steps.grown_from < batch < LARGEST_BATCH:
-            following = replace(run_config, batch=batch + 1)
-            if self.trace(following).peak_bytes == growth.peak_bytes(batch + 1):
-                self.grown[replace(run_config, batch=batch)] = growth.peak_bytes(batch)
-        return _settled(batch, fits)
+        growth = self.steps.growth(run_config)
+        if growth is None:
+            return largest(fits)
+        expected = largest(lambda batch: growth.peak_bytes(batch) <= tensor_bytes)
+        return _settled(expected, fits)  # a batch of 1 is traced, and each batch of a user's own code
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
-        """Return the largest batch up to `most` that fits: from the growth at the largest ones, verified by traces."""
+        """Return the largest batch up to `most` that fits.
 
-        def fits(batch: int) -> bool:
-            """Return True if the trace of that batch is served."""
-            return self._is_served(replace(run_config, batch=batch))
-
+        A try that is not served says how many bytes its requests lack; the next one is smaller by as many sequences.
+        """
         if run_config.device != CUDA or not most:
             return most
-        growth = growth_of(self._upper_trace, run_config, max(most, SMALLEST))
-        if growth is None:
-            return largest(fits, most)
-        workspaces = self._workspaces(run_config)
-        served = largest(lambda size: self._serves(growth.requests(size, workspaces), run_config), most)
-        return _settled(served, fits, most)
+        low, high, place, step = 0, most + 1, most, 1  # at `low` it is served, at `high` it is not
+        while high - low > 1:
+            run = replace(run_config, batch=place)
+            if self._is_served(run):
+                low, place, step = place, min(place + step, high - 1), 2 * step
+                continue
+            sequence_bytes = max(self.peak_bytes(replace(run, batch=place + 1)) - self.peak_bytes(run), 1)
+            fewer = max(self._lacking_bytes(run) // sequence_bytes, 1)
+            high, place = place, max(place - fewer, (low + place) // 2, low + 1)
+        return low
 
-    def _flops(self, run_config: RunConfig) -> int:
-        """Return the FLOPs of the step: those of one sequence, times the batch."""
-        key, flops = (run_config.checkpointing, run_config.seq), self.steps.flops
-        if key not in flops:
-            flops[key] = step_flops(self.steps.source, replace(run_config, batch=1))
-        return run_config.batch * flops[key]
+    def _lacking_bytes(self, run_config: RunConfig) -> int:
+        """Return the bytes above the budget: of the tensors, or those that the allocator would reserve."""
+        excess = self.peak_bytes(run_config) - self.budget_bytes
+        return excess if excess > 0 else self.limited(run_config).missing_bytes
 
 
 def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
@@ -194,16 +162,12 @@ def other_head(source: ModelSource) -> ModelSource | None:
     return source.with_options(architecture=head.other) if head and head.other else None
 
 
-def _about(source: ModelSource, run_config: RunConfig) -> Subject:
-    return subject(run_model(source, run_config.changed(checkpointing=NONE)), source.name)
-
-
 def estimate_on(
-    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None, steps: Steps | None = None
 ) -> tuple[list[RunConfig], MemoryReport]:
     """Return the runs as on the GPU, if there is one, and their estimates with the answer whether each fits there."""
-    runs, steps = [on_card(run_config, card) for run_config in run_configs], Steps(source)
-    report = estimate_report(source, runs, steps.trace, card)
+    runs, steps = [on_card(run_config, card) for run_config in run_configs], steps or Steps(source)
+    report = estimate_report(steps, runs, card)
     if card is None:
         return runs, report
     fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})
@@ -221,8 +185,10 @@ def fitter_for(
     """Return the search in a budget of bytes or on a GPU, and the GPU; searches with the same `steps` share traces."""
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    room = overhead(run_config, context_bytes, known, _about(source, run_config).attention)
-    return Fitter(steps.setdefault(source.architecture, Steps(source)), budget_bytes, room), known
+    own = steps.setdefault(source.architecture, Steps(source))
+    attention = own.facts(run_config.changed(checkpointing=NONE)).subject.attention
+    room = overhead(run_config, context_bytes, known, attention)
+    return Fitter(own, budget_bytes, room), known
 
 
 def fit_report(
@@ -242,9 +208,9 @@ def fit_report(
     for a length or a setting that the model does not have.
     """
     plain = variants[0].changed(checkpointing=NONE)
-    about = _about(source, plain)
     steps = {} if known_steps is None else known_steps
     fitter, known = fitter_for(source, variants[0], budget, context_bytes, steps)
+    facts = fitter.steps.facts(plain)
     budget_bytes, room = fitter.budget_bytes, fitter.overhead
     other = other_head(source) if batch and tries_other_head else None
     other_steps = steps.setdefault(other.architecture, Steps(other)) if other else None
@@ -262,7 +228,7 @@ def fit_report(
         answers = (YES, UNCERTAIN, NO)
         rows.sort(key=lambda row: (row.seq, answers.index(row.answer), row.extra_flops, row.precision != FP32.name))
     return FitReport(
-        subject=replace(about, obtained="estimated"),
+        subject=replace(facts.subject, obtained="estimated"),
         run=replace(variants[0], **{name: getattr(RunConfig, name) for name in _VARIED}),
         budget_bytes=budget_bytes,
         overhead_bytes=room.highest_bytes,
@@ -273,7 +239,7 @@ def fit_report(
         context_high_bytes=room.context_high_bytes,
         margin=room.margin,
         other_head=other.architecture or "" if other else "",
-        units=units_text(run_model(source, plain), plain.parallelism, source.layer_path),
+        units=facts.units,
     )
 
 
@@ -373,11 +339,10 @@ class _BatchSearch:
         It is taken from the growth with the batch on two ranks, whose shares of the state are made as small as those on
         more ranks.
         """
-        pair, source = self.on(run_config, ranks, 2), self.fitter.steps.source
-        growth = self.fitter.steps.growth(pair, SMALLEST)
+        pair = self.on(run_config, ranks, 2)
+        growth = self.fitter.steps.growth(pair)
         if growth is None:
             return 0
-        model = run_model(source, run_config)
         trace = self.fitter.trace(pair)
         index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
         divided = sum(trace.parts_after(index)[part] for part in ranks.row.divided_parts)
@@ -385,7 +350,8 @@ class _BatchSearch:
 
         def share(size: int) -> int:
             """Return the parameters that rank 0 of so many updates."""
-            return rank_groups(model, ranks.of_size(size), source.layer_path)[0].updated_params
+            run = replace(run_config, parallelism=ranks.of_size(size))
+            return self.fitter.steps.facts(run).groups[0].updated_params
 
         def fits(size: int) -> bool:
             """Return True if the tensors should fit with that number of ranks."""

@@ -1,129 +1,335 @@
-"""The growth of a step's memory with the batch, and the batch from which one variant needs less than another.
+"""The memory trace of a step at any batch, from those of two batches.
 
-Each block of a memory trace grows with the batch by a fixed number of bytes, which two traces give. The scratchpads of
-bf16 products on the CPU do not; they are left out.
+Each size grows with the batch by a fixed number of bytes; that of a kernel's scratch follows a rule (scratch_rules.py)
+whose numbers do. The two batches are far apart, and their difference is a prime number: a size that does not grow
+evenly, such as a minimum, a rounded quotient or a square, gives no whole number of bytes for a sequence, or fewer than
+0 bytes without any.
 """
 
-from collections.abc import Callable, Iterable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate
+from itertools import groupby
+from typing import Any, cast
 
 from bertscope.analyses.memory.caching_allocator import Requests, requests
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, is_scratchpad, ordered_frees, rounded
+from bertscope.analyses.memory.events import (
+    SOFTMAX,
+    Block,
+    Layout,
+    MemoryEvent,
+    MemoryTrace,
+    has_softmax_input,
+    rounded,
+)
+from bertscope.analyses.memory.kernels.scratch_rules import RULES
+from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BreakEven, BreakEvenPoint
 from bertscope.settings.run_config import RunConfig
 
 LARGEST_BATCH = 2**20
-SMALLEST = 2  # batch of which the growth is taken: some operators treat a batch of 1 differently
+SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
 TraceOf = Callable[[RunConfig], MemoryTrace]
 
 
-@dataclass
+class Line(int):
+    """A number at the batch SMALLEST, with what each further sequence adds."""
+
+    slope: int
+
+    @classmethod
+    def of(cls, number: int, slope: int) -> Line:
+        """Return the line; SMALLEST sequences have `number`."""
+        line = cls(number)
+        line.slope = slope
+        return line
+
+    def __neg__(self) -> Line:
+        return Line.of(-int(self), -self.slope)
+
+
+def grown(one: MemoryTrace, other: MemoryTrace) -> MemoryTrace | None:
+    """Return the trace at the batch SMALLEST with lines as its numbers, from the traces there and at FAR.
+
+    None if their events differ, or if a size does not grow evenly.
+    """
+    if len(one.state) != len(other.state) or len(one.events) != len(other.events):
+        return None
+    try:
+        state = [(_block(a, b), _line(size, more)) for (a, size), (b, more) in zip(one.state, other.state, strict=True)]
+        pairs = zip(_frees_by_block(one.events), _frees_by_block(other.events), strict=True)
+        events = dict(_event(number, one.events[number], other.events[far]) for number, far in pairs)
+        calls = [
+            a._replace(full_bytes=_line(a.full_bytes, b.full_bytes))
+            for a, b in zip(sorted(one.collectives), sorted(other.collectives), strict=True)
+            if _same(a._replace(full_bytes=0), b._replace(full_bytes=0))
+        ]
+    except ValueError:
+        return None
+    in_order = {call._replace(full_bytes=int(call.full_bytes)): call for call in calls}
+    return replace(one, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
+                   collectives=tuple(in_order[call] for call in one.collectives))  # fmt: skip
+
+
+def _frees_by_block(events: Sequence[MemoryEvent]) -> Iterator[int]:
+    """Yield the numbers of the events with consecutive frees, whose order has no meaning, sorted by their blocks."""
+
+    def is_free(number: int) -> bool:
+        """Return True for a free whose bytes are 0 at no batch."""
+        return events[number].size_bytes < 0 and events[number].block.dtype not in RULES
+
+    for are_frees, run in groupby(range(len(events)), key=is_free):
+        numbers = list(run)
+        yield from sorted(numbers, key=lambda number: _free_order(events[number])) if are_frees else numbers
+
+
+def _free_order(event: MemoryEvent) -> tuple[Any, ...]:
+    """Return a key whose order the batch does not change, as far as blocks differ; of others the larger come first."""
+    block = event.block
+    return (block.path, block.operator, block.part, block.dtype, block.recomputed, block.variable, block.stream,
+            len(block.shape), event.size_bytes)  # fmt: skip
+
+
+def _event(number: int, one: MemoryEvent, other: MemoryEvent) -> tuple[int, MemoryEvent]:
+    """Return the number of an event, and the event with lines; raises ValueError if there is none."""
+    _same(one[2:], other[2:])
+    block = _block(one.block, other.block)
+    if block.dtype in RULES:
+        return number, one._replace(block=block)
+    size = _line(abs(one.size_bytes), abs(other.size_bytes))
+    _same(one.size_bytes < 0, other.size_bytes < 0)
+    return number, MemoryEvent(-size if one.size_bytes < 0 else size, block, *one[2:])
+
+
+def _same(one: object, other: object) -> bool:
+    if one != other:
+        raise ValueError(f"{one} is not {other}")
+    return True
+
+
+def _block(one: Block, other: Block) -> Block:
+    """Return the block of both batches, with lines as its dimensions."""
+    _same((*one[:3], *one[4:], len(one.shape)), (*other[:3], *other[4:], len(other.shape)))
+    return one if one.shape == other.shape else one._replace(shape=tuple(map(_line, one.shape, other.shape)))
+
+
+def _line(one: int, other: int) -> int:
+    """Return the line through both numbers; a number that does not grow as it is."""
+    slope, rest = divmod(other - one, FAR - SMALLEST)
+    if rest or one < slope * SMALLEST or slope < 0:
+        raise ValueError(f"{one} and {other} are on no line")
+    return Line.of(one, slope) if slope else one
+
+
+# ---- the numbers of a grown trace in columns ----
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The events and the state of one block, with what grows with the batch."""
+
+    block: Block
+    size_bytes: int  # at SMALLEST
+    slope: int
+    dims: tuple[int, ...]  # what a further sequence adds to each dimension; empty if nothing
+
+    @classmethod
+    def of(cls, block: Block, size_bytes: int) -> Kind:
+        """Return the kind of a block of a grown trace."""
+        dims = tuple(_slope(number) for number in block.shape)
+        plain = block._replace(shape=tuple(map(int, block.shape)))
+        return cls(plain, int(size_bytes), _slope(size_bytes), dims if any(dims) else ())
+
+    def block_at(self, more: int) -> Block:
+        """Return the block with `more` sequences than SMALLEST."""
+        if not self.dims:
+            return self.block
+        shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
+        return self.block._replace(shape=shape)
+
+    def bytes_at(self, more: int) -> int:
+        """Return the bytes with `more` sequences than SMALLEST."""
+        rule = RULES.get(self.block.dtype)
+        return rule(*self.block_at(more).shape) if rule else self.size_bytes + more * self.slope
+
+
+def _slope(number: int) -> int:
+    return number.slope if isinstance(number, Line) else 0
+
+
+@dataclass(frozen=True)
 class MemoryGrowth:
-    """The peak of a step as a function of the batch, from traces of two batches."""
+    """The memory of a step in one loop as a function of the batch, from SMALLEST on."""
 
+    kinds: list[Kind]
+    state: list[int]  # numbers of kinds
+    events: list[int]  # the number of a kind that is allocated, the complement of one that is freed
+    places: list[tuple[str, str, str]]
+    place_of: list[int]  # of each event
     granule_bytes: int
-    state: list[tuple[int, int]]  # bytes at batch 0, and bytes for each sequence
-    events: list[tuple[int, int]]
-    trace: MemoryTrace  # one of the two
+    traced_layers: int | None
+    collectives: list[tuple[Collective, int]]  # at SMALLEST, and what a further sequence adds to the bytes
 
-    @property
-    def is_whole(self) -> bool:
-        """Return True if no block is left out."""
-        return len(self.events) == len(self.trace.events)
+    @classmethod
+    def of(cls, trace: MemoryTrace) -> MemoryGrowth:
+        """Return the growth of a grown trace."""
+        numbers: dict[tuple[Any, ...], int] = {}
+        kinds: list[Kind] = []
+        places: dict[tuple[str, str, str], int] = {}
+
+        def number(block: Block, size: int) -> int:
+            """Return the number of the block's kind."""
+            lines = map(_slope, (size, *block.shape))
+            key = (block, size, *lines) if isinstance(size, Line) or block.dtype in RULES else (block, size)
+            if key not in numbers:
+                numbers[key] = len(kinds)
+                kinds.append(Kind.of(block, size))
+            return numbers[key]
+
+        state = [number(block, size) for block, size in trace.state]
+        events: list[int] = []
+        for event in trace.events:
+            is_free = event.size_bytes < 0
+            found = number(event.block, -event.size_bytes if is_free else event.size_bytes)
+            if event.block.dtype in RULES:  # maybe of 0 bytes; scratch is freed before anything else is allocated
+                is_free = events[-1:] == [found]
+            events.append(~found if is_free else found)
+        place_of = [places.setdefault(event[2:], len(places)) for event in trace.events]
+        calls = [
+            (call._replace(full_bytes=int(call.full_bytes)), _slope(call.full_bytes)) for call in trace.collectives
+        ]
+        return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls)
+
+    def to_data(self) -> list[Any]:
+        """Return the growth as JSON data."""
+        kinds = [(*kind.block, kind.size_bytes, kind.slope, kind.dims) for kind in self.kinds]
+        return [kinds, self.state, self.events, self.places, self.place_of, self.granule_bytes, self.traced_layers,
+                self.collectives]  # fmt: skip
+
+    @classmethod
+    def from_data(cls, data: Sequence[Any]) -> MemoryGrowth:
+        """Return the growth that `to_data` wrote."""
+        kinds, state, events, places, place_of, granule_bytes, traced_layers, calls = data
+        return cls(
+            [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
+             for part, path, operator, shape, *more, size, slope, dims in kinds],
+            state, events, [(phase, path, operator) for phase, path, operator in places], place_of,
+            granule_bytes, traced_layers, [(Collective(*call), slope) for call, slope in calls],
+        )  # fmt: skip
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Return the parts and places of all batches."""
+        parts = [kind.block.part for kind in self.kinds]
+        of_all = parts + parts[::-1]  # a complement counts from the end
+        return Layout(
+            [parts[number] for number in self.state],
+            [of_all[number] for number in self.events],
+            [self.places[number] for number in self.place_of],
+        )
+
+    def kind_bytes(self, batch: int) -> list[int]:
+        """Return the bytes of each kind at a batch, not rounded."""
+        more = batch - SMALLEST
+        return [kind.bytes_at(more) for kind in self.kinds]
+
+    def sizes(self, batch: int) -> tuple[list[int], list[int]]:
+        """Return the rounded bytes of the state, and those of the events, at a batch."""
+        kinds = self.kind_bytes(batch)
+        if self.granule_bytes != 1:
+            kinds = [rounded(size, self.granule_bytes) for size in kinds]
+        of_all = kinds + [-size for size in reversed(kinds)]
+        return [kinds[number] for number in self.state], [of_all[number] for number in self.events]
+
+    def trace(self, batch: int) -> MemoryTrace:
+        """Return the trace at a batch."""
+        return GrownTrace(self, batch)
 
     def peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch."""
+        return self.trace(batch).peak_bytes
 
-        state, events = _sizes(self.state, batch), _sizes(self.events, batch)
-        if self.granule_bytes != 1:
-            state, events = ([rounded(size, self.granule_bytes) for size in sizes] for sizes in (state, events))
-        return max(accumulate(events, initial=sum(state)))
-
-    def gives(self, trace: MemoryTrace, batch: int) -> bool:
-        """Return True if the trace of a batch is what the growth says, event by event."""
-        own, others = (ordered_frees(growing(each.events), _free_order) for each in (self.trace, trace))
-        if len(trace.state) != len(self.state) or len(others) != len(self.events):
-            return False
-        sizes = _sizes(self.events, batch)
-        expected = [
-            MemoryEvent(size, event.block, event.phase, event.path, event.operator)
-            for event, size in zip(own, sizes, strict=True)
+    @cached_property
+    def with_softmax_inputs(self) -> MemoryGrowth:
+        """Return the growth of a step in which eager attention also saves the inputs of softmax."""
+        if all(kind.block.operator != SOFTMAX for kind in self.kinds):
+            return self
+        copied = [1 + has_softmax_input(kind.block) for kind in self.kinds]
+        pairs = [
+            pair for pair in zip(self.events, self.place_of, strict=True) for _ in range(copied[max(pair[0], ~pair[0])])
         ]
-        pairs = zip(ordered_frees(expected, _free_order), others, strict=True)
-        are_equal = all(_kind(one) == _kind(other) and one.size_bytes == other.size_bytes for one, other in pairs)
-        return are_equal and _sizes(self.state, batch) == [size for _, size in trace.state]
+        events, places = zip(*pairs, strict=True)
+        return replace(self, events=list(events), place_of=list(places))
 
     def requests(self, batch: int, workspaces: tuple[int, ...]) -> Requests:
         """Return the requests to the allocator at a batch; the workspaces are those of forward and backward."""
-        lines = (*self.state, *self.events)
-        sizes = [*(max(size, 0) for size in _sizes(lines, batch)), *workspaces]
-        return replace(self._requests(workspaces), sizes=sizes)
+        kinds = self.kind_bytes(batch)
+        sizes = [kinds[number] for number in self.state]
+        sizes += [kinds[number] if number >= 0 else 0 for number in self.events]
+        return self._requests(workspaces).of_sizes([*sizes, *workspaces])
 
     @cached_property
     def _requests(self) -> Callable[[tuple[int, ...]], Requests]:
-        """Return the function from the workspaces to the requests at the traced batch."""
-        return cache(partial(requests, self.trace))
+        """Return the function from the workspaces to the requests at a batch with which no scratch is empty."""
+        return cache(partial(requests, self.trace(LARGEST_BATCH)))
 
 
-def memory_growth(one: MemoryTrace, other: MemoryTrace, batch: int = SMALLEST) -> MemoryGrowth | None:
-    """Return the growth from the traces of a batch and the next, block by block; None if their events differ."""
-    first, second = (ordered_frees(growing(trace.events), _free_order) for trace in (one, other))
-    paths = [[event.block.path for event in events] for events in (first, second)]
-    if paths[0] != paths[1] or len(one.state) != len(other.state):
+class GrownTrace(MemoryTrace):
+    """A memory trace at one batch, whose events are made when they are asked for."""
+
+    def __init__(self, growth: MemoryGrowth, batch: int) -> None:
+        calls = (call._replace(full_bytes=call.full_bytes + (batch - SMALLEST) * slope)
+                 for call, slope in growth.collectives)  # fmt: skip
+        state_sizes, sizes = growth.sizes(batch)
+        vars(self).update(
+            growth=growth, batch=batch, granule_bytes=growth.granule_bytes, traced_layers=growth.traced_layers,
+            collectives=tuple(calls), layout=growth.layout, state_sizes=state_sizes, sizes=sizes,
+        )  # fmt: skip
+
+    def block(self, number: int) -> Block:
+        """Return the block of an event."""
+        growth: MemoryGrowth = vars(self)["growth"]
+        found = growth.events[number]
+        return growth.kinds[max(found, ~found)].block_at(vars(self)["batch"] - SMALLEST)
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the state or the events."""
+        if name not in ("state", "events"):
+            raise AttributeError(name)
+        growth, batch = cast("MemoryGrowth", vars(self)["growth"]), vars(self)["batch"]
+        blocks = [kind.block_at(batch - SMALLEST) for kind in growth.kinds]
+        sizes = growth.kind_bytes(batch)
+        if name == "state":
+            found: tuple[Any, ...] = tuple((blocks[number], sizes[number]) for number in growth.state)
+        else:
+            sizes, blocks = sizes + [-size for size in reversed(sizes)], blocks + blocks[::-1]
+            places = self.layout.places
+            found = tuple(
+                MemoryEvent(sizes[number], blocks[number], *place)
+                for number, place in zip(growth.events, places, strict=True)
+            )
+        vars(self)[name] = found
+        return found
+
+
+def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:
+    """Return the least batch at which `other` has the lower peak, and both peaks at batches above `above`.
+
+    None if it is not known.
+    """
+    if one is None or other is None:
         return None
-    state = [_line(a, b, batch) for (_, a), (_, b) in zip(one.state, other.state, strict=True)]
-    events = [_line(a.size_bytes, b.size_bytes, batch) for a, b in zip(first, second, strict=True)]
-    return MemoryGrowth(one.granule_bytes, state, events, one)
-
-
-def growing(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
-    """Return the events of blocks that grow evenly with the batch: all but those of oneDNN's scratchpads."""
-    return [event for event in events if not is_scratchpad(event.block)]
-
-
-def _free_order(event: MemoryEvent) -> tuple[str, str, str, int]:
-    """Return a key whose order the batch does not change."""
-    block = event.block
-    return block.path, block.operator, block.dtype, event.size_bytes
-
-
-def _kind(event: MemoryEvent) -> tuple[str, str, str, str, str]:
-    """Return what the events of all batches have in common."""
-    block = event.block
-    return event.phase, block.part, block.path, block.operator, block.dtype
-
-
-def _sizes(lines: Iterable[tuple[int, int]], batch: int) -> list[int]:
-    return [start + slope * batch for start, slope in lines]
-
-
-def _line(one: int, other: int, batch: int) -> tuple[int, int]:
-    """Return the bytes at batch 0, and the bytes for each sequence, from those of `batch` and the next."""
-    slope = other - one
-    return one - slope * batch, slope
-
-
-def growth_of(trace_of: TraceOf, run_config: RunConfig, batch: int = SMALLEST) -> MemoryGrowth | None:
-    """Return the growth of a run's step at a batch; None if its events change with the batch."""
-    one, other = (trace_of(replace(run_config, batch=size)) for size in (batch, batch + 1))
-    return memory_growth(one, other, batch)
-
-
-def break_even(trace_of: TraceOf, plain: RunConfig, other: RunConfig) -> BreakEven | None:
-    """Return the least batch at which `other` has the lower peak, and both peaks at larger ones; None if unknown."""
-    first, second = growth_of(trace_of, plain), growth_of(trace_of, other)
-    if first is None or second is None:
-        return None
+    first, second = one, other
     behind = largest(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
     if behind >= LARGEST_BATCH // 2:
         return None
     points = tuple(
         BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
         for batch in _SHOWN_BATCHES
-        if batch > max(plain.batch, behind)
+        if batch > max(above, behind)
     )
     return BreakEven(pays_from_batch=behind + 1, points=points)
 

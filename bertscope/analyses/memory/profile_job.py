@@ -142,21 +142,20 @@ def job_error(error: Exception, job: Job) -> tuple[str, str]:
 
 def estimate_job(job: Job, say: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
     from bertscope.analyses.memory.growth import break_even
-    from bertscope.analyses.memory.step import run_model, step_flops
-    from bertscope.analyses.modules.totals import subject
+    from bertscope.analyses.memory.steps import Steps, estimate_memory
 
     say("stage", "estimating")
+    steps = Steps(job.source)
     if job.source.bert_config is None:
-        say("subject", subject(run_model(job.source, job.run_config), job.source.name, job.run_config.dtype))
+        say("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        trace_of = MemoryTraces(job.source).trace
-        found = estimate_memory(job.source, job.run_config, trace_of=trace_of)
+        found = estimate_memory(steps, job.run_config)
         say("estimated", found)
         if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
-            say("outlook", break_even(trace_of, job.beside, job.run_config))
-    return step_flops(job.source, job.run_config)
+            growths = steps.growth(job.beside), steps.growth(job.run_config)
+            say("outlook", break_even(*growths, above=job.beside.batch))
+    return steps.flops(job.run_config)
 
 
 def machine_name(device: str) -> str:

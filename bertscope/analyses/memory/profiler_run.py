@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from bertscope.analyses.memory.estimate import memory_report, module_memory, named_inputs
+from bertscope.analyses.memory.estimate import module_memory, named_inputs
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
 from bertscope.analyses.memory.step import Loss, ModelStep
+from bertscope.analyses.memory.steps import memory_report
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD
 from bertscope.errors import SelectionError, UnknownValueError
-from bertscope.reports.memory import DeviceTerms, MemoryReport, Timing, Variant
+from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 
@@ -126,7 +127,8 @@ def profile(
         timing=Timing(warmup_seconds=warmup).of_steps(seconds),
     )
     machine = f"this process, {torch.get_num_threads()} threads"
-    return replace(memory_report(module, run_config, (variant,), name=name, machine=machine), inputs_given=True)
+    about = subject(module, name, run_config.dtype)
+    return replace(memory_report(about, run_config, (variant,), machine=machine), inputs_given=True)
 
 
 @contextmanager

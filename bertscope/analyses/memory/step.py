@@ -15,11 +15,11 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.fake_tensors import attribute_tensors
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.config import HEADS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY

@@ -3,10 +3,10 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from functools import cache
+from typing import Any
 
-from bertscope.analyses.memory.events import Block, MemoryTrace
-from bertscope.analyses.tracing.trace import FORWARD
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them
@@ -59,28 +59,27 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], device: D
 
 def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
     """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
-    found: dict[Block, list[int]] = defaultdict(list)
-    phases = [list(events) for phase, events in groupby(trace.events, lambda event: event.phase) if phase == FORWARD]
-    for event in phases[-1] if phases else ():  # of the last micro-batch
-        block = event.block
-        if block.part == "activations" and event.size_bytes > 0:
-            row = block._replace(path=rows.get(block.path, block.path))
-            found[row].append(trace.rounded(event.size_bytes))
+    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number in trace.saved_events:
+        block = trace.block(number)
+        key = rows.get(block.path, block.path), *block[2:]
+        found[key].append(trace.sizes[number])
     kept = [
         KeptRow(
-            path=block.path,
-            operator=block.operator,
-            what=what(block.path, block.operator),
-            shape=block.shape,
-            dtype=block.dtype,
+            path=path,
+            operator=operator,
+            what=what(path, operator),
+            shape=shape,
+            dtype=dtype,
             tensors=len(sizes),
             kept_bytes=sum(sizes),
         )
-        for block, sizes in found.items()
+        for (path, operator, shape, dtype, *_), sizes in found.items()
     ]
     yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
 
 
+@cache
 def what(path: str, operator: str) -> str:
     """Return the role of a tensor in BERT; the operator if no role is known."""
     for end, made_by, name in _WHAT:
@@ -91,21 +90,25 @@ def what(path: str, operator: str) -> str:
 
 def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
     """Yield the bytes by part over the step: of each interval of events only the highest and the last point."""
-    if not trace.events:
+    layout = trace.layout
+    if not layout.parts:
         return
     sums = trace.parts_after(-1)
-    yield Sample(phase=trace.events[0].phase, parts=Parts(**sums))
+    yield Sample(phase=layout.places[0][0], parts=Parts(**sums))
     live = trace.live_bytes()
-    chosen = {*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())}
-    for index, event in enumerate(trace.events):
-        sums[event.block.part] += trace.rounded(event.size_bytes)
-        if index in chosen:
-            yield Sample(phase=event.phase, parts=Parts(**sums))
+    chosen = sorted({*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())})
+    begun = 0
+    for index in chosen:
+        if index >= begun:  # not before the first event
+            for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
+                sums[part] += size
+            begun = index + 1
+            yield Sample(phase=layout.places[index][0], parts=Parts(**sums))
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:
     """Yield the indices of the highest and the last point of every interval of `width`."""
     for start in range(0, len(live), width):
         interval = range(start, min(start + width, len(live)))
-        yield max(interval, key=lambda index: live[index])
+        yield live.index(max(live[interval.start : interval.stop]), interval.start)
         yield interval[-1]

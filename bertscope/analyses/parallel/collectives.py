@@ -1,16 +1,19 @@
 """The collectives of torch.distributed by kind, and the bytes that one rank sends in a ring."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, TrafficRow
+from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, TrafficRow
 from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, REPLICATE, Parallelism
-from bertscope.torch_access import nn
+
+if TYPE_CHECKING:
+    from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
-_FORWARD, _BACKWARD = "forward", "backward"
 
 
 class Collective(NamedTuple):
@@ -68,19 +71,20 @@ def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
 def traffic(
     collectives: Iterable[Collective],
     rows: Mapping[str, str],
-    model: nn.Module,
+    bucket_count: int,
     parallelism: Parallelism,
     micro_batches: int = 1,
 ) -> tuple[TrafficRow, ...]:
     """Return the traffic of a step of so many micro-batches, from the collectives of one and of the optimizer step.
 
-    `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row.
+    `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row;
+    `bucket_count` is their number.
     """
     found: dict[tuple[str, str, str, int], TrafficRow] = {}
     reductions = micro_batches if parallelism.sync_each_batch else 1
-    buckets = reductions * len(bucket_sizes(model, parallelism)) if parallelism.row.has_buckets else 0
+    buckets = reductions * bucket_count if parallelism.row.has_buckets else 0
     for call in collectives:
-        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (_BACKWARD, ALL_REDUCE)
+        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (BACKWARD, ALL_REDUCE)
         path = "" if is_in_buckets else rows.get(call.path, call.path)
         times = 1 if call.phase == "optimizer" else reductions if _reduces(call, parallelism) else micro_batches
         key = (call.phase, call.kind, path, call.ranks)
@@ -100,8 +104,8 @@ def traffic(
 def _reduces(call: Collective, parallelism: Parallelism) -> bool:
     """Return True for what each reduction of gradients has once; DDP broadcasts the buffers after one."""
     is_of_replicas = call.kind == ALL_REDUCE and REPLICATE in parallelism.row.dimensions
-    in_backward = call.phase == _BACKWARD and (call.kind == REDUCE_SCATTER or is_of_replicas)
-    return in_backward or (call.phase, call.kind) == (_FORWARD, BROADCAST)
+    in_backward = call.phase == BACKWARD and (call.kind == REDUCE_SCATTER or is_of_replicas)
+    return in_backward or (call.phase, call.kind) == (FORWARD, BROADCAST)
 
 
 def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:

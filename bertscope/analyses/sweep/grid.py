@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
+from bertscope.analyses.saved import default_threads
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED
@@ -197,20 +198,6 @@ def _own_code(model: str) -> str:
     """Return the hash of the file in `file.py:attribute`; empty for another model."""
     file = Path(model.rpartition(":")[0])
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
-
-
-@cache
-def default_threads() -> int:
-    """Return the number of threads that torch uses by default; temporaries of CPU kernels depend on it."""
-    try:
-        return max(int(os.environ.get("OMP_NUM_THREADS", "")), 1)
-    except ValueError:
-        return usable_cores()
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions(*others: str) -> dict[str, str]:

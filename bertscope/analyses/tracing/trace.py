@@ -12,6 +12,7 @@ from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependen
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.reports.flops import Work
+from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.params import ModuleCall
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
@@ -25,7 +26,6 @@ from bertscope.torch_access import (
     torch,
 )
 
-FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
 _LABEL = "bertscope_module"
 Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 

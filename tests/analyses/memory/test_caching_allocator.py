@@ -14,7 +14,8 @@ from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces, device_terms, estimate_memory
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for, overhead, workspace_bytes
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
+from bertscope.analyses.memory.kernels.overhead import overhead, workspace_bytes
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.settings.run_config import RunConfig

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import MemoryTrace, in_loop, with_softmax_inputs
 from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head
 from bertscope.analyses.memory.growth import MemoryGrowth, largest
-from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, overhead
+from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer

@@ -8,7 +8,8 @@ from bertscope.analyses.memory.kernels.cpu_convolutions import (
     convolution_backward_scratch_bytes,
     convolution_scratch_bytes,
 )
-from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch_bytes, scratchpad_bytes
+from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch, scratchpad_bytes
+from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.torch_access import operator_name, torch
 
 # Kernel -> number of its first operands that it calls contiguous() on.
@@ -28,13 +29,13 @@ _QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least lengt
 _NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
 
 
-def cpu_scratch_bytes(operator: Any, args: Any) -> int:
+def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     """Return the temporary bytes that a CPU kernel allocates."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in _ELEMENTWISE:
         return _promoted_bytes(args)
     if name in MATRICES:
-        return product_scratch_bytes(*(args[place] for place in MATRICES[name]))
+        return product_scratch(*(args[place] for place in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0

@@ -7,14 +7,13 @@ recomputes a checkpointed layer. CUDA's autocast lists are registered under the 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
+from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, LAYER_NORM, Scratch
 from bertscope.errors import SelectionError
-from bertscope.gpus import CONTEXT_BYTES, Gpu, capability
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, operator_name, torch
 
@@ -126,9 +125,6 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
 _KERNELS: dict[str, Callable[..., Any]] = {"flash": _flash, "efficient": _efficient, "math": _math}
 
 
-# cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
-# CublasHandlePool.cpp); cuBLASLt uses the same one from torch 2.7 on.
-_LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
 # that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE).
 _IN_FLOAT = (
@@ -138,79 +134,6 @@ _IN_FLOAT = (
 )  # fmt: skip
 _TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
-# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
-# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
-# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
-MARGIN = 0.04
-EAGER = "eager"
-
-
-def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
-    """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
-
-    Without a compute capability it is that of this machine's GPU, or one below 9.
-    """
-    if compute_capability is None and torch.cuda.is_available():
-        compute_capability = torch.cuda.get_device_capability()
-    is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
-    workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
-    return 2 * workspace if run_config.mode == "training" else workspace
-
-
-def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
-    """Return the bytes of the workspaces on a GPU, measured if it has a calibration; None: as `workspace_bytes`."""
-    if card is None or not card.calibration or not card.workspace_forward_bytes:
-        return workspace_bytes(run_config, None if card is None else capability(card))
-    backward = card.workspace_backward_bytes if run_config.mode == "training" else 0
-    return card.workspace_forward_bytes + backward
-
-
-def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:
-    """Return the bytes of the workspaces of forward's thread, and in training of backward's: one half each."""
-    return (workspaces // 2, workspaces - workspaces // 2) if run_config.mode == "training" else (workspaces,)
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
-
-    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
-    version of torch may be an old one.
-    """
-
-    workspace_bytes: int = 0
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    margin: float = 0.0
-
-    @property
-    def lowest_bytes(self) -> int:
-        """Return the bytes with the context at the lower end."""
-        return self.workspace_bytes + self.context_low_bytes
-
-    @property
-    def highest_bytes(self) -> int:
-        """Return the bytes with the context at the upper end."""
-        return self.workspace_bytes + self.context_high_bytes
-
-    def limit_bytes(self, budget_bytes: int) -> int:
-        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
-        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
-
-
-def overhead(
-    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
-) -> Overhead:
-    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
-    if run_config.device != "cuda":
-        return Overhead(0, context_bytes or 0, context_bytes or 0)
-    workspaces = card_workspace_bytes(run_config, known)
-    if context_bytes is not None:
-        return Overhead(workspaces, context_bytes, context_bytes)
-    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
-    is_measured = known is not None and bool(known.calibration)
-    margin = MARGIN if attention == EAGER and not is_measured else 0.0
-    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)
 
 
 @contextmanager
@@ -296,7 +219,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def cuda_scratch_bytes(operator: Any, args: Any) -> int:
+def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
     """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in MATRICES:
@@ -311,37 +234,10 @@ def cuda_scratch_bytes(operator: Any, args: Any) -> int:
         blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
         return int(prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES)))
     if operator is aten.native_layer_norm_backward.default:
-        return contiguous_bytes(operator, args) + _layer_norm_bytes(args[1])
+        width = args[1].shape[-1]
+        rows = args[1].numel() // max(width, 1)
+        return Scratch(LAYER_NORM, (width, rows, args[1].itemsize, contiguous_bytes(operator, args)))
     copied = contiguous_bytes(operator, args)
     if operator is aten.embedding_dense_backward.default:
-        return copied + _embedding_bytes(args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize)
+        return Scratch(EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied))
     return copied
-
-
-def _layer_norm_bytes(given: torch.Tensor) -> int:
-    """Return the bytes of the partial sums of weight and bias: many rows are summed in blocks of 32.
-
-    Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
-    card; its number of processors is not known here.
-    """
-    width = given.shape[-1]
-    rows = given.numel() // max(width, 1)
-    if rows <= 2**16:
-        return 0
-    return int(2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * given.itemsize)
-
-
-def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int) -> int:
-    """Return the temporary bytes of an embedding's backward, which sorts the ids and sums their rows in tens.
-
-    Source: EmbeddingBackwardKernel.cu. Up to 3072 ids are added directly; few rows with many ids each are summed
-    by atomic additions in fp32.
-    """
-    if ids <= 3072:
-        return 0
-    rows_hit = min(ids, rows)
-    partial = ids // 10 + rows_hit
-    numbers = 8 * (3 * ids + 2 * rows_hit + partial)
-    if rows_hit < 400 and partial > 4 * rows_hit:
-        return numbers + 8 * partial + (4 * rows * width if itemsize < 4 else 0)
-    return numbers + 4 * partial * width

@@ -234,7 +234,7 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.analyses.parallel.collectives import traffic
-    from bertscope.analyses.tracing.trace import BACKWARD
+    from bertscope.reports.memory import BACKWARD
 
     step.run_first_steps(_stages(say, "the first steps"))
     trace = live_run(step, _stages(say, "the measured step"))

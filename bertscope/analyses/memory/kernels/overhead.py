@@ -1,0 +1,85 @@
+"""The memory of a CUDA device besides the tensors: cuBLAS's workspaces, the context, and a margin."""
+
+from dataclasses import dataclass
+
+from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
+from bertscope.settings.run_config import RunConfig
+
+# cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
+# CublasHandlePool.cpp); cuBLASLt uses the same one from torch 2.7 on.
+_LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
+# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
+# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
+# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
+MARGIN = 0.04
+EAGER = "eager"
+
+
+def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
+    """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
+
+    Without a compute capability it is that of this machine's GPU, or one below 9.
+    """
+    if compute_capability is None and may_have_cuda():
+        from bertscope.torch_access import torch
+
+        compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
+    workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
+    return 2 * workspace if run_config.mode == "training" else workspace
+
+
+def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
+    """Return the bytes of the workspaces on a GPU, measured if it has a calibration; None: as `workspace_bytes`."""
+    if card is None or not card.calibration or not card.workspace_forward_bytes:
+        return workspace_bytes(run_config, None if card is None else capability(card))
+    backward = card.workspace_backward_bytes if run_config.mode == "training" else 0
+    return card.workspace_forward_bytes + backward
+
+
+def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:
+    """Return the bytes of the workspaces of forward's thread, and in training of backward's: one half each."""
+    return (workspaces // 2, workspaces - workspaces // 2) if run_config.mode == "training" else (workspaces,)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
+
+    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
+    version of torch may be an old one.
+    """
+
+    workspace_bytes: int = 0
+    context_low_bytes: int = 0
+    context_high_bytes: int = 0
+    margin: float = 0.0
+
+    @property
+    def lowest_bytes(self) -> int:
+        """Return the bytes with the context at the lower end."""
+        return self.workspace_bytes + self.context_low_bytes
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the bytes with the context at the upper end."""
+        return self.workspace_bytes + self.context_high_bytes
+
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
+        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
+
+
+def overhead(
+    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
+) -> Overhead:
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
+    if run_config.device != "cuda":
+        return Overhead(0, context_bytes or 0, context_bytes or 0)
+    workspaces = card_workspace_bytes(run_config, known)
+    if context_bytes is not None:
+        return Overhead(workspaces, context_bytes, context_bytes)
+    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
+    is_measured = known is not None and bool(known.calibration)
+    margin = MARGIN if attention == EAGER and not is_measured else 0.0
+    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)

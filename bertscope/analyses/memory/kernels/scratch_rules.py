@@ -1,0 +1,181 @@
+"""Temporary memory of kernels that does not grow evenly with the batch, as functions of whole numbers.
+
+A memory trace keeps the numbers, which do grow evenly, so that the bytes are known at each batch without torch.
+
+oneDNN multiplies blocks: for each thread its scratchpad has a block of the right matrix, a block of the result in fp32
+and, if the left matrix is transposed, a block of that. Source: oneDNN 3.12, src/cpu/x64/matmul/brgemm_matmul_utils.cpp
+(compute_blocking_heuristic_avx512, init_aux_values, init_scratchpad).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+LEAST_OF_BLAS, _LEAST_OF_ONEDNN = 400, 16**3  # numbers multiplied: for BLAS of a matrix in a batch, for oneDNN in all
+_LINE, _WIDE = 32, 512  # elements: of a cache line of bf16, and of a row that gets a further line if a power of two
+_ALIGNMENT_BYTES = 128  # of each part of a scratchpad
+_BATCH_BYTES = 16 * 40  # of a thread: 16 of brgemm_batch_element_t
+_FP32_BYTES, _BF16_BYTES = 4, 2
+_COLUMNS = 64  # of a block of the result
+_DEPTH, _MORE_DEPTH = 512, 1024  # of a block; more if the product is deep and the left matrix not transposed
+_ROWS, _LEAST_ROWS, _FEW_ROWS = 256, 32, 16  # of a block: at most, at least, at least with less blocks than threads
+_COLUMN_BLOCKS = 16  # at most, for which a thread uses a block of the left matrix
+_SPLIT_DEPTH, _DEPTH_THREADS = 2048, 4  # from which on threads share a sum, and how many at most
+_STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows of a power of two is copied, too
+
+EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
+
+
+class Scratch(NamedTuple):
+    """The temporary bytes of a kernel: a rule, and its numbers."""
+
+    rule: str
+    numbers: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes."""
+        return RULES[self.rule](*self.numbers)
+
+
+def _layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
+    """Return the bytes of the partial sums of weight and bias, and of copies: many rows are summed in blocks of 32.
+
+    Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
+    card; its number of processors is not known here.
+    """
+    if rows <= 2**16:
+        return copied
+    return copied + 2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * itemsize
+
+
+def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int) -> int:
+    """Return the temporary bytes of an embedding's backward: copies, sorted ids, and sums of their rows in tens.
+
+    Source: EmbeddingBackwardKernel.cu. Up to 3072 ids are added directly; few rows with many ids each are summed
+    by atomic additions in fp32.
+    """
+    if ids <= 3072:
+        return copied
+    rows_hit = min(ids, rows)
+    partial = ids // 10 + rows_hit
+    numbers = copied + 8 * (3 * ids + 2 * rows_hit + partial)
+    if rows_hit < 400 and partial > 4 * rows_hit:
+        return numbers + 8 * partial + (4 * rows * width if itemsize < 4 else 0)
+    return numbers + 4 * partial * width
+
+
+def _product_bytes(
+    batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int, copied: int, plain: int,
+    is_batched: int,
+) -> int:  # fmt: skip
+    """Return the temporary bytes of a product of bf16 matrices on the CPU: with oneDNN's `copied`, else `plain`."""
+    scratchpad = onednn_scratchpad_bytes(batch, rows, columns, depth, is_transposed, threads)
+    if scratchpad:
+        return scratchpad + copied
+    return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
+
+
+RULES: dict[str, Callable[..., int]] = {
+    EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def onednn_scratchpad_bytes(batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int) -> int:
+    """Return the bytes of oneDNN's scratchpad for a product; 0 if other kernels compute it."""
+    if batch * rows * depth * columns <= _LEAST_OF_ONEDNN:
+        return 0
+    return _Product(batch, rows, columns, depth, int(is_transposed or rows == 1), threads).scratchpad_bytes
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of a matrix of rows x depth and one of depth x columns, or of a batch of them."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    is_transposed: int  # the left matrix, or a single row, which oneDNN takes for a transposed column
+    threads: int
+
+    @property
+    def scratchpad_bytes(self) -> int:
+        sharing, column_blocks, block_rows = self._split()
+        sums = self.rows * self.columns
+        if sharing == 1:
+            sums = block_rows * self.block_columns * (1 if self.block_depth == self.depth else column_blocks)
+        line = _rounded(self.block_depth, _LINE)
+        parts = [_BATCH_BYTES, _BF16_BYTES * _COLUMNS * line, _FP32_BYTES * sums]
+        if self.is_copied:
+            line += _LINE if line >= _WIDE and _is_power(line) else 0
+            parts.append(_BF16_BYTES * block_rows * line)
+        return sum(self.threads * part + _ALIGNMENT_BYTES for part in parts)
+
+    @property
+    def block_columns(self) -> int:
+        return min(_COLUMNS, self.columns)
+
+    @property
+    def block_depth(self) -> int:
+        return min(self.depth, _DEPTH if self.is_transposed or self.depth <= _MORE_DEPTH else _MORE_DEPTH)
+
+    @property
+    def is_copied(self) -> bool:
+        """Return True if a thread copies blocks of the left matrix."""
+        is_strided = _is_power(self.depth) and self.depth >= _STRIDED_DEPTH and self.rows >= _STRIDED_ROWS
+        return self.rows > 1 if self.is_transposed else is_strided
+
+    def _split(self) -> tuple[int, int, int]:
+        """Return the threads that share a sum, and the blocks of columns and the rows of one piece of work.
+
+        Threads have equal work, and blocks are full, or as nearly so as possible; of equally good splits it is the
+        first.
+        """
+        blocks = -(-self.columns // _COLUMNS)  # of columns
+        is_narrow = self.threads > self.batch * blocks
+        is_deep = self.depth >= _SPLIT_DEPTH and _is_power(self.depth)
+        is_shared = bool(is_narrow and self.batch == 1 and self.is_transposed and is_deep)
+        least_rows = min(_FEW_ROWS if is_narrow else _LEAST_ROWS, self.rows)
+        splits = product(
+            range(min(self.threads, _DEPTH_THREADS) if is_shared else 1, 0, -1),
+            range(min(_COLUMN_BLOCKS if self.is_copied else 1, blocks), 0, -1),
+            range(min(_ROWS, self.rows), least_rows - 1, -1),
+        )
+        even = (split for split in splits if is_shared or self._is_even(*split))
+        return min(even, key=lambda split: self._imbalance(*split), default=(1, 1, least_rows))
+
+    def _units(self, column_blocks: int, block_rows: int) -> int:
+        """Return the pieces of work of a split."""
+        return self.batch * -(-self.rows // block_rows) * -(-self.columns // (self.block_columns * column_blocks))
+
+    def _is_even(self, sharing: int, column_blocks: int, block_rows: int) -> bool:
+        units = self._units(column_blocks, block_rows)
+        return units >= 3 * self.threads or units % self.threads == 0
+
+    def _imbalance(self, sharing: int, column_blocks: int, block_rows: int) -> float:
+        """Return the sum of the shares of work that is idle or in excess, in oneDNN's order."""
+        blocks = -(-self.columns // _COLUMNS)
+        idle = _excess(self._units(column_blocks, block_rows), self.threads // sharing)
+        idle += _rounded(self.rows, block_rows) % self.rows / self.rows
+        idle += (_rounded(blocks, column_blocks) - blocks) / blocks
+        idle += self.threads % sharing / self.threads
+        return idle + _excess(self.depth, sharing * self.block_depth)
+
+
+def _excess(work: int, unit: int) -> float:
+    """Return how far work is from the next multiple of a unit, as a share of the unit."""
+    rest = work % unit
+    return (unit - rest if work < unit else min(unit - rest, rest)) / unit
+
+
+def _is_power(number: int) -> bool:
+    """Return True for a power of two."""
+    return number & (number - 1) == 0
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,230 @@
+"""What reports need of the steps of one model: traces at any batch, FLOPs, and facts of the model.
+
+Two runs of a kind of step give its memory at any batch (growth.py). What was found is kept in the user's cache
+(saved.py): a further report on the same kind of step imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
+
+from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed, requests
+from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even
+from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.parallel.collectives import traffic
+from bertscope.analyses.saved import saved
+from bertscope.errors import Text
+from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
+from bertscope.progress import progress
+from bertscope.reports.base import Subject
+from bertscope.reports.json import typed
+from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, RankGroup, Variant
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from bertscope.analyses.memory.estimate import MemoryTraces
+
+_KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What reports say of a model as a run has it, without its tensors."""
+
+    subject: Subject
+    params: int
+    rows: dict[str, str]  # the row of each module's path
+    units: str  # of FSDP
+    groups: tuple[RankGroup, ...]
+    buckets: int  # of DDP
+    strategies: tuple[str, ...]  # of checkpointing, to compare by default
+
+
+class Steps:
+    """The steps of one model, which its reports share."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.trace = lru_cache(_KEPT)(self._trace)
+        self.facts = lru_cache(_KEPT)(self._facts)
+        self._grown = lru_cache(4 * _KEPT)(self._growth)
+        self._counted = lru_cache(4 * _KEPT)(self._flops)
+
+    @cached_property
+    def traces(self) -> MemoryTraces:
+        """Return the traces of runs on fake tensors."""
+        from bertscope.analyses.memory.estimate import MemoryTraces
+
+        return MemoryTraces(self.source)
+
+    def _trace(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace of a step; that of a user's own code is of this very batch."""
+        growth = self.growth_to(run_config)
+        if growth is not None:
+            return growth.trace(run_config.batch)
+
+        def compute() -> MemoryGrowth:
+            """Return the trace as a growth in which nothing grows."""
+            return MemoryGrowth.of(self.traces.trace(run_config))
+
+        found = saved("trace", self.source, run_config, compute, MemoryGrowth.to_data, MemoryGrowth.from_data)
+        return found.trace(SMALLEST)
+
+    def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
+        """Return the memory of a step as a function of the batch; None if its events change with the batch."""
+        return self._grown(replace(run_config, batch=SMALLEST))
+
+    def growth_to(self, run_config: RunConfig) -> MemoryGrowth | None:
+        """Return the growth that gives the step at this batch; None if the batch itself has to run."""
+        is_traced = run_config.batch < SMALLEST or self.source.has_own_dtypes
+        return None if is_traced else self.growth(run_config)
+
+    def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
+        return saved(
+            "growth", self.source, run_config, lambda: self.traces.growth(run_config),
+            lambda found: found and found.to_data(), lambda data: MemoryGrowth.from_data(data) if data else None,
+        )  # fmt: skip
+
+    def flops(self, run_config: RunConfig) -> int:
+        """Return the FLOPs of a step: those of one sequence, times the batch."""
+        names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate")
+        one = RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
+        return run_config.batch * self._counted(one)
+
+    def _flops(self, run_config: RunConfig) -> int:
+        def compute() -> int:
+            """Count them."""
+            from bertscope.analyses.memory.step import step_flops
+
+            return step_flops(self.source, run_config)
+
+        return saved("step FLOPs", self.source, run_config, compute)
+
+    def _facts(self, run_config: RunConfig) -> ModelFacts:
+        kind = replace(run_config, batch=1, seq=1, loop=FREED)
+        compute = partial(self._read, kind)
+        found: ModelFacts = saved(
+            "facts", self.source, kind, compute, asdict, partial(typed, ModelFacts, where="facts")
+        )
+        return found
+
+    def _read(self, run_config: RunConfig) -> ModelFacts:
+        """Return the facts of the built model."""
+        from bertscope.analyses.memory.step import run_model
+        from bertscope.analyses.modules.module_tree import row_paths
+        from bertscope.analyses.modules.totals import subject
+        from bertscope.analyses.parallel.collectives import bucket_sizes
+        from bertscope.analyses.parallel.strategies import rank_groups, units_text
+
+        model, parallelism, path = run_model(self.source, run_config), run_config.parallelism, self.source.layer_path
+        return ModelFacts(
+            subject=subject(model, self.source.name, run_config.dtype),
+            params=sum(param.numel() for param in model.parameters()),
+            rows=dict(row_paths(model)),
+            units=units_text(model, parallelism, path),
+            groups=rank_groups(model, parallelism, path),
+            buckets=len(bucket_sizes(model, parallelism)),
+            strategies=tuple(self.source.strategies(model)),
+        )
+
+
+def estimate_memory(steps: Steps, run_config: RunConfig, card: Gpu | None = None) -> Memory:
+    """Return the memory of a step."""
+    return estimated(steps.trace, run_config, steps.facts(run_config).rows, card)
+
+
+def estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
+    """Return the memory of a step, and the peak of the same step in another loop."""
+    trace = trace_of(run_config)
+    found = memory(trace, "estimated", rows, with_histories(device_terms(trace, run_config, card), trace, run_config))
+    return replace(found, other_loop_bytes=trace_of(replace(run_config, loop=run_config.other_loop)).peak_bytes)
+
+
+def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
+    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
+
+    The allocated bytes are those of the last step, the reserved ones those of the whole run.
+    """
+    run = requests(trace, by_thread(run_config, workspaces))
+    allocator = replayed(run, settings=AllocatorSettings.of(run_config))
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+
+
+def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
+    """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
+    if run_config.device != "cuda":
+        return None
+    workspaces = card_workspace_bytes(run_config, card)
+    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    return DeviceTerms(
+        allocated_bytes=allocated,
+        workspace_bytes=workspaces,
+        reserved_bytes=reserved,
+        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
+        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
+    )
+
+
+def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
+    """Return the terms with the range of the allocated bytes over what a process may do before the run."""
+    if terms is None:
+        return None
+    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
+    others = [
+        replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
+    ]
+    found = [terms.allocated_bytes, *others]
+    return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
+
+
+def estimate_report(steps: Steps, run_configs: Sequence[RunConfig], card: Gpu | None = None) -> MemoryReport:
+    """Return the estimates of one model's step for run configurations that differ only in checkpointing.
+
+    On CUDA the context and the workspaces are those of `card`.
+    """
+    facts = steps.facts(run_configs[0])
+    variants: list[Variant] = []
+    for run_config in run_configs:
+        progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
+        found, collectives = estimated(steps.trace, run_config, facts.rows, card), steps.trace(run_config).collectives
+        variant = Variant(
+            checkpointing=run_config.checkpointing,
+            reentrant=run_config.reentrant,
+            estimated=found,
+            traffic=traffic(collectives, facts.rows, facts.buckets, run_config.parallelism, run_config.accumulate),
+        )
+        first = variants[0].estimated if variants else None
+        if first and steps.source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
+            growths = steps.growth(run_configs[0]), steps.growth(run_config)
+            variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
+        variants.append(variant)
+    report = replace(memory_report(facts.subject, run_configs[0], tuple(variants)), card=card)
+    if run_configs[0].parallelism.world_size == 1:
+        return report
+    return replace(report, ranks=facts.groups, units=facts.units)
+
+
+def memory_report(
+    about: Subject, run_config: RunConfig, variants: tuple[Variant, ...], *, machine: str = ""
+) -> MemoryReport:
+    """Return the report on these variants of a model, with the run that they share."""
+    return MemoryReport(
+        subject=replace(about, obtained="measured" if machine else "estimated"),
+        run=run_config.changed(checkpointing=NONE),
+        machine=machine or "estimated on fake tensors",
+        variants=variants,
+    )
+
+
+def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
+    if card is None or run_config.sdpa_kernel != "auto":
+        return run_config
+    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))
