@@ -6,7 +6,8 @@ import re
 import sys
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,9 +16,10 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
-from bertscope.commands.registry import Color, CommandGroup, Debug, Lang
+from bertscope.commands.registry import Color, CommandGroup, Debug, Lang, NoCache
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, one_line
 from bertscope.render.console import choose_color
+from bertscope.settings.run_config import CACHE_VARIABLE
 from bertscope.texts import LANGUAGES, in_language, phrase, say
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -64,6 +66,7 @@ def options(
     ] = None,
     color: Color = None,
     debug: Debug = False,
+    no_cache: NoCache = False,
     lang: Lang = "en",
 ) -> None:
     """Set the options before the command."""
@@ -93,8 +96,21 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr, in the chosen language."""
     # A table in pyproject.toml could print a note, which a shell shows in the line that is being completed.
-    with in_language(LANGUAGES[0] if os.environ.get(_COMPLETE) else chosen_language(sys.argv[1:])):
+    language = LANGUAGES[0] if os.environ.get(_COMPLETE) else chosen_language(sys.argv[1:])
+    with _without_cache("--no-cache" in sys.argv), in_language(language):
         return _run_in_language()
+
+
+@contextmanager
+def _without_cache(is_asked: bool) -> Iterator[None]:
+    """Switch the cache off, for child processes too, and restore it at the end."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if is_asked:
+        os.environ[CACHE_VARIABLE] = ""
+    yield
+    if is_asked:
+        os.environ.pop(CACHE_VARIABLE)
+        os.environ.update({} if given is None else {CACHE_VARIABLE: given})
 
 
 def _run_in_language() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import bertscope
 from bertscope.analyses.memory.system_memory import machine_bytes
+from bertscope.analyses.saved import cache_folder, entries
 from bertscope.calibrations import calibrations, card_of, user_folder
 from bertscope.errors import install_command, one_line
 from bertscope.processes.child import child_command
@@ -55,6 +56,8 @@ def doctor() -> DoctorReport:
     cards = [DeviceRow(threads=None, **card) for card in answer.get("cards", ())]
     folder, presets = preset_dir(), preset_paths()
     missing = "" if presets else f"no preset in {folder}; install bertscope anew"
+    cache, no_cache = cache_folder()
+    sizes = [size for _, size, _ in entries(cache)] if cache else []
     return DoctorReport(
         bertscope_version=bertscope.__version__,
         bertscope_path=str(Path(bertscope.__file__).resolve().parent),
@@ -68,6 +71,10 @@ def doctor() -> DoctorReport:
         devices=(cpu, *cards),
         calibration_path=str(user_folder()),
         calibrations=tuple(f"{card_of(item).name}: {item.text}" for item in calibrations()),
+        cache_path=str(cache or ""),
+        cache_bytes=sum(sizes),
+        cache_files=len(sizes),
+        no_cache=no_cache,
         problems=tuple(filter(None, (problem, *answer.get("problems", ()), missing))),
     )
 

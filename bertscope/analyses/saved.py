@@ -24,10 +24,9 @@ from typing import Any, TypeVar
 
 import bertscope
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.settings.run_config import CUDA, INSTALLED, RunConfig
+from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, INSTALLED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
-VARIABLE = "BERTSCOPE_CACHE"  # a folder in place of the user's, or empty for none
 MOST_BYTES, MOST_FILES, MOST_DAYS = 64 * 2**20, 2_000, 30  # of the folder; a file counts from its last use
 _MOST_FILE_BYTES, _MOST_TEXT_BYTES = 4 * 2**20, 64 * 2**20
 _BEGUN, _SUFFIX = ".bertscope-", ".trace"
@@ -43,12 +42,8 @@ def saved(
 
     A model of the user's own code is computed each time: a digest does not know what its code does.
     """
-    folder = None if source.has_own_dtypes else cache_folder()[0]
-    if folder is None:
-        return compute()
-    try:
-        path = folder / f"{_key(kind, source, run_config)}{_SUFFIX}"
-    except (SelectionError, OSError):  # a function in place of a name; a file that cannot be read
+    path = _place(kind, source, run_config)
+    if path is None:
         return compute()
     with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, BertscopeError, zlib.error):
         return from_data(json.loads(_read(path)))
@@ -58,11 +53,28 @@ def saved(
     return result
 
 
+def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int) -> bool:
+    """Return True if the cache has a result for a run with so many threads."""
+    path = _place(kind, source, run_config, thread_count)
+    return path is not None and path.is_file()
+
+
+def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int | None = None) -> Path | None:
+    """Return the file of a result; None without a cache for this model."""
+    folder = None if source.has_own_dtypes else cache_folder()[0]
+    if folder is None:
+        return None
+    try:
+        return folder / f"{_key(kind, source, run_config, thread_count or threads())}{_SUFFIX}"
+    except (SelectionError, OSError):  # a function in place of a name; a file that cannot be read
+        return None
+
+
 def cache_folder() -> tuple[Path | None, str]:
     """Return the folder of the cache, made if it does not exist; None without one, and the reason."""
-    given = os.environ.get(VARIABLE)
+    given = os.environ.get(CACHE_VARIABLE)
     if given == "":
-        return None, f"{VARIABLE} is empty"
+        return None, f"{CACHE_VARIABLE} is empty"
     try:
         folder = Path(given).expanduser() if given else _user_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,13 +148,13 @@ def _tidy(folder: Path) -> None:
                 os.unlink(path)
 
 
-def _key(kind: str, source: ModelSource, run_config: RunConfig) -> str:
+def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int) -> str:
     path = getattr(source, "path", None)
     content = path.read_bytes() if path is not None and path.is_file() else b""
     is_own = type(source).__name__ == "BertSource" and run_config.implementation != INSTALLED
     parts = [kind, type(source).__name__, source.to_data(), getattr(source, "implementation", ""), run_config.flat(),
              hashlib.sha256(content).hexdigest(), _versions(is_own), _files(),
-             None if run_config.device == CUDA else [*_processor(), threads()]]  # fmt: skip
+             None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

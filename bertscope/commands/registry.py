@@ -31,6 +31,14 @@ Debug = Annotated[
         show_default=False,
     ),
 ]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder).",
+        show_default=False,
+    ),
+]
 # `cli` reads it before the words are parsed, so that errors are in the language too.
 Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the output and of errors.")]
 # The commands in the order of their list, each with its line there. A command is in the module of its name.
@@ -123,8 +131,8 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(
-        *, color: Any, debug: bool, lang: str, **given: Any
-    ) -> None:  # `process` reads --debug: errors may precede parsing
+        *, color: Any, debug: bool, no_cache: bool, lang: str, **given: Any
+    ) -> None:  # `process` reads --debug: errors may precede parsing; `cli` reads --no-cache
         if color is not None:
             choose_color(color)
         try:
@@ -145,6 +153,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     params = [param for item in own for param in _options(item)]
     params.append(_option("color", None, Color))
     params.append(_option("debug", False, Debug))
+    params.append(_option("no_cache", False, NoCache))
     params.append(_option("lang", "en", Lang))
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}

@@ -76,6 +76,12 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
         ("platform", report.platform),
         ("presets", say("count_in", count=report.presets, path=report.preset_path)),
         ("calibrated", "; ".join(report.calibrations) or say("no_calibration", path=report.calibration_path)),
+        (
+            "cache",
+            say("cache", files=report.cache_files, size=bytes_text(report.cache_bytes), path=report.cache_path)
+            if report.cache_path
+            else say("no_cache", words=report.no_cache),
+        ),
     ]
     return [(phrase(name), one_line(text)) for name, text in lines]
 

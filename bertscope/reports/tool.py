@@ -71,6 +71,10 @@ class DoctorReport(Report):
     problems: tuple[str, ...]
     calibration_path: str = ""
     calibrations: tuple[str, ...] = ()  # the cards, with dates and versions
+    cache_path: str = ""  # empty without a cache; `no_cache` is the reason then
+    cache_bytes: int = 0
+    cache_files: int = 0
+    no_cache: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ TEXTS: dict[str, str] = {
     "stored_dtype": "{count} in {dtype} ({size})",
     "stored_bytes": "{count} bytes ({size}) = {parts}",
     "no_calibration": "no card, by a file in {path}",
+    "cache": "{files:,} results, {size}, in {path}",
+    "no_cache": "none: {words}",
     "count_in": "{count} in {path}",
     "under_all_names": "under all names",
     "files": "files",

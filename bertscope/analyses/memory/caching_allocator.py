@@ -32,22 +32,18 @@ PoolKey = tuple[str, bool]  # the stream of its blocks, and if they are small
 STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
 
-@dataclass(eq=False, slots=True)
 class SegmentBlock:
     """A used, free or unmapped block of a segment, with its neighbours."""
 
-    address: int
-    size: int
-    pool: PoolKey
-    is_free: bool = False
-    is_mapped: bool = True
-    before: SegmentBlock | None = None
-    after: SegmentBlock | None = None
+    __slots__ = ("address", "after", "before", "is_free", "is_mapped", "pool", "size")
 
-    @property
-    def is_small(self) -> bool:
-        """Return True if the block is in a pool of blocks of up to 1 MiB."""
-        return self.pool[1]
+    def __init__(
+        self, address: int, size: int, pool: PoolKey, is_mapped: bool = True, before: SegmentBlock | None = None,
+        after: SegmentBlock | None = None,
+    ) -> None:  # fmt: skip
+        self.address, self.size, self.pool = address, size, pool  # of a pool of blocks of up to 1 MiB, or of others
+        self.is_free, self.is_mapped = False, is_mapped
+        self.before, self.after = before, after
 
     @property
     def is_whole(self) -> bool:
@@ -61,14 +57,7 @@ class SegmentBlock:
 
     def split(self, size: int) -> SegmentBlock:
         """Reduce the block to this size, and return the block of the rest."""
-        rest = SegmentBlock(
-            self.address + size,
-            self.size - size,
-            self.pool,
-            is_mapped=self.is_mapped,
-            before=self,
-            after=self.after,
-        )
+        rest = SegmentBlock(self.address + size, self.size - size, self.pool, self.is_mapped, self, self.after)
         if self.after is not None:
             self.after.before = rest
         self.after, self.size = rest, size
@@ -117,7 +106,7 @@ class Allocator:
 
     def malloc(self, size_bytes: int, stream: str = "") -> SegmentBlock:
         """Return a block of this size for a stream, from new memory if no free block fits."""
-        size = self.rounded(size_bytes)
+        size = -(-size_bytes // _STEP) * _STEP or _STEP
         pool = stream, size <= _SMALL
         is_expandable = self.settings.expandable_segments
         if is_expandable and pool not in self.unmapped:
@@ -128,15 +117,12 @@ class Allocator:
             block = self._mapped(size, pool) if is_expandable else self._new_segment(size, pool)
         block.is_free = False
         rest = block.size - size
-        if rest >= _STEP if block.is_small or is_expandable else rest > _SMALL and not self._is_oversize(size):
+        if rest >= _STEP if pool[1] or is_expandable else rest > _SMALL and not self._is_oversize(size):
             self._set_free(block.split(size))
-        self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.allocated_bytes = allocated = self.allocated_bytes + block.size
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
         return block
-
-    def rounded(self, size_bytes: int) -> int:
-        """Return the size of the block for a request: a multiple of 512 bytes."""
-        return max(-(-size_bytes // _STEP) * _STEP, _STEP)
 
     def _is_oversize(self, size: int) -> bool:
         return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes
@@ -224,11 +210,12 @@ class Allocator:
     def free(self, block: SegmentBlock) -> None:
         """Free a block and merge it with free neighbours."""
         self.allocated_bytes -= block.size
-        if block.after is not None and block.after.is_free:
-            self._remove(block.after)
+        after, before = block.after, block.before
+        if after is not None and after.is_free:
+            self._remove(after)
             block.absorb_next()
-        if block.before is not None and block.before.is_free:
-            block = block.before
+        if before is not None and before.is_free:
+            block = before
             self._remove(block)
             block.absorb_next()
         self._set_free(block)
@@ -254,7 +241,7 @@ class Allocator:
 
     def _unmap(self, block: SegmentBlock) -> None:
         """Return the pages that lie in a free block of an expandable segment to the device."""
-        page = _SMALL_SEGMENT if block.is_small else _LARGE_SEGMENT
+        page = _SMALL_SEGMENT if block.pool[1] else _LARGE_SEGMENT
         first = -(-block.address // page) * page
         last = (block.address + block.size) // page * page
         if first >= last:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed, requests
-from bertscope.analyses.memory.events import with_softmax_inputs
-from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
+from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
+from bertscope.analyses.memory.growth import LARGEST_BATCH, largest, requests_of, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
 from bertscope.config import HEADS
@@ -94,12 +93,8 @@ class Fitter:
 
     def _requests(self, run_config: RunConfig) -> Requests:
         """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
-        workspaces, is_upper = by_thread(run_config, self.overhead.workspace_bytes), self.overhead.margin > 0
-        growth = self.steps.growth_to(run_config)
-        if growth is not None:
-            return (growth.with_softmax_inputs if is_upper else growth).requests(run_config.batch, workspaces)
-        trace = self.trace(run_config)
-        return requests(with_softmax_inputs(trace) if is_upper else trace, workspaces)
+        workspaces, trace = by_thread(run_config, self.overhead.workspace_bytes), self.trace(run_config)
+        return requests_of(upper(trace) if self.overhead.margin else trace, workspaces)
 
     def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import Requests, requests
 from bertscope.analyses.memory.events import (
@@ -23,6 +23,7 @@ from bertscope.analyses.memory.events import (
     MemoryTrace,
     has_softmax_input,
     rounded,
+    with_softmax_inputs,
 )
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
@@ -150,11 +151,6 @@ class Kind:
         shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
         return self.block._replace(shape=shape)
 
-    def bytes_at(self, more: int) -> int:
-        """Return the bytes with `more` sequences than SMALLEST."""
-        rule = RULES.get(self.block.dtype)
-        return rule(*self.block_at(more).shape) if rule else self.size_bytes + more * self.slope
-
 
 def _slope(number: int) -> int:
     return number.slope if isinstance(number, Line) else 0
@@ -233,8 +229,19 @@ class MemoryGrowth:
 
     def kind_bytes(self, batch: int) -> list[int]:
         """Return the bytes of each kind at a batch, not rounded."""
+        lines, ruled = self._lines
         more = batch - SMALLEST
-        return [kind.bytes_at(more) for kind in self.kinds]
+        sizes = [size + more * slope for size, slope in lines]
+        for number in ruled:
+            block = self.kinds[number].block_at(more)
+            sizes[number] = RULES[block.dtype](*block.shape)
+        return sizes
+
+    @cached_property
+    def _lines(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """Return the line of each kind, and the numbers of the kinds whose bytes follow a rule."""
+        ruled = [number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES]
+        return [(kind.size_bytes, kind.slope) for kind in self.kinds], ruled
 
     def sizes(self, batch: int) -> tuple[list[int], list[int]]:
         """Return the rounded bytes of the state, and those of the events, at a batch."""
@@ -253,8 +260,8 @@ class MemoryGrowth:
         return self.trace(batch).peak_bytes
 
     @cached_property
-    def with_softmax_inputs(self) -> MemoryGrowth:
-        """Return the growth of a step in which eager attention also saves the inputs of softmax."""
+    def upper(self) -> MemoryGrowth:
+        """Return the growth of the step in which eager attention also saves the inputs of softmax."""
         if all(kind.block.operator != SOFTMAX for kind in self.kinds):
             return self
         copied = [1 + has_softmax_input(kind.block) for kind in self.kinds]
@@ -280,6 +287,9 @@ class MemoryGrowth:
 class GrownTrace(MemoryTrace):
     """A memory trace at one batch, whose events are made when they are asked for."""
 
+    growth: MemoryGrowth
+    batch: int
+
     def __init__(self, growth: MemoryGrowth, batch: int) -> None:
         calls = (call._replace(full_bytes=call.full_bytes + (batch - SMALLEST) * slope)
                  for call, slope in growth.collectives)  # fmt: skip
@@ -291,17 +301,15 @@ class GrownTrace(MemoryTrace):
 
     def block(self, number: int) -> Block:
         """Return the block of an event."""
-        growth: MemoryGrowth = vars(self)["growth"]
-        found = growth.events[number]
-        return growth.kinds[max(found, ~found)].block_at(vars(self)["batch"] - SMALLEST)
+        found = self.growth.events[number]
+        return self.growth.kinds[max(found, ~found)].block_at(self.batch - SMALLEST)
 
     def __getattr__(self, name: str) -> Any:
         """Make the state or the events."""
         if name not in ("state", "events"):
             raise AttributeError(name)
-        growth, batch = cast("MemoryGrowth", vars(self)["growth"]), vars(self)["batch"]
-        blocks = [kind.block_at(batch - SMALLEST) for kind in growth.kinds]
-        sizes = growth.kind_bytes(batch)
+        growth, sizes = self.growth, self.growth.kind_bytes(self.batch)
+        blocks = [kind.block_at(self.batch - SMALLEST) for kind in growth.kinds]
         if name == "state":
             found: tuple[Any, ...] = tuple((blocks[number], sizes[number]) for number in growth.state)
         else:
@@ -313,6 +321,18 @@ class GrownTrace(MemoryTrace):
             )
         vars(self)[name] = found
         return found
+
+
+def upper(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in which eager attention also saves the inputs of softmax, by its growth if it has one."""
+    return trace.growth.upper.trace(trace.batch) if isinstance(trace, GrownTrace) else with_softmax_inputs(trace)
+
+
+def requests_of(trace: MemoryTrace, workspaces: tuple[int, ...]) -> Requests:
+    """Return the requests to the allocator of a run whose steady step is this trace, from its growth if it has one."""
+    if isinstance(trace, GrownTrace):
+        return trace.growth.requests(trace.batch, workspaces)
+    return requests(trace, workspaces)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

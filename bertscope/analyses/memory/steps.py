@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed, requests
+from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even, requests_of
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.parallel.collectives import traffic
-from bertscope.analyses.saved import saved
+from bertscope.analyses.saved import is_saved, saved
 from bertscope.errors import Text
 from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
 from bertscope.progress import progress
@@ -64,6 +64,14 @@ class Steps:
 
         return MemoryTraces(self.source)
 
+    def is_kept(self, run_config: RunConfig, threads: int) -> bool:
+        """Return True if the cache has all that a row of a sweep needs of a run."""
+        kind = "growth" if run_config.batch >= SMALLEST else "trace"
+        needed = {"facts": _plain(run_config), kind: run_config, "step FLOPs": _counted(run_config)}
+        if kind == "growth":
+            needed[kind] = replace(run_config, batch=SMALLEST)
+        return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
+
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a step; that of a user's own code is of this very batch."""
         growth = self.growth_to(run_config)
@@ -87,16 +95,15 @@ class Steps:
         return None if is_traced else self.growth(run_config)
 
     def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
-        return saved(
+        found: MemoryGrowth | None = saved(
             "growth", self.source, run_config, lambda: self.traces.growth(run_config),
             lambda found: found and found.to_data(), lambda data: MemoryGrowth.from_data(data) if data else None,
         )  # fmt: skip
+        return found
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step: those of one sequence, times the batch."""
-        names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate")
-        one = RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
-        return run_config.batch * self._counted(one)
+        return run_config.batch * self._counted(_counted(run_config))
 
     def _flops(self, run_config: RunConfig) -> int:
         def compute() -> int:
@@ -108,7 +115,7 @@ class Steps:
         return saved("step FLOPs", self.source, run_config, compute)
 
     def _facts(self, run_config: RunConfig) -> ModelFacts:
-        kind = replace(run_config, batch=1, seq=1, loop=FREED)
+        kind = _plain(run_config)
         compute = partial(self._read, kind)
         found: ModelFacts = saved(
             "facts", self.source, kind, compute, asdict, partial(typed, ModelFacts, where="facts")
@@ -135,6 +142,17 @@ class Steps:
         )
 
 
+def _plain(run_config: RunConfig) -> RunConfig:
+    """Return the run of other sizes and loop that builds the same model."""
+    return replace(run_config, batch=1, seq=1, loop=FREED)
+
+
+def _counted(run_config: RunConfig) -> RunConfig:
+    """Return the run of one sequence with the settings that decide its FLOPs."""
+    names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate")
+    return RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
+
+
 def estimate_memory(steps: Steps, run_config: RunConfig, card: Gpu | None = None) -> Memory:
     """Return the memory of a step."""
     return estimated(steps.trace, run_config, steps.facts(run_config).rows, card)
@@ -152,7 +170,7 @@ def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) 
 
     The allocated bytes are those of the last step, the reserved ones those of the whole run.
     """
-    run = requests(trace, by_thread(run_config, workspaces))
+    run = requests_of(trace, by_thread(run_config, workspaces))
     allocator = replayed(run, settings=AllocatorSettings.of(run_config))
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
@@ -176,7 +194,7 @@ def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: Ru
     """Return the terms with the range of the allocated bytes over what a process may do before the run."""
     if terms is None:
         return None
-    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
+    run, settings = requests_of(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
     others = [
         replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
     ]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -202,12 +203,13 @@ def _own_code(model: str) -> str:
 
 def versions(*others: str) -> dict[str, str]:
     """Return the versions that a result depends on: of bertscope, of torch, and of those other packages that exist."""
-    found = {"bertscope": bertscope.__version__}
-    for name in dict.fromkeys(("torch", *others)):
-        if name in found:
-            continue
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    names = dict.fromkeys(("torch", *others))
+    return {"bertscope": bertscope.__version__} | {name: found for name in names if (found := _version(name))}
+
+
+@cache
+def _version(package: str) -> str:
+    """Return the version of a package; empty if it is not installed."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return ""

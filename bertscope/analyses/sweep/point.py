@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.fit import Fitter
+from bertscope.analyses.memory.growth import SMALLEST
 from bertscope.analyses.memory.kernels.overhead import overhead
 from bertscope.analyses.memory.steps import Steps, device_terms, on_card
 from bertscope.analyses.parallel.collectives import traffic
@@ -28,6 +31,23 @@ def load_torch() -> None:
     load_fake_tensors()
     gc.collect()
     gc.freeze()  # collections over torch's objects take as long as an estimate
+
+
+def load_nothing() -> None:
+    """Import nothing: what was traced before is kept, and a point that lacks something imports torch itself."""
+
+
+def are_kept(tasks: Sequence[Task]) -> bool:
+    """Return True if the cache has what all points need."""
+    kinds = {}
+    for task in tasks:
+        run = replace(on_card(task.run_config, task.card), batch=min(task.run_config.batch, SMALLEST))
+        kinds[task.group[0], task.threads, run] = task
+    return all(_steps_of(task).is_kept(run, threads) for (_, threads, run), task in kinds.items())
+
+
+def _steps_of(task: Task) -> Steps:
+    return _steps(task.source[0], json.dumps(task.source[1]))
 
 
 def compute(text: str) -> str:
@@ -56,7 +76,7 @@ def _row(task: Task) -> SweepRow:
         found, asked = (", ".join(map(" ".join, named.items())) for named in (here, task.versions))
         return task.row(outcome=FAILED, error=f"the worker has {found}; the sweep began with {asked}")
     choose_threads(task.threads)
-    steps = _steps(task.source[0], json.dumps(task.source[1]))
+    steps = _steps_of(task)
     run_config = on_card(task.run_config, task.card)
     facts, trace = steps.facts(run_config), steps.trace(run_config)
     peak = max(trace.peaks(), key=lambda moment: moment.live_bytes)

@@ -50,6 +50,7 @@ class Functions:
 
 
 POINT = Functions()
+KEPT_POINT = Functions(load="bertscope.analyses.sweep.point:load_nothing")  # for points whose traces are kept
 
 
 def be_worker() -> None:
