@@ -8,7 +8,8 @@ evenly, such as a minimum, a rounded quotient or a square, gives no whole number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import groupby
@@ -22,6 +23,7 @@ from bertscope.analyses.memory.events import (
     MemoryEvent,
     MemoryTrace,
     has_softmax_input,
+    matched,
     rounded,
     with_softmax_inputs,
 )
@@ -55,54 +57,52 @@ class Line(int):
 def grown(one: MemoryTrace, other: MemoryTrace) -> MemoryTrace | None:
     """Return the trace at the batch SMALLEST with lines as its numbers, from the traces there and at FAR.
 
-    None if their events differ, or if a size does not grow evenly.
+    None if their events differ, or if a size does not grow evenly. Consecutive frees have no order: if it differs, they
+    are compared in that of their allocations.
     """
     if len(one.state) != len(other.state) or len(one.events) != len(other.events):
         return None
-    try:
-        state = [(_block(a, b), _line(size, more)) for (a, size), (b, more) in zip(one.state, other.state, strict=True)]
-        pairs = zip(_frees_by_block(one.events), _frees_by_block(other.events), strict=True)
-        events = dict(_event(number, one.events[number], other.events[far]) for number, far in pairs)
-        calls = [
-            a._replace(full_bytes=_line(a.full_bytes, b.full_bytes))
-            for a, b in zip(sorted(one.collectives), sorted(other.collectives), strict=True)
-            if _same(a._replace(full_bytes=0), b._replace(full_bytes=0))
-        ]
-    except ValueError:
-        return None
-    in_order = {call._replace(full_bytes=int(call.full_bytes)): call for call in calls}
+    for order in (lambda trace: range(len(trace.events)), _by_allocation):
+        with suppress(ValueError):
+            return _grown(one, other, zip(order(one), order(other), strict=True))
+    return None
+
+
+def _grown(one: MemoryTrace, other: MemoryTrace, pairs: Iterable[tuple[int, int]]) -> MemoryTrace:
+    """Return the trace with lines from pairs of events; raises ValueError for a pair without one."""
+    state = [(_block(a, b), _line(size, more)) for (a, size), (b, more) in zip(one.state, other.state, strict=True)]
+    events = {number: _event(one.events[number], other.events[far]) for number, far in pairs}
+    calls = {}
+    for a, b in zip(sorted(one.collectives), sorted(other.collectives), strict=True):
+        _same(a._replace(full_bytes=0), b._replace(full_bytes=0))
+        calls[a] = a._replace(full_bytes=_line(a.full_bytes, b.full_bytes))
     return replace(one, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
-                   collectives=tuple(in_order[call] for call in one.collectives))  # fmt: skip
+                   collectives=tuple(calls[call] for call in one.collectives))  # fmt: skip
 
 
-def _frees_by_block(events: Sequence[MemoryEvent]) -> Iterator[int]:
-    """Yield the numbers of the events with consecutive frees, whose order has no meaning, sorted by their blocks."""
+def _by_allocation(trace: MemoryTrace) -> Iterator[int]:
+    """Yield the numbers of the events, of consecutive frees that of the block first whose allocation is the first."""
+    before = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
+    made = {id(event): number for event, number in matched([*before, *trace.events])}
 
     def is_free(number: int) -> bool:
         """Return True for a free whose bytes are 0 at no batch."""
-        return events[number].size_bytes < 0 and events[number].block.dtype not in RULES
+        return trace.events[number].size_bytes < 0 and trace.events[number].block.dtype not in RULES
 
-    for are_frees, run in groupby(range(len(events)), key=is_free):
+    for are_frees, run in groupby(range(len(trace.events)), key=is_free):
         numbers = list(run)
-        yield from sorted(numbers, key=lambda number: _free_order(events[number])) if are_frees else numbers
+        yield from sorted(numbers, key=lambda number: made.get(id(trace.events[number]), 0)) if are_frees else numbers
 
 
-def _free_order(event: MemoryEvent) -> tuple[Any, ...]:
-    """Return a key whose order the batch does not change, as far as blocks differ; of others the larger come first."""
-    block = event.block
-    return (block.path, block.operator, block.part, block.dtype, block.recomputed, block.variable, block.stream,
-            len(block.shape), event.size_bytes)  # fmt: skip
-
-
-def _event(number: int, one: MemoryEvent, other: MemoryEvent) -> tuple[int, MemoryEvent]:
-    """Return the number of an event, and the event with lines; raises ValueError if there is none."""
+def _event(one: MemoryEvent, other: MemoryEvent) -> MemoryEvent:
+    """Return the event with lines; raises ValueError if there is none."""
     _same(one[2:], other[2:])
     block = _block(one.block, other.block)
     if block.dtype in RULES:
-        return number, one._replace(block=block)
+        return one._replace(block=block)
     size = _line(abs(one.size_bytes), abs(other.size_bytes))
     _same(one.size_bytes < 0, other.size_bytes < 0)
-    return number, MemoryEvent(-size if one.size_bytes < 0 else size, block, *one[2:])
+    return MemoryEvent(-size if one.size_bytes < 0 else size, block, *one[2:])
 
 
 def _same(one: object, other: object) -> bool:
