@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 
@@ -126,8 +127,25 @@ def visible_lines(text: str, *, color: bool = False) -> str:
 
 def json_text(data: Any) -> str:
     """Return indented JSON with escapes for unprintable characters; it parses to the same data."""
-    shown = json.dumps(data, indent=2, ensure_ascii=False)
-    return _escaped(shown, "\n", lambda character: json.dumps(character)[1:-1]) + "\n"
+    return _escaped(_indented(data, "\n"), "\n", lambda character: json.dumps(character)[1:-1]) + "\n"
+
+
+def _indented(data: Any, start: str) -> str:
+    """Return what json.dumps returns with indent=2, whose encoder is slow; `start` begins a line."""
+    inner = f"{start}  "
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
+    if not any(isinstance(item, (dict, list, tuple)) for item in items):
+        text = _encoder(f",{inner}").encode(data)
+        return f"{text[0]}{inner}{text[1:-1]}{start}{text[-1]}" if items else text
+    if isinstance(data, dict):
+        lines = [f"{_encoder(',').encode(str(key))}: {_indented(item, inner)}" for key, item in data.items()]
+        return f"{{{inner}{f',{inner}'.join(lines)}{start}}}"
+    return f"[{inner}{f',{inner}'.join(_indented(item, inner) for item in data)}{start}]"
+
+
+@cache
+def _encoder(separator: str) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, separators=(separator, ": "))
 
 
 def html_text(text: str) -> str:

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from bertscope.analyses.memory.estimate import estimate_report
+from bertscope.analyses.memory.steps import estimate_report
 from bertscope.errors import BertscopeWarning
 from bertscope.reports.memory import NO, YES
 from bertscope.sources.find import find

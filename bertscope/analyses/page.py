@@ -277,7 +277,7 @@ def _model(
     with stage(Text("{name}, fit", name=source.name)) if limit is not None else nullcontext():
         fit, asked = fits(), fits(batch)
     with stage(Text("{name}, memory", name=source.name)):
-        memory = estimate_report(steps, [on_card(variant, card) for variant in of_first])
+        memory = estimate_report(source, [on_card(variant, card) for variant in of_first], None, steps)
     return ModelPart(
         batch=batch,
         seq=seq,

@@ -341,7 +341,7 @@ def never(*_, **__):
 
 WORK = {
     "profile": "bertscope.analyses.memory.profile.profile_report",
-    "estimate": "bertscope.analyses.memory.estimate.estimate_report",
+    "estimate": "bertscope.analyses.memory.fit.estimate_report",
     "fit": "bertscope.analyses.memory.fit.fit_report",
     "report": "bertscope.analyses.page.page_report",
     "diagram": "bertscope.analyses.diagram.diagram.diagram",

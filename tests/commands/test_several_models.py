@@ -202,7 +202,7 @@ def test_an_unknown_gpu_among_several_is_one_line(cli):
 
 
 def test_every_model_is_found_before_the_work_for_the_first_begins(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.analyses.memory.estimate.estimate_report", None)
+    monkeypatch.setattr("bertscope.analyses.memory.fit.estimate_report", None)
     result = cli("estimate", "bert-tiny", "bert-tinny")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "'bert-tinny'; did you mean 'bert-tiny'" in result.err

@@ -10,7 +10,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import estimate_report
+from bertscope.analyses.memory.steps import estimate_report
 from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.settings.run_config import RunConfig

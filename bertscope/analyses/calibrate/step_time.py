@@ -109,7 +109,7 @@ class Timer:
         """Return the fields of a report's row on times."""
         found, span = None, None
         if self.calibration is None:
-            plain = estimate_memory(self.steps, run_config.changed(checkpointing=NONE))
+            plain = estimate_memory(self.steps.source, run_config.changed(checkpointing=NONE), self.steps)
             span = data_sheet_seconds(self.steps.source, run_config, plain.kept_bytes, self.card)
         elif (rates := rates_of(self.calibration)) and (
             found := predicted(self.steps.source, run_config, rates, self.card)

@@ -162,7 +162,7 @@ def estimate_on(
 ) -> tuple[list[RunConfig], MemoryReport]:
     """Return the runs as on the GPU, if there is one, and their estimates with the answer whether each fits there."""
     runs, steps = [on_card(run_config, card) for run_config in run_configs], steps or Steps(source)
-    report = estimate_report(steps, runs, card)
+    report = estimate_report(source, runs, card, steps)
     if card is None:
         return runs, report
     fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})

@@ -150,7 +150,7 @@ def estimate_job(job: Job, say: Say) -> int:
     if job.source.bert_config is None:
         say("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        found = estimate_memory(steps, job.run_config)
+        found = estimate_memory(job.source, job.run_config, steps)
         say("estimated", found)
         if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
             growths = steps.growth(job.beside), steps.growth(job.run_config)

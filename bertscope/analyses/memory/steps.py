@@ -153,9 +153,10 @@ def _counted(run_config: RunConfig) -> RunConfig:
     return RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
 
 
-def estimate_memory(steps: Steps, run_config: RunConfig, card: Gpu | None = None) -> Memory:
-    """Return the memory of a step."""
-    return estimated(steps.trace, run_config, steps.facts(run_config).rows, card)
+def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | None = None) -> Memory:
+    """Return the memory of a step of the model of `source`; `steps` are this model's, by default new ones."""
+    steps = steps or Steps(source)
+    return estimated(steps.trace, run_config, steps.facts(run_config).rows)
 
 
 def estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
@@ -202,11 +203,14 @@ def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: Ru
     return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
 
 
-def estimate_report(steps: Steps, run_configs: Sequence[RunConfig], card: Gpu | None = None) -> MemoryReport:
+def estimate_report(
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None = None, steps: Steps | None = None
+) -> MemoryReport:
     """Return the estimates of one model's step for run configurations that differ only in checkpointing.
 
-    On CUDA the context and the workspaces are those of `card`.
+    On CUDA the context and the workspaces are those of `card`; `steps` are this model's, by default new ones.
     """
+    steps = steps or Steps(source)
     facts = steps.facts(run_configs[0])
     variants: list[Variant] = []
     for run_config in run_configs:
@@ -219,7 +223,7 @@ def estimate_report(steps: Steps, run_configs: Sequence[RunConfig], card: Gpu | 
             traffic=traffic(collectives, facts.rows, facts.buckets, run_config.parallelism, run_config.accumulate),
         )
         first = variants[0].estimated if variants else None
-        if first and steps.source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
+        if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
             growths = steps.growth(run_configs[0]), steps.growth(run_config)
             variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
         variants.append(variant)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed, requests
-from bertscope.analyses.memory.estimate import MemoryTraces, device_terms, estimate_memory
+from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
 from bertscope.analyses.memory.kernels.overhead import overhead, workspace_bytes
+from bertscope.analyses.memory.steps import device_terms, estimate_memory
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.settings.run_config import RunConfig
@@ -330,6 +331,7 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
     assert workspace_bytes(run_config, (9, 0)) == threads * 32 * MIB
     for capability in ((9, 0), (8, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr("bertscope.analyses.memory.kernels.overhead.may_have_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
         assert workspace_bytes(run_config) == workspace_bytes(run_config, capability)
     for name, size in (("h200", 32 * MIB), ("a100-80gb", 8_519_680)):

@@ -10,7 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope.analyses.memory.kernels import cpu_products
-from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch_bytes
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -54,6 +55,11 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+def cpu_scratch_bytes(operator, args) -> int:
+    found = cpu_scratch(operator, args)
+    return found.size_bytes if isinstance(found, Scratch) else found
 
 
 class Estimated(TorchDispatchMode):

@@ -8,9 +8,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bertscope
-from bertscope.analyses.memory.estimate import estimate_memory
 from bertscope.analyses.memory.kernels import cuda_kernels as cuda
 from bertscope.analyses.memory.kernels.cuda_kernels import kernel_for
+from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 import warnings
@@ -16,10 +17,13 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import fake_run as live
-from bertscope.analyses.memory.estimate import MemoryTraces, estimate_memory
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, same_events
-from bertscope.analyses.memory.growth import MemoryGrowth, growing, memory_growth
+from bertscope.analyses.memory.caching_allocator import replayed
+from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
+from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests_of, upper
+from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
 from bertscope.analyses.memory.step import real_inputs, run_model
+from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
@@ -526,8 +530,10 @@ def test_a_tape_that_differs_is_seen_to_differ():
 
 
 GROWING = (
-    RunConfig(seq=6), RunConfig(seq=6, device="cuda", optimizer="sgd"),
+    RunConfig(seq=6), RunConfig(seq=30, device="cuda", optimizer="sgd"),
     RunConfig(seq=6, precision="autocast-bf16", checkpointing="full", optimizer="none"),
+    RunConfig(seq=16, device="cuda", precision="autocast-fp16", loop="trainer", clip_grad_norm=True),
+    RunConfig(seq=9, accumulate=2, mode="training", checkpointing="full", reentrant=True),
 )  # fmt: skip
 
 
@@ -536,32 +542,70 @@ ONE_LAYER = small()
 
 @functools.cache
 def growth(run_config: RunConfig) -> MemoryGrowth:
-    return memory_growth(*(estimated_trace(ONE_LAYER, replace(run_config, batch=batch)) for batch in (2, 3)))
+    return MemoryTraces(ONE_LAYER).growth(run_config)
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.sampled_from(GROWING), st.integers(1, 5000))
-def test_bytes_grow_with_the_batch_along_the_line_that_two_batches_give(run_config, batch):
-    trace = estimated_trace(ONE_LAYER, replace(run_config, batch=batch))
-    assert growth(run_config).peak_bytes(batch) == replace(trace, events=tuple(growing(trace.events))).peak_bytes
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(GROWING), st.integers(2, 5000))
+def test_two_batches_give_the_memory_of_every_other(run_config, batch):
+    of_batch = replace(run_config, batch=batch)
+    trace, found = whole_trace(ONE_LAYER, of_batch), growth(run_config).trace(batch)
+    assert (found.peaks(), sorted(found.state)) == (trace.peaks(), sorted(trace.state))
+    assert ordered_frees(found.events) == ordered_frees(trace.events)
+    one, other = (memory(each, "estimated", {}) for each in (found, trace))
+    assert (one.phases, one.kept) == (other.phases, other.kept)
+    of_growth, of_trace = (requests_of(each, (0, 0)) for each in (found, trace))
+    assert replayed(of_growth).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
+    assert upper(found).peak_bytes == upper(trace).peak_bytes
+
+
+def with_sizes(*sizes: int) -> MemoryTrace:
+    """A step that allocates and frees blocks of these sizes, with 100 bytes between steps."""
+    block = Block("activations", "", "add")
+    events = [MemoryEvent(sign * size, block, "forward", "", "add") for size in sizes for sign in (1, -1)]
+    return MemoryTrace(((block, 100),), tuple(events))
 
 
 def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand():
-    block = Block("activations", "", "add")
-    two, three = (
-        MemoryTrace(
-            ((block, 100),), tuple(MemoryEvent(size, block, "forward", "", "add") for size in (bytes_, -bytes_))
-        )
-        for bytes_ in (5 + 2 * 10, 5 + 3 * 10)
-    )
+    two, far = with_sizes(5 + 2 * 10), with_sizes(5 + FAR * 10)
     assert two.peak_bytes == 125
-    assert memory_growth(two, three).peak_bytes(7) == 100 + 5 + 7 * 10
+    assert MemoryGrowth.of(grown(two, far)).peak_bytes(7) == 100 + 5 + 7 * 10
+
+
+@pytest.mark.parametrize("size_at", [
+    lambda batch: batch**2, lambda batch: min(5 * batch, 4000), lambda batch: 3 * batch // 10,
+    lambda batch: 512 if batch < 100 else 256, lambda batch: max(1000, 8 * batch),
+], ids=["square", "minimum", "quotient", "fewer", "maximum"])  # fmt: skip
+def test_a_size_that_does_not_grow_evenly_has_no_growth(size_at):
+    assert grown(with_sizes(size_at(2)), with_sizes(size_at(FAR))) is None
+
+
+def test_steps_of_other_operators_or_another_number_of_events_have_no_growth():
+    two, far = with_sizes(20), with_sizes(10 * FAR)
+    other = replace(far, events=tuple(event._replace(operator="mul") for event in far.events))
+    assert grown(two, far) is not None
+    assert grown(two, other) is grown(two, with_sizes(10, FAR)) is None
+
+
+def test_a_growth_is_the_same_from_json():
+    found = growth(GROWING[1])
+    again = MemoryGrowth.from_data(json.loads(json.dumps(found.to_data())))
+    assert again == found
+    assert memory(again.trace(7), "estimated", {}) == memory(found.trace(7), "estimated", {})
+
+
+def test_the_scratch_of_embeddings_follows_its_rule_at_each_batch():
+    """Up to 3,072 ids are added without memory; 1 more needs sorted ids and partial sums."""
+    found = growth(GROWING[1])
+    sizes = {batch: sum(size for size, kind in zip(found.kind_bytes(batch), found.kinds, strict=True)
+                        if kind.block.dtype == EMBEDDING) for batch in (102, 103)}  # fmt: skip
+    assert (sizes[102], sizes[103] > 0) == (0, True)  # 102 x 30 = 3,060 ids, 103 x 30 = 3,090
 
 
 def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 65 GiB; what counts here is the process."""
     code = (
-        "import re; from bertscope import load; from bertscope.analyses.memory.estimate import estimate_memory;"
+        "import re; from bertscope import load; from bertscope.analyses.memory.steps import estimate_memory;"
         "from bertscope.settings.run_config import RunConfig;"
         "found = estimate_memory(load('bert-large-zh'), RunConfig(batch=32, seq=512, optimizer='sgd'));"
         # not getrusage: its mark is inherited from the process that started this one

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import MemoryTrace, in_loop, with_softmax_inputs
-from bertscope.analyses.memory.fit import Fitter, Steps, fit_report, other_head
-from bertscope.analyses.memory.growth import MemoryGrowth, largest
+from bertscope.analyses.memory.events import Block, in_loop, with_softmax_inputs
+from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
+from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
+from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
@@ -97,19 +98,22 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
 
 @pytest.mark.parametrize(("budget", "batch"), [(129, 0), (130, 1), (219, 3), (220, 4), (1000, 30)])
 def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
-    growth = MemoryGrowth(granule_bytes=1, state=[(100, 0)], events=[(0, 30), (0, -30)], trace=MemoryTrace((), ()))
+    block = Block("activations", "", "add")
+    kinds = [Kind(block, 100, 0, ()), Kind(block, 30 * SMALLEST, 30, ())]
+    growth = MemoryGrowth(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0], 1, None, [])
     assert largest(lambda size: growth.peak_bytes(size) <= budget) == batch
 
 
 def test_the_search_needs_no_memory_growth(monkeypatch):
-    from bertscope.analyses.memory import growth
+    source, ways = small(), [RunConfig(optimizer="sgd"), RunConfig(optimizer="sgd", device="cuda")]
+    budgets = dict(zip(ways, (MIB // 2, 60 * MIB), strict=True))
 
-    budget = MIB // 2
-    source, run_config = small(), RunConfig(optimizer="sgd")
-    (row,) = fit_report(source, [run_config], [8], budget).rows
-    monkeypatch.setattr(growth, "memory_growth", lambda one, other, batch: None)
-    (again,) = fit_report(source, [run_config], [8], budget).rows
-    assert again == replace(row, other_loop_bytes=again.other_loop_bytes)  # that of the next batch, with a growth
+    def rows():
+        return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
+
+    by_growth = rows()
+    monkeypatch.setattr(Steps, "growth", lambda steps, run_config: None)
+    assert rows() == by_growth
 
 
 DEEP = small(num_hidden_layers=8)
@@ -117,26 +121,17 @@ DEEP = small(num_hidden_layers=8)
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_three_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
+def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
     run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
     runs, traced = [], estimate.source_trace
     monkeypatch.setattr(
         estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
     )
-    traces = MemoryTraces(DEEP)
-    growth = traces.growth(run_config, 2)
-    for batch in (5, 2, 7):
-        assert growth.peak_bytes(batch) == traces.trace(replace(run_config, batch=batch)).peak_bytes
-    assert runs == [(3, 2), (4, 3), (3, 5), (3, 7)]
-    assert growth.peak_bytes(7) == whole_trace(DEEP, replace(run_config, batch=7)).peak_bytes
-
-
-def test_the_first_batch_of_a_growth_cannot_verify_it():
-    traces, run_config = MemoryTraces(DEEP), RunConfig(seq=8, batch=2, optimizer="sgd")
-    traces.growth(run_config, 2)
-    traces.trace(run_config)
-    assert list(traces.verified.values()) == [True]
-    assert traces.freed.cache_info().currsize == 3  # the deeper run at this batch too
+    growth = MemoryTraces(DEEP).growth(run_config)
+    assert runs == [(3, SMALLEST), (4, FAR)]
+    for batch in (2, 7):
+        whole = whole_trace(DEEP, replace(run_config, batch=batch))
+        assert (growth.trace(batch).state, growth.trace(batch).peaks()) == (whole.state, whole.peaks())
 
 
 def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
@@ -145,7 +140,9 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     def uneven(source, run_config):
         trace = traced(source, run_config)
         events = [
-            event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
+            event._replace(size_bytes=2 * event.size_bytes)
+            if ".layer.2.intermediate" in event.block.path
+            else event
             for event in trace.events
         ]
         return replace(trace, events=tuple(events))
@@ -153,8 +150,9 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", uneven)
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
-    traces.growth(run_config, 2)
-    assert traces.trace(run_config) == in_loop(uneven(DEEP, run_config), run_config.loop)
+    expected = in_loop(uneven(DEEP, run_config), run_config.loop)
+    assert traces.growth(run_config).trace(5).events == expected.events
+    assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]
 
 

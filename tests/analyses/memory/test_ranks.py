@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from bertscope.analyses.memory import profile as profile_module
-from bertscope.analyses.memory.estimate import estimate_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, RankLaunch, job_error
 from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
+from bertscope.analyses.memory.steps import estimate_report
 from bertscope.commands import profile as command_module
 from bertscope.processes.child import can_fork
 from bertscope.progress import listening

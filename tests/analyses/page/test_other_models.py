@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import estimate_memory
+from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.page import explore
 from bertscope.errors import SelectionError
 from bertscope.render.explore.text import node_title

@@ -126,10 +126,9 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
             optimizer.zero_grad()
         phases = {"forward": forward, "backward": backward, "optimizer": update}
         steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
-    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take buffers at any time: a step with one
-    # at its peak is too high by it.
+    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take buffers at any time: a step with
+    # one at its peak is too high by it.
     return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
-
 
 
 def gradient_error(ranks, fields):

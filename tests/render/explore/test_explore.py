@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import estimate_memory
+from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.page import explore
 from bertscope.analyses.tracing.trace import shapes
 from bertscope.api.asked import source_of
