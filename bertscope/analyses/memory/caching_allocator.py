@@ -16,18 +16,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 PoolKey = tuple[str, bool]  # the stream of its blocks, and if they are small
 STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
 
@@ -285,71 +282,6 @@ class Requests:
             asked = [[number for number in numbers if sizes[max(number, ~number)]] for numbers in asked]
         start, first, step = asked
         return Requests(sizes, self.streams, start, first, step, self.renamed)
-
-
-def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
-    """Return the requests of a run whose steady step is this trace.
-
-    A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
-    of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
-    backward pass before it, each when backward reaches its module. The workspaces, of forward and of backward, are
-    laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
-    What a variable of the loop refers to is allocated in each step while that of the step before still exists.
-    """
-    state = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
-    events = [*state, *trace.events]
-    step = [(event, number if event.size_bytes > 0 else ~number) for event, number in matched(events)][len(state) :]
-    parts = [block.part for block, _ in trace.state]
-    gradients = [number for number, part in enumerate(parts) if part == "gradients"]
-    made = [number for number, part in enumerate(parts) if part == "optimizer_state"]
-    # Dictionaries in place of ordered sets.
-    previous = dict.fromkeys(number for number, (block, _) in enumerate(trace.state) if block.variable)
-    kept = dict.fromkeys(number for event, number in step if number >= 0 and event.block.variable)
-    later = {*gradients, *made, *previous}
-    passes = [(event, number) for event, number in step if event.phase != OPTIMIZER]
-    micro_batch, update = [number for _, number in passes], [n for event, n in step if event.phase == OPTIMIZER]
-    laying = list(_laying_down(passes, {number: trace.state[number][0].path for number in gradients}))
-    laying += _left(micro_batch)
-    laying = [number for number in laying if ~number not in previous]
-    update += [number for number in _left(number for _, number in step) if ~number not in kept]
-    freed = {~number for _, number in step if number < 0}
-    first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
-    for number, phase in enumerate((FORWARD, BACKWARD)[: len(workspaces)], len(events)):
-        products = (n for event, n in passes if n >= 0 and event.phase == phase and event.operator in _PRODUCTS)
-        product = next(products, None)
-        first.insert(0 if product is None else first.index(product) + 1, number)
-    return Requests(
-        sizes=[*(max(event.size_bytes, 0) for event in events), *workspaces],
-        streams=[*(event.block.stream for event in events), *("" for _ in workspaces)],
-        start=[number for number in range(len(parts)) if number not in later],
-        first=first,
-        step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
-        renamed=dict(zip(kept, previous, strict=True)),
-    )
-
-
-def _left(numbers: Iterable[int]) -> list[int]:
-    """Return the frees of the blocks that the requests leave."""
-    left: dict[int, None] = {}
-    for number in numbers:
-        if number >= 0:
-            left[number] = None
-        else:
-            left.pop(~number, None)
-    return [~number for number in left]
-
-
-def _laying_down(events: Iterable[tuple[MemoryEvent, int]], gradients: dict[int, str]) -> Iterator[int]:
-    """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
-    waiting: dict[str, list[int]] = defaultdict(list)
-    for number, path in gradients.items():
-        waiting[path.rpartition(".")[0]].append(number)
-    for event, number in events:
-        if event.phase == BACKWARD:
-            yield from waiting.pop(event.path, ())
-        yield number
-    for numbers in waiting.values():
-        yield from numbers
 
 
 # What a process did before the run: the model came from the CPU; a checkpoint lay on the card while the model was made

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
-from bertscope.analyses.memory.growth import LARGEST_BATCH, largest, requests_of, upper
+from bertscope.analyses.memory.growth import LARGEST_BATCH, largest, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
 from bertscope.config import HEADS
@@ -94,7 +94,7 @@ class Fitter:
     def _requests(self, run_config: RunConfig) -> Requests:
         """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
         workspaces, trace = by_thread(run_config, self.overhead.workspace_bytes), self.trace(run_config)
-        return requests_of(upper(trace) if self.overhead.margin else trace, workspaces)
+        return requests(upper(trace) if self.overhead.margin else trace, workspaces)
 
     def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
@@ -115,8 +115,8 @@ class Fitter:
         growth = self.steps.growth(run_config)
         if growth is None:
             return largest(fits)
-        expected = largest(lambda batch: growth.peak_bytes(batch) <= tensor_bytes)
-        return _settled(expected, fits)  # a batch of 1 is traced, and each batch of a user's own code
+        # A batch of 1 is traced, and each batch of a user's own code.
+        return _settled(growth.largest_within(tensor_bytes), fits)
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
         """Return the largest batch up to `most` that fits.

@@ -8,6 +8,7 @@ evenly, such as a minimum, a rounded quotient or a square, gives no whole number
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from functools import cache, cached_property, partial
 from itertools import groupby
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import Requests, requests
+from bertscope.analyses.memory.caching_allocator import Requests
 from bertscope.analyses.memory.events import (
     SOFTMAX,
     Block,
@@ -29,13 +30,14 @@ from bertscope.analyses.memory.events import (
 )
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.reports.memory import BreakEven, BreakEvenPoint
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
 from bertscope.settings.run_config import RunConfig
 
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
 TraceOf = Callable[[RunConfig], MemoryTrace]
+Place = tuple[str, str, str]  # phase, module and operator
 
 
 class Line(int):
@@ -227,6 +229,23 @@ class MemoryGrowth:
             [self.places[number] for number in self.place_of],
         )
 
+    def matched(self) -> list[tuple[int, int]]:
+        """Return the number of each event, and the number of its block or the complement of one that is freed.
+
+        The state has the first numbers. Equal blocks are interchangeable: the newest is freed.
+        """
+        living: dict[int, list[int]] = defaultdict(list)
+        for number, kind in enumerate(self.state):
+            living[kind].append(number)
+        found = []
+        for event, kind in enumerate(self.events):
+            if kind >= 0:
+                living[kind].append(event + len(self.state))
+                found.append((event, event + len(self.state)))
+            elif living[~kind]:
+                found.append((event, ~living[~kind].pop()))
+        return found
+
     def kind_bytes(self, batch: int) -> list[int]:
         """Return the bytes of each kind at a batch, not rounded."""
         lines, ruled = self._lines
@@ -271,17 +290,102 @@ class MemoryGrowth:
         events, places = zip(*pairs, strict=True)
         return replace(self, events=list(events), place_of=list(places))
 
-    def requests(self, batch: int, workspaces: tuple[int, ...]) -> Requests:
+    def largest_within(self, limit_bytes: int) -> int:
+        """Return about the largest batch whose peak is within the limit.
+
+        The peak is convex in the batch but for rounding: its slope at a batch that is too large leads to one that is
+        less so.
+        """
+        batch, tried = FAR, set[int]()
+        while batch not in tried and 0 < batch < LARGEST_BATCH:
+            tried.add(batch)
+            peak = self.peak_bytes(batch)
+            slope = self.peak_bytes(batch + 1) - peak
+            if slope <= 0:
+                return 0 if peak > limit_bytes else LARGEST_BATCH if len(tried) == 1 else batch
+            batch += (limit_bytes - peak) // slope
+        return min(max(batch, 0), LARGEST_BATCH)
+
+    def requests(self, batch: int, workspaces: Sequence[int] = ()) -> Requests:
         """Return the requests to the allocator at a batch; the workspaces are those of forward and backward."""
         kinds = self.kind_bytes(batch)
         sizes = [kinds[number] for number in self.state]
         sizes += [kinds[number] if number >= 0 else 0 for number in self.events]
-        return self._requests(workspaces).of_sizes([*sizes, *workspaces])
+        return self._requests(tuple(workspaces)).of_sizes([*sizes, *workspaces])
 
     @cached_property
     def _requests(self) -> Callable[[tuple[int, ...]], Requests]:
-        """Return the function from the workspaces to the requests at a batch with which no scratch is empty."""
-        return cache(partial(requests, self.trace(LARGEST_BATCH)))
+        """Return the function from the workspaces to the requests without their sizes."""
+        return cache(partial(_requests, self))
+
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+
+def _requests(growth: MemoryGrowth, workspaces: Sequence[int]) -> Requests:
+    """Return the requests of a run whose steady step this is, without sizes.
+
+    A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
+    of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
+    backward pass before it, each when backward reaches its module. The workspaces, of forward and of backward, are
+    laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
+    What a variable of the loop refers to is allocated in each step while that of the step before still exists.
+    """
+    blocks, places = [kind.block for kind in growth.kinds], growth.layout.places
+    held = [blocks[kind] for kind in growth.state]
+    step = growth.matched()
+    made_by = {number: blocks[kind] for number, kind in enumerate(growth.events, len(held)) if kind >= 0}
+    gradients = [number for number, block in enumerate(held) if block.part == "gradients"]
+    made = [number for number, block in enumerate(held) if block.part == "optimizer_state"]
+    # Dictionaries in place of ordered sets.
+    previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)
+    kept = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
+    later = {*gradients, *made, *previous}
+    passes = [(places[event], number) for event, number in step if places[event][0] != OPTIMIZER]
+    micro_batch, update = [number for _, number in passes], [n for event, n in step if places[event][0] == OPTIMIZER]
+    laying = list(_laying_down(passes, {number: held[number].path for number in gradients}))
+    laying += _left(micro_batch)
+    laying = [number for number in laying if ~number not in previous]
+    update += [number for number in _left(number for _, number in step) if ~number not in kept]
+    freed = {~number for _, number in step if number < 0}
+    first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
+    for number, phase in enumerate((FORWARD, BACKWARD)[: len(workspaces)], len(held) + len(growth.events)):
+        products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in _PRODUCTS)
+        product = next(products, None)
+        first.insert(0 if product is None else first.index(product) + 1, number)
+    streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(growth.events))]
+    return Requests(
+        sizes=[],
+        streams=[*streams, *("" for _ in workspaces)],
+        start=[number for number in range(len(held)) if number not in later],
+        first=first,
+        step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
+        renamed=dict(zip(kept, previous, strict=True)),
+    )
+
+
+def _left(numbers: Iterable[int]) -> list[int]:
+    """Return the frees of the blocks that the requests leave."""
+    left: dict[int, None] = {}
+    for number in numbers:
+        if number >= 0:
+            left[number] = None
+        else:
+            left.pop(~number, None)
+    return [~number for number in left]
+
+
+def _laying_down(passes: Iterable[tuple[Place, int]], gradients: dict[int, str]) -> Iterator[int]:
+    """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for number, path in gradients.items():
+        waiting[path.rpartition(".")[0]].append(number)
+    for (phase, path, _), number in passes:
+        if phase == BACKWARD:
+            yield from waiting.pop(path, ())
+        yield number
+    for numbers in waiting.values():
+        yield from numbers
 
 
 class GrownTrace(MemoryTrace):
@@ -328,11 +432,11 @@ def upper(trace: MemoryTrace) -> MemoryTrace:
     return trace.growth.upper.trace(trace.batch) if isinstance(trace, GrownTrace) else with_softmax_inputs(trace)
 
 
-def requests_of(trace: MemoryTrace, workspaces: tuple[int, ...]) -> Requests:
-    """Return the requests to the allocator of a run whose steady step is this trace, from its growth if it has one."""
+def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
+    """Return the requests to the allocator of a run whose steady step is this trace."""
     if isinstance(trace, GrownTrace):
         return trace.growth.requests(trace.batch, workspaces)
-    return requests(trace, workspaces)
+    return MemoryGrowth.of(trace).requests(SMALLEST, workspaces)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

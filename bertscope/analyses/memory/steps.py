@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even, requests_of
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.parallel.collectives import traffic
@@ -171,7 +171,7 @@ def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) 
 
     The allocated bytes are those of the last step, the reserved ones those of the whole run.
     """
-    run = requests_of(trace, by_thread(run_config, workspaces))
+    run = requests(trace, by_thread(run_config, workspaces))
     allocator = replayed(run, settings=AllocatorSettings.of(run_config))
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
@@ -195,7 +195,7 @@ def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: Ru
     """Return the terms with the range of the allocated bytes over what a process may do before the run."""
     if terms is None:
         return None
-    run, settings = requests_of(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
+    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
     others = [
         replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
     ]

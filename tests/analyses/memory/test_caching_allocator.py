@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed, requests
+from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
+from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
 from bertscope.analyses.memory.kernels.overhead import overhead, workspace_bytes
 from bertscope.analyses.memory.steps import device_terms, estimate_memory
@@ -58,7 +59,7 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
 
 
 @pytest.mark.parametrize("conf", [DEFAULT, EXPANDABLE])
-def test_a_free_block_serves_only_requests_of_its_stream(conf):
+def test_a_free_block_serves_only_requests_its_stream(conf):
     """40 MiB that are free in the stream of computation do not serve that of FSDP2's all-gather."""
     allocator = Allocator(settings=conf)
     allocator.free(allocator.malloc(40 * MIB))

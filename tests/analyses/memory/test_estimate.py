@@ -20,7 +20,7 @@ from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
-from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests_of, upper
+from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests, upper
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
 from bertscope.analyses.memory.step import real_inputs, run_model
 from bertscope.analyses.memory.steps import estimate_memory
@@ -554,7 +554,7 @@ def test_two_batches_give_the_memory_of_every_other(run_config, batch):
     assert ordered_frees(found.events) == ordered_frees(trace.events)
     one, other = (memory(each, "estimated", {}) for each in (found, trace))
     assert (one.phases, one.kept) == (other.phases, other.kept)
-    of_growth, of_trace = (requests_of(each, (0, 0)) for each in (found, trace))
+    of_growth, of_trace = (requests(each, (0, 0)) for each in (found, trace))
     assert replayed(of_growth).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
     assert upper(found).peak_bytes == upper(trace).peak_bytes
 

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.caching_allocator import replayed, requests
+from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, in_loop, with_softmax_inputs
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
-from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest
+from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
@@ -140,9 +140,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     def uneven(source, run_config):
         trace = traced(source, run_config)
         events = [
-            event._replace(size_bytes=2 * event.size_bytes)
-            if ".layer.2.intermediate" in event.block.path
-            else event
+            event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
             for event in trace.events
         ]
         return replace(trace, events=tuple(events))
