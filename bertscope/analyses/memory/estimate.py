@@ -64,7 +64,9 @@ class MemoryTraces:
             lines = grown(longer, self._shallow(far, RAN + 1))
             found = lines and self._deepened(lines, run_config, RAN + 1)
         found = found or grown(self.freed(one), self.freed(far))
-        return None if found is None else MemoryGrowth.of(in_loop(found, run_config.loop))
+        if found is None:
+            return None
+        return MemoryGrowth.of(in_loop(found, run_config.loop), in_loop(found, run_config.other_loop))
 
     def _repeats(self, run_config: RunConfig) -> int:
         """Return the number of layers in a unit; 0 if every layer has to run."""
@@ -135,7 +137,8 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
     """Return the memory of a step of any module."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
-    return estimated(lambda run: in_loop(trace, run.loop), run_config, row_paths(module))
+    other = in_loop(trace, run_config.other_loop).peak_bytes
+    return estimated(in_loop(trace, run_config.loop), other, run_config, row_paths(module))
 
 
 def module_trace(

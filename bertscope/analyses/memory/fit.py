@@ -49,7 +49,6 @@ class Fitter:
             answer = self.answer(replace(run_config, batch=batch))
             by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         run_config = replace(run_config, batch=batch or max(served, 1))
-        other = replace(run_config, loop=run_config.other_loop)
         flops, plain = self.steps.flops(run_config), self.steps.flops(run_config.changed(checkpointing=NONE))
         return FitRow(
             seq=run_config.seq,
@@ -66,7 +65,7 @@ class Fitter:
             extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self.trace(other).peak_bytes - self.trace(run_config).peak_bytes,
+            other_loop_bytes=self.steps.other_peak_bytes(run_config) - self.trace(run_config).peak_bytes,
         )
 
     def peak_bytes(self, run_config: RunConfig) -> int:
@@ -100,8 +99,10 @@ class Fitter:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
         if run_config.device != CUDA:
             return self.peak_bytes(run_config)
-        run = self._requests(run_config)
-        allocator = self.limited(run_config) if is_limited else replayed(run, None, AllocatorSettings.of(run_config))
+        if is_limited:
+            allocator = self.limited(run_config)
+        else:
+            allocator = replayed(self._requests(run_config), None, AllocatorSettings.of(run_config))
         return allocator.peak_reserved_bytes + self.overhead.context_high_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:

@@ -9,12 +9,12 @@ evenly, such as a minimum, a rounded quotient or a square, gives no whole number
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import groupby
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.caching_allocator import Requests
 from bertscope.analyses.memory.events import (
@@ -31,12 +31,10 @@ from bertscope.analyses.memory.events import (
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
-from bertscope.settings.run_config import RunConfig
 
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
-TraceOf = Callable[[RunConfig], MemoryTrace]
 Place = tuple[str, str, str]  # phase, module and operator
 
 
@@ -130,8 +128,7 @@ def _line(one: int, other: int) -> int:
 # ---- the numbers of a grown trace in columns ----
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """The events and the state of one block, with what grows with the batch."""
 
     block: Block
@@ -146,12 +143,29 @@ class Kind:
         plain = block._replace(shape=tuple(map(int, block.shape)))
         return cls(plain, int(size_bytes), _slope(size_bytes), dims if any(dims) else ())
 
+    @property
+    def growth(self) -> Hashable:
+        """Return what decides the bytes at each batch."""
+        return (self.block.dtype, self.block.shape, self.dims) if self.block.dtype in RULES else self[1:3]
+
     def block_at(self, more: int) -> Block:
         """Return the block with `more` sequences than SMALLEST."""
         if not self.dims:
             return self.block
         shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
         return self.block._replace(shape=shape)
+
+
+def _numbered(trace: MemoryTrace, number: Callable[[Block, int], int]) -> tuple[list[int], list[int]]:
+    """Return the numbers of the state's kinds, and those of the events, complements for frees."""
+    events: list[int] = []
+    for event in trace.events:
+        is_free = event.size_bytes < 0
+        found = number(event.block, -event.size_bytes if is_free else event.size_bytes)
+        if event.block.dtype in RULES:  # maybe of 0 bytes; scratch is freed before anything else is allocated
+            is_free = events[-1:] == [found]
+        events.append(~found if is_free else found)
+    return [number(block, size) for block, size in trace.state], events
 
 
 def _slope(number: int) -> int:
@@ -170,10 +184,12 @@ class MemoryGrowth:
     granule_bytes: int
     traced_layers: int | None
     collectives: list[tuple[Collective, int]]  # at SMALLEST, and what a further sequence adds to the bytes
+    other_state: list[int]  # of the same step in another loop, of which only the peak is asked: kinds of these sizes
+    other_events: list[int]
 
     @classmethod
-    def of(cls, trace: MemoryTrace) -> MemoryGrowth:
-        """Return the growth of a grown trace."""
+    def of(cls, trace: MemoryTrace, other: MemoryTrace | None = None) -> MemoryGrowth:
+        """Return the growth of a grown trace; `other` is that of the same step in another loop."""
         numbers: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         places: dict[tuple[str, str, str], int] = {}
@@ -187,35 +203,33 @@ class MemoryGrowth:
                 kinds.append(Kind.of(block, size))
             return numbers[key]
 
-        state = [number(block, size) for block, size in trace.state]
-        events: list[int] = []
-        for event in trace.events:
-            is_free = event.size_bytes < 0
-            found = number(event.block, -event.size_bytes if is_free else event.size_bytes)
-            if event.block.dtype in RULES:  # maybe of 0 bytes; scratch is freed before anything else is allocated
-                is_free = events[-1:] == [found]
-            events.append(~found if is_free else found)
+        state, events = _numbered(trace, number)
+        of_size: dict[Hashable, int] = {}
+        for found, kind in enumerate(kinds):
+            of_size.setdefault(kind.growth, found)
+        other_state, other_events = _numbered(other or trace, lambda block, size: of_size[Kind.of(block, size).growth])
         place_of = [places.setdefault(event[2:], len(places)) for event in trace.events]
         calls = [
             (call._replace(full_bytes=int(call.full_bytes)), _slope(call.full_bytes)) for call in trace.collectives
         ]
-        return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls)
+        return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls,
+                   other_state, other_events)  # fmt: skip
 
     def to_data(self) -> list[Any]:
         """Return the growth as JSON data."""
         kinds = [(*kind.block, kind.size_bytes, kind.slope, kind.dims) for kind in self.kinds]
         return [kinds, self.state, self.events, self.places, self.place_of, self.granule_bytes, self.traced_layers,
-                self.collectives]  # fmt: skip
+                self.collectives, self.other_state, self.other_events]  # fmt: skip
 
     @classmethod
     def from_data(cls, data: Sequence[Any]) -> MemoryGrowth:
         """Return the growth that `to_data` wrote."""
-        kinds, state, events, places, place_of, granule_bytes, traced_layers, calls = data
+        kinds, state, events, places, place_of, granule_bytes, traced_layers, calls, *others = data
         return cls(
             [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
              for part, path, operator, shape, *more, size, slope, dims in kinds],
             state, events, [(phase, path, operator) for phase, path, operator in places], place_of,
-            granule_bytes, traced_layers, [(Collective(*call), slope) for call, slope in calls],
+            granule_bytes, traced_layers, [(Collective(*call), slope) for call, slope in calls], *others,
         )  # fmt: skip
 
     @cached_property
@@ -262,13 +276,18 @@ class MemoryGrowth:
         ruled = [number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES]
         return [(kind.size_bytes, kind.slope) for kind in self.kinds], ruled
 
-    def sizes(self, batch: int) -> tuple[list[int], list[int]]:
-        """Return the rounded bytes of the state, and those of the events, at a batch."""
+    def sizes(self, batch: int) -> list[int]:
+        """Return the rounded bytes of each kind at a batch, and behind them those of their frees, the last first."""
         kinds = self.kind_bytes(batch)
         if self.granule_bytes != 1:
             kinds = [rounded(size, self.granule_bytes) for size in kinds]
-        of_all = kinds + [-size for size in reversed(kinds)]
-        return [kinds[number] for number in self.state], [of_all[number] for number in self.events]
+        return kinds + [-size for size in reversed(kinds)]
+
+    def other_peak_bytes(self, batch: int) -> int:
+        """Return the peak at a batch in the other loop."""
+        sizes = self.sizes(batch)
+        before = sum(sizes[number] for number in self.other_state)
+        return max(accumulate((sizes[number] for number in self.other_events), initial=before))
 
     def trace(self, batch: int) -> MemoryTrace:
         """Return the trace at a batch."""
@@ -397,10 +416,11 @@ class GrownTrace(MemoryTrace):
     def __init__(self, growth: MemoryGrowth, batch: int) -> None:
         calls = (call._replace(full_bytes=call.full_bytes + (batch - SMALLEST) * slope)
                  for call, slope in growth.collectives)  # fmt: skip
-        state_sizes, sizes = growth.sizes(batch)
+        sizes = growth.sizes(batch)
         vars(self).update(
             growth=growth, batch=batch, granule_bytes=growth.granule_bytes, traced_layers=growth.traced_layers,
-            collectives=tuple(calls), layout=growth.layout, state_sizes=state_sizes, sizes=sizes,
+            collectives=tuple(calls), layout=growth.layout, state_sizes=[sizes[number] for number in growth.state],
+            sizes=[sizes[number] for number in growth.events],
         )  # fmt: skip
 
     def block(self, number: int) -> Block:

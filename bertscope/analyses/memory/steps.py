@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, TraceOf, break_even, requests
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.parallel.collectives import traffic
@@ -84,6 +84,12 @@ class Steps:
 
         found = saved("trace", self.source, run_config, compute, MemoryGrowth.to_data, MemoryGrowth.from_data)
         return found.trace(SMALLEST)
+
+    def other_peak_bytes(self, run_config: RunConfig) -> int:
+        """Return the peak of the same step in the other loop."""
+        if (growth := self.growth_to(run_config)) is not None:
+            return growth.other_peak_bytes(run_config.batch)
+        return self.trace(replace(run_config, loop=run_config.other_loop)).peak_bytes
 
     def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch."""
@@ -156,14 +162,16 @@ def _counted(run_config: RunConfig) -> RunConfig:
 def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | None = None) -> Memory:
     """Return the memory of a step of the model of `source`; `steps` are this model's, by default new ones."""
     steps = steps or Steps(source)
-    return estimated(steps.trace, run_config, steps.facts(run_config).rows)
+    rows = steps.facts(run_config).rows
+    return estimated(steps.trace(run_config), steps.other_peak_bytes(run_config), run_config, rows)
 
 
-def estimated(trace_of: TraceOf, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
-    """Return the memory of a step, and the peak of the same step in another loop."""
-    trace = trace_of(run_config)
-    found = memory(trace, "estimated", rows, with_histories(device_terms(trace, run_config, card), trace, run_config))
-    return replace(found, other_loop_bytes=trace_of(replace(run_config, loop=run_config.other_loop)).peak_bytes)
+def estimated(
+    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
+) -> Memory:
+    """Return the memory of a step, with the peak of the same step in another loop."""
+    terms = with_histories(device_terms(trace, run_config, card), trace, run_config)
+    return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
 
 
 def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
@@ -215,12 +223,15 @@ def estimate_report(
     variants: list[Variant] = []
     for run_config in run_configs:
         progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
-        found, collectives = estimated(steps.trace, run_config, facts.rows, card), steps.trace(run_config).collectives
+        trace = steps.trace(run_config)
+        found = estimated(trace, steps.other_peak_bytes(run_config), run_config, facts.rows, card)
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
             estimated=found,
-            traffic=traffic(collectives, facts.rows, facts.buckets, run_config.parallelism, run_config.accumulate),
+            traffic=traffic(
+                trace.collectives, facts.rows, facts.buckets, run_config.parallelism, run_config.accumulate
+            ),
         )
         first = variants[0].estimated if variants else None
         if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:

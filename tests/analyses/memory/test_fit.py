@@ -100,7 +100,7 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
 def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
     block = Block("activations", "", "add")
     kinds = [Kind(block, 100, 0, ()), Kind(block, 30 * SMALLEST, 30, ())]
-    growth = MemoryGrowth(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0], 1, None, [])
+    growth = MemoryGrowth(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0], 1, None, [], [], [])
     assert largest(lambda size: growth.peak_bytes(size) <= budget) == batch
 
 
