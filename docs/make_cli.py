@@ -40,10 +40,19 @@ so that an error in the picture does not lose the table. Start the program as `b
 
 ## Results that commands share
 
-With `BERTSCOPE_CACHE=FOLDER` in the environment, the memory trace and the FLOPs of a model and run are computed once,
-and read by later commands: `fit bert-base-uncased --gpu t4` takes 3 s in place of 27 s. The answers are the same. A
-file is used only for the same model, run, processor and versions; models of your own code are computed each time. The
-folder grows without limit, and may be deleted at any time. One into which others may write is refused.
+What was traced and counted for a model and a kind of run is kept in the user's cache folder (`XDG_CACHE_HOME`, by default
+`~/.cache`, on Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` of the same kind, at any
+batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.8 s in place of 8 s. The answers are the
+same, byte for byte.
+
+- A result is used only for the same content of the configuration, settings without batch, versions of bertscope, torch,
+  transformers and peft, and for a run on a CPU the same processor and number of threads. Models of your own code are
+  computed each time. What a calibration measured is applied afterwards.
+- `--no-cache`, or an empty `BERTSCOPE_CACHE`, reads and writes nothing; `BERTSCOPE_CACHE=FOLDER` names another folder.
+  `bertscope doctor` shows folder and size. It has at most 64 MiB and 2,000 files, each used within 30 days, and may be
+  deleted at any time.
+- A folder of another user, one that others may write into, a link, a full or read-only disk, and a user without a home
+  mean that nothing is kept; no command fails. A file that is not whole is computed again.
 
 ## Defaults of a project
 

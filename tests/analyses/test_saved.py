@@ -1,8 +1,13 @@
-"""Results that commands share: a file of the cache is used only if it is whole and decides the same result."""
+"""Results that commands share: the same with and without the cache, and kept for the same kind of run."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import subprocess
+import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,70 +16,151 @@ import pytest
 import bertscope
 from bertscope.analyses import saved as module
 from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.errors import SourceError
+from bertscope.analyses.memory.steps import Steps
 from bertscope.settings.parallelism import Parallelism
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
+from tests.analyses.memory.steps import small
+from tests.conftest import ROOT
 
 RUN = RunConfig(batch=2, seq=8)
+IS_ROOT = os.name == "posix" and os.getuid() == 0
+POSIX = pytest.mark.skipif(os.name != "posix", reason="owners, modes and links of POSIX")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder that does not exist yet, as the cache."""
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def traced(monkeypatch):
     """The runs that were traced, not read."""
-    runs, real = [], estimate._traced
-    monkeypatch.setattr(estimate, "_traced", lambda source, run: runs.append(run) or real(source, run))
+    runs, real = [], estimate.source_trace
+    monkeypatch.setattr(estimate, "source_trace", lambda source, run: runs.append(run) or real(source, run))
     return runs
 
 
-def trace(run: RunConfig = RUN, model: str = "bert-tiny") -> MemoryTrace:
-    return estimate.source_trace(bertscope.load(model), run)
+def peak_bytes(run: RunConfig = RUN, **model) -> int:
+    return Steps(small(**model)).trace(run).peak_bytes
 
 
 @pytest.mark.parametrize("run", [
-    RUN, replace(RUN, mode="inference"), replace(RUN, device="cuda", precision="autocast-fp16"),
+    RUN, replace(RUN, batch=1), replace(RUN, mode="inference"),
+    replace(RUN, device="cuda", precision="autocast-fp16", checkpointing="full"),
     replace(RUN, parallelism=Parallelism(strategy="fsdp", world_size=2)),
-])  # fmt: skip
-def test_a_trace_is_the_same_from_a_file(folder, traced, run):
-    first = trace(run)
-    assert (trace(run), len(traced)) == (first, 1)
-    assert MemoryTrace.from_data(first.to_data()) == first
-    assert (folder.stat().st_mode & 0o777, len(list(folder.iterdir()))) == (0o700, 1)
+], ids=["plain", "one sequence", "inference", "cuda", "fsdp"])  # fmt: skip
+def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batch(folder, traced, run, monkeypatch):
+    def report(batch: int) -> str:
+        return bertscope.to_json(module_report(replace(run, batch=batch)))
+
+    first, number = report(run.batch), len(traced)
+    assert (report(run.batch), len(traced)) == (first, number)
+    other = report(run.batch + 3)
+    assert len(traced) == number or run.batch == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+    assert (report(run.batch), report(run.batch + 3)) == (first, other)
+    assert len(traced) > number
 
 
-def test_a_report_is_the_same_from_a_file(folder):
+def module_report(run: RunConfig):
+    from bertscope.analyses.memory.steps import estimate_report
+
+    return estimate_report(small(num_hidden_layers=2), [run])
+
+
+COMMANDS = (
+    "estimate bert-tiny --seq 8 --gpu t4", "fit bert-tiny --seq 8 --gpu t4 --precision fp32 --optimizer sgd",
+    "estimate bert-tiny --seq 8 --checkpointing --precision autocast-bf16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli):
+    first = cli(*command.split(), "--format", "json").out
+    code = (
+        f"import sys; sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False,
+                          env=os.environ | {"OMP_NUM_THREADS": str(module.threads())})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, first), done.stderr
+
+
+def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch(folder, cli, tmp_path, monkeypatch):
+    from bertscope.analyses.sweep import pool
+
+    monkeypatch.chdir(tmp_path)
+    Path("grid.yaml").write_text("model: bert-tiny\nseq: 8\nbatch: [2, 3, 4]\nthreads: 1\ngpu: t4\n")
+    cli("sweep", "grid.yaml", "-o", "one.jsonl")
+    functions, real = [], pool.local_rows
+    monkeypatch.setattr(pool, "local_rows", lambda *given: functions.append(given[2]) or real(*given))
+    cli("sweep", "grid.yaml", "-o", "two.jsonl")
+    assert functions == [pool.KEPT_POINT]
+    assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
+
+
+def test_a_report_of_flops_is_the_same_from_a_file(folder):
     first = bertscope.flops("bert-tiny", batch=2, seq=8)
     assert list(folder.iterdir()) != []
     assert bertscope.flops("bert-tiny", batch=2, seq=8) == first
 
 
-@pytest.mark.parametrize("change", [
-    lambda text: text[:-20], lambda text: "", lambda text: text.replace("forward", "backward", 1),
-    lambda text: "0" + text[1:], lambda text: text.partition("\n")[2], lambda text: "[" * 100_000,
-])  # fmt: skip
+def whole(text: bytes) -> bytes:
+    packed = zlib.compress(text)
+    return hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
+
+
+DAMAGES = {
+    "cut": lambda found: found[:-20],
+    "empty": lambda found: b"",
+    "a byte": lambda found: found[:70] + b"\0" + found[71:],
+    "the digest": lambda found: b"0" + found[1:],
+    "no digest": lambda found: found.partition(b"\n")[2],
+    "depth": lambda found: whole(b"[" * 100_000),
+    "another list": lambda found: whole(b"[1, 2]"),
+    "a dictionary": lambda found: whole(b'{"a": 1}'),
+    "no text": lambda found: whole(b"\xff"),
+    "not packed": lambda found: hashlib.sha256(b"plain").hexdigest().encode() + b"\nplain",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
 def test_a_file_that_is_not_whole_is_computed_again(folder, traced, change):
-    first = trace()
+    first = peak_bytes()
     (path,) = folder.iterdir()
-    whole = path.read_text()
-    path.write_text(change(whole))
-    assert (trace(), len(traced)) == (first, 2)
-    assert path.read_text() == whole
+    before, number = path.read_bytes(), len(traced)
+    path.write_bytes(change(before))
+    assert (peak_bytes(), len(traced)) == (first, 2 * number)
+    assert path.read_bytes() == before
 
 
-def test_another_model_run_or_version_has_its_own_file(folder, traced, monkeypatch):
-    trace()
-    trace(replace(RUN, batch=3))
-    trace(model="bert-mini")
-    monkeypatch.setattr(module, "_surroundings", lambda: ["another version"])
-    trace()
-    assert len(traced) == len(list(folder.iterdir())) == 4
+def test_a_file_that_unpacks_to_more_than_a_result_is_not_unpacked(folder, traced, monkeypatch):
+    peak_bytes()
+    (path,) = folder.iterdir()
+    monkeypatch.setattr(module, "_MOST_TEXT_BYTES", 2**20)
+    number = len(traced)
+    path.write_bytes(whole(b"0" * (2**20 + 1)))
+    peak_bytes()
+    assert len(traced) == 2 * number
+
+
+def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypatch):
+    peak_bytes()
+    peak_bytes(replace(RUN, batch=3))  # of the same kind
+    assert len(list(folder.iterdir())) == 1
+    peak_bytes(replace(RUN, seq=9))
+    peak_bytes(vocab_size=100)
+    monkeypatch.setattr(module, "_versions", lambda is_own: ["another version"])
+    peak_bytes()
+    monkeypatch.setattr(module, "_processor", lambda: ["another processor"])
+    peak_bytes()
+    peak_bytes(replace(RUN, device="cuda"))
+    monkeypatch.setattr(module, "_processor", lambda: ["a third one"])
+    peak_bytes(replace(RUN, device="cuda"))
+    assert len(list(folder.iterdir())) == 6
 
 
 def test_a_model_of_own_code_is_computed_each_time(folder, tmp_path):
@@ -83,26 +169,110 @@ def test_a_model_of_own_code_is_computed_each_time(folder, tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
-def test_a_folder_that_others_may_write_into_is_refused(folder, cli):
-    folder.mkdir(mode=0o777)
+def test_no_cache_reads_and_writes_nothing(folder, cli):
+    result = cli("estimate", "bert-tiny", "--seq", "8", "--no-cache")
+    assert (result.code, folder.exists()) == (0, False)
+    assert os.environ[CACHE_VARIABLE] == str(folder)
+    assert cli("--no-cache", "doctor", "--format", "json").json["no_cache"] == "BERTSCOPE_CACHE is empty"
+
+
+def opened(folder: Path) -> None:
+    folder.mkdir()
     folder.chmod(0o777)
-    result = cli("estimate", "bert-tiny", "--batch", "1", "--seq", "8")
-    assert (result.code, result.err.startswith("error: BERTSCOPE_CACHE: others may write into")) == (2, True)
+
+
+def owned(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+
+
+def linked(folder: Path) -> None:
+    (folder.parent / "theirs").mkdir()
+    folder.symlink_to(folder.parent / "theirs")
+
+
+@POSIX
+@pytest.mark.parametrize("prepare", [
+    opened, linked, lambda folder: folder.write_text("kept"),
+    pytest.param(owned, marks=pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")),
+], ids=["open to others", "a link", "a file", "of another user"])  # fmt: skip
+def test_a_folder_that_another_user_may_choose_is_no_cache(folder, traced, prepare, cli):
+    prepare(folder)
+    before = sorted(folder.parent.rglob("*"))
+    first, number = peak_bytes(), len(traced)
+    assert (peak_bytes(), len(traced)) == (first, 2 * number)
+    assert sorted(folder.parent.rglob("*")) == before
+    found = cli("doctor", "--format", "json").json
+    assert (found["cache_path"], found["no_cache"] != "") == ("", True)
+
+
+@POSIX
+def test_a_link_in_the_folder_is_not_followed(folder, traced, tmp_path):
+    peak_bytes()
+    (path,) = folder.iterdir()
+    path.rename(tmp_path / "theirs")
+    content = (tmp_path / "theirs").read_bytes()
+    path.symlink_to(tmp_path / "theirs")
+    number = len(traced)
+    peak_bytes()
+    assert len(traced) == 2 * number
+    assert (path.is_symlink(), (tmp_path / "theirs").read_bytes()) == (False, content)
+
+
+@pytest.mark.parametrize("name", ["mkstemp", "replace"])
+def test_a_full_disk_means_no_cache_and_no_failure(folder, monkeypatch, name):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = peak_bytes()
+    for path in folder.iterdir():
+        path.unlink()
+    monkeypatch.setattr(module.tempfile if name == "mkstemp" else module.os, name, full)
+    assert peak_bytes() == first
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can make a folder of another user")
-def test_a_folder_of_another_user_is_refused(folder):
-    folder.mkdir(mode=0o755)
-    os.chown(folder, 12345, 12345)
-    with pytest.raises(SourceError, match="others may write into"):
-        trace()
+@POSIX
+def test_without_a_home_there_is_no_cache(monkeypatch):
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(
+        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
+    assert module.cache_folder() == (None, "Could not determine home directory.")
+    assert peak_bytes() > 0
 
 
-def test_a_cache_that_is_a_file_is_an_error_of_one_line(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("kept")
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "file"))
-    with pytest.raises(SourceError, match=r"BERTSCOPE_CACHE=.*file: File exists"):
-        trace()
-    assert Path(tmp_path / "file").read_text() == "kept"
+def test_the_cache_of_a_user_is_in_xdg_cache_home(monkeypatch, tmp_path):
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert module.cache_folder() == (tmp_path / "bertscope", "")
+
+
+def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    peak_bytes()
+    (oldest,) = folder.iterdir()
+    foreign = [folder / "notes.txt", folder / "mine.trace", folder / "tmp123"]
+    for path in foreign:
+        path.write_text("kept")
+    os.utime(oldest, (1, 1))
+    peak_bytes(replace(RUN, seq=9))
+    assert not oldest.exists()
+    for seq in range(10, 16):
+        peak_bytes(replace(RUN, seq=seq))
+    assert all(path.read_text() == "kept" for path in foreign)
+    assert len(list(module.entries(folder))) == 3
+
+
+def test_several_processes_may_write_at_once(folder):
+    code = (
+        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig;"
+        "from bertscope import load; s = load('bert-tiny');"
+        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+                 for _ in range(2)]  # fmt: skip
+    printed = {process.communicate()[0] for process in processes}
+    assert len(printed) == 1
+    assert len(list(folder.iterdir())) == 3

@@ -189,7 +189,11 @@ class MemoryGrowth:
 
     @classmethod
     def of(cls, trace: MemoryTrace, other: MemoryTrace | None = None) -> MemoryGrowth:
-        """Return the growth of a grown trace; `other` is that of the same step in another loop."""
+        """Return the growth of a grown trace; `other` is that of the same step in another loop.
+
+        Consecutive frees get the order of their allocations: that of autocast's copies changes from run to run.
+        """
+        trace = replace(trace, events=tuple(trace.events[number] for number in _by_allocation(trace)))
         numbers: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         places: dict[tuple[str, str, str], int] = {}
