@@ -18,7 +18,6 @@ from bertscope.settings.run_config import LOOPS
 
 _RETURN = "return of forward"
 _PREVIOUS, _KEPT = "previous ", "activations"
-SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -193,23 +192,6 @@ def rounded(size_bytes: int, granule_bytes: int) -> int:
     """Return a size, or the negative size of a free, rounded away from 0 to a multiple of the granule."""
     granules = -(-size_bytes // granule_bytes) if size_bytes > 0 else size_bytes // granule_bytes
     return granules * granule_bytes
-
-
-def with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
-
-    An input counts with the bytes of its output. So does that of log_softmax; a trace without eager attention, which
-    older versions do not have, stays as it is. Source: GitHub pull request pytorch/pytorch 65242.
-    """
-    if all(event.block.operator != SOFTMAX for event in trace.events):
-        return trace
-    events = (copy for event in trace.events for copy in (event,) * (1 + has_softmax_input(event.block)))
-    return replace(trace, events=tuple(events))
-
-
-def has_softmax_input(block: Block) -> bool:
-    """Return True for the saved output of a softmax."""
-    return block.part == "activations" and block.operator in (SOFTMAX, _LOG_SOFTMAX)
 
 
 def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:

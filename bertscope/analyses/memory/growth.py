@@ -17,17 +17,7 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.caching_allocator import Requests
-from bertscope.analyses.memory.events import (
-    SOFTMAX,
-    Block,
-    Layout,
-    MemoryEvent,
-    MemoryTrace,
-    has_softmax_input,
-    matched,
-    rounded,
-    with_softmax_inputs,
-)
+from bertscope.analyses.memory.events import Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
@@ -303,14 +293,17 @@ class MemoryGrowth:
 
     @cached_property
     def upper(self) -> MemoryGrowth:
-        """Return the growth of the step in which eager attention also saves the inputs of softmax."""
-        if all(kind.block.operator != SOFTMAX for kind in self.kinds):
+        """Return the growth of the step in which eager attention also saves the inputs of softmax.
+
+        So does torch before 1.11. An input counts with the bytes of its output, that of log_softmax too; a step without
+        eager attention, which older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
+        """
+        blocks = [kind.block for kind in self.kinds]
+        if all(block.operator != _SOFTMAX for block in blocks):
             return self
-        copied = [1 + has_softmax_input(kind.block) for kind in self.kinds]
-        pairs = [
-            pair for pair in zip(self.events, self.place_of, strict=True) for _ in range(copied[max(pair[0], ~pair[0])])
-        ]
-        events, places = zip(*pairs, strict=True)
+        copies = [1 + (block.part == "activations" and block.operator in (_SOFTMAX, _LOG_SOFTMAX)) for block in blocks]
+        pairs = zip(self.events, self.place_of, strict=True)
+        events, places = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
         return replace(self, events=list(events), place_of=list(places))
 
     def largest_within(self, limit_bytes: int) -> int:
@@ -343,6 +336,7 @@ class MemoryGrowth:
 
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 
 
 def _requests(growth: MemoryGrowth, workspaces: Sequence[int]) -> Requests:
@@ -452,15 +446,20 @@ class GrownTrace(MemoryTrace):
 
 
 def upper(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace in which eager attention also saves the inputs of softmax, by its growth if it has one."""
-    return trace.growth.upper.trace(trace.batch) if isinstance(trace, GrownTrace) else with_softmax_inputs(trace)
+    """Return the trace in which eager attention also saves the inputs of softmax."""
+    found = of_trace(trace)
+    return found.growth.upper.trace(found.batch)
 
 
 def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
     """Return the requests to the allocator of a run whose steady step is this trace."""
-    if isinstance(trace, GrownTrace):
-        return trace.growth.requests(trace.batch, workspaces)
-    return MemoryGrowth.of(trace).requests(SMALLEST, workspaces)
+    found = of_trace(trace)
+    return found.growth.requests(found.batch, workspaces)
+
+
+def of_trace(trace: MemoryTrace) -> GrownTrace:
+    """Return the trace by its growth; one that is none's has a growth in which nothing grows."""
+    return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace), SMALLEST)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, requests
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, of_trace, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.parallel.collectives import traffic
@@ -78,11 +78,10 @@ class Steps:
         if growth is not None:
             return growth.trace(run_config.batch)
 
-        def compute() -> MemoryGrowth:
-            """Return the trace as a growth in which nothing grows."""
-            return MemoryGrowth.of(self.traces.trace(run_config))
-
-        found = saved("trace", self.source, run_config, compute, MemoryGrowth.to_data, MemoryGrowth.from_data)
+        found = saved(
+            "trace", self.source, run_config, lambda: of_trace(self.traces.trace(run_config)).growth,
+            MemoryGrowth.to_data, MemoryGrowth.from_data,
+        )  # fmt: skip
         return found.trace(SMALLEST)
 
     def other_peak_bytes(self, run_config: RunConfig) -> int:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import Block, in_loop, with_softmax_inputs
+from bertscope.analyses.memory.events import Block, in_loop
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
-from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest, requests
+from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest, requests, upper
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
@@ -233,7 +233,7 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     assert limit == int((1 - report.margin) * (card.memory_bytes - high))
     workspaces = by_thread(run_config, report.overhead_bytes - high)
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
-        trace = with_softmax_inputs(estimated_trace(source, replace(run_config, batch=batch)))
+        trace = upper(estimated_trace(source, replace(run_config, batch=batch)))
         assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
 
 
@@ -241,12 +241,12 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
     """torch before 1.11 saves them: a tensor as large as the probabilities, for each layer."""
     run_config = RunConfig(device="cuda", seq=32, batch=64)
     trace = estimated_trace(small(attention="eager"), run_config)
-    more = with_softmax_inputs(trace)
+    more = upper(trace)
     scores, logits = 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two heads; of 99 words
     assert more.peak_bytes == trace.peak_bytes + scores + logits
     assert more.live_bytes()[-1] == trace.live_bytes()[-1]
     fused = estimated_trace(small(), run_config)
-    assert with_softmax_inputs(fused) is fused
+    assert upper(fused).peaks() == fused.peaks()
     card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
     unknown, known = (
         fit_report(
