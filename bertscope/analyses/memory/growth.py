@@ -71,15 +71,16 @@ def _grown(one: MemoryTrace, other: MemoryTrace, pairs: Iterable[tuple[int, int]
 
 
 def _by_allocation(trace: MemoryTrace) -> Iterator[int]:
-    """Yield the numbers of the events, of consecutive frees that of the block first whose allocation is the first."""
+    """Yield the numbers of the events, of consecutive frees of a phase in the order of their allocations."""
     before = [MemoryEvent(size, block, "", "", "") for block, size in trace.state]
     made = {id(event): number for event, number in matched([*before, *trace.events])}
 
-    def is_free(number: int) -> bool:
-        """Return True for a free whose bytes are 0 at no batch."""
-        return trace.events[number].size_bytes < 0 and trace.events[number].block.dtype not in RULES
+    def freed(number: int) -> str:
+        """Return the phase of a free whose bytes are 0 at no batch; else an empty text."""
+        event = trace.events[number]
+        return event.phase if event.size_bytes < 0 and event.block.dtype not in RULES else ""
 
-    for are_frees, run in groupby(range(len(trace.events)), key=is_free):
+    for are_frees, run in groupby(range(len(trace.events)), key=freed):
         numbers = list(run)
         yield from sorted(numbers, key=lambda number: made.get(id(trace.events[number]), 0)) if are_frees else numbers
 
