@@ -18,7 +18,8 @@ from bertscope.reports.layer_ranges import LayerRange
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
-MAX_LAYERS = 256  # each layer is built from real modules, also on the meta device
+MAX_LAYERS = 10_000
+MAX_BUILT_LAYERS = 256  # those of a model that is built from real modules, also on the meta device
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (

@@ -14,6 +14,7 @@ from bertscope.analyses.params import counts
 from bertscope.errors import BertscopeError, SourceError, Text, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
@@ -126,7 +127,7 @@ class Witness:
     def built(self) -> nn.Module:
         """Return the model on the meta device; an error of its code names the line of the model in the file."""
         try:
-            return self.model.source.build()
+            return built_for_counting(self.model.source, most=2)
         except BertscopeError as error:
             raise error.at(f"{self.model.path}:{self.model.line}") from None
 

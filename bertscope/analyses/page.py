@@ -88,7 +88,7 @@ class _Side:
     """One of the two models, its parameters, and the prefix of its paths."""
 
     def __init__(self, source: ModelSource) -> None:
-        model = source.build()
+        model = built_for_counting(source)
         self.source = source
         self.report = count(model, by="parameter", name=source.name)
         self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
@@ -252,7 +252,7 @@ def _model(
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
     with stage(Text("{name}, parameters", name=source.name)):
-        model = source.build()
+        model = built_for_counting(source)
         tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
         modules = tree(model, name=source.name)
     most = positions(base_model_of(model))

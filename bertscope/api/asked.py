@@ -43,7 +43,7 @@ def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]
     if isinstance(model, nn.Module):
         return model, name
     source = source_of(model, name=name)
-    return source.build(), source.name
+    return built_for_counting(source), source.name
 
 
 def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequence[torch.dtype] | None = None) -> Any:

@@ -52,7 +52,7 @@ def report(
     asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file)
     variants = []
     for source in sources:
-        takes = source.strategies(source.build())
+        takes = source.strategies(built_for_counting(source))
         resolved = asked.resolved(
             source, **DEFAULTS["report"], precision=STORED if source.has_own_dtypes else FP32.name,
             checkpointing=[name for name in (NONE, FULL) if name in takes],

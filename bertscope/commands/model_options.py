@@ -131,7 +131,7 @@ class ModelOptions:
             load_meta_kernels()
         from bertscope.analyses.modules.totals import freeze  # torch is imported from here on
 
-        built = source.build()
+        built = built_for_counting(source)
         freeze(built, freeze_patterns or ())
         return source, built
 
