@@ -1,5 +1,6 @@
 """`bertscope check`."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,6 +94,9 @@ def check(
     from bertscope.analyses.check import check as analyse
     from bertscope.analyses.check import update as analyse_update
 
+    gc.freeze()  # collect what runs leave behind, without scanning the objects of torch
+    gc.set_threshold(100_000)
+    gc.enable()
     names = list(map(str, preset_paths().values())) if presets else files or ["."]
     if update:
         report, changes = analyse_update(names, allow_code=allow_code)
