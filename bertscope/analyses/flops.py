@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
-from bertscope.analyses.modules.totals import freeze, subject
+from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
@@ -25,6 +25,7 @@ from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorR
 from bertscope.reports.json import from_json
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
 
@@ -286,7 +287,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
     reports = [run.at(batch, seq) for batch in batches for seq in seqs]
     config = run.source.bert_config
-    params = sum(param.numel() for param in run.source.build().parameters()) if config else 0
+    params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0
     sweep = tuple(map(sweep_point, reports))
     return replace(
         reports[0],

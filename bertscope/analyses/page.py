@@ -44,6 +44,7 @@ from bertscope.reports.page import (
 from bertscope.settings.optimizers import NO_OPTIMIZER
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 from bertscope.units import FP32

@@ -18,6 +18,7 @@ from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, Limit, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.training_files import read_training_file

@@ -17,6 +17,7 @@ from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.units import FP32
 
