@@ -18,7 +18,7 @@ from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import BACKWARD, FORWARD, RECOMPUTE, Trace, trace
-from bertscope.config import BertConfig
+from bertscope.config import MAX_BUILT_LAYERS, MAX_LAYERS, BertConfig
 from bertscope.errors import SelectionError, Text
 from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
@@ -245,7 +245,8 @@ class FlopsRun:
 
     def _at(self, batch: int, seq: int) -> FlopsReport:
         repeats = period(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
-        if repeats and self.source.layers > RAN * repeats and not self.source.layers % repeats:
+        most = MAX_LAYERS if repeats == 1 else MAX_BUILT_LAYERS  # the rows of a longer period are those of each layer
+        if repeats and RAN * repeats < self.source.layers <= most and not self.source.layers % repeats:
             model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers, repeats)
             if tree is not None:

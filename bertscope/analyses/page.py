@@ -103,7 +103,11 @@ class _Side:
         """Return shape and number of elements by path; each tied tensor under its first path only."""
         rows = [row for row in self.report.rows if row.tied_to is None]
         paths = [name_without_adapter(row.path).removeprefix(self.prefix) for row in rows]
-        return {path: (row.shapes[0], row.params) for path, row in zip(paths, rows, strict=True)}
+        return {
+            path: (row.shapes[0], row.each_params)
+            for folded, row in zip(paths, rows, strict=True)
+            for path in (expand(folded) if row.copies > 1 else [folded])
+        }
 
 
 def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
@@ -116,11 +120,11 @@ def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
     changed = []
-    for path in sorted({*a, *b}, key=in_order):
+    for path in {**a, **b}:
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
             changed.append((path, (shape_a, shape_b), (params_a, params_b)))
-    for path, (shape_a, shape_b), params in collapse(changed):
+    for path, (shape_a, shape_b), params in collapse(sorted(changed, key=lambda change: in_order(change[0]))):
         yield DiffRow(
             path=path,
             status="added" if shape_a is None else "removed" if shape_b is None else "changed",
