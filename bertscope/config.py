@@ -298,6 +298,14 @@ def check_fields(config: Any, rules: Mapping[str, FieldRule], what: str = "") ->
 RULES = rules_of(BertConfig)
 
 
+def check_built(layers: int) -> None:
+    """Raise ConfigError for more layers than are built from real modules."""
+    if layers > MAX_BUILT_LAYERS:
+        raise ConfigError("this builds every layer, and {layers:,} are more than {most}; count, tree, print, diagram, "
+                          "flops, explain and diff count equal layers from a few; lower num_hidden_layers for others",
+                          layers=layers, most=MAX_BUILT_LAYERS, field="num_hidden_layers")  # fmt: skip
+
+
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
     near = nearest(str(name), ARCHITECTURES)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope.config import MAX_BUILT_LAYERS, BertConfig
-from bertscope.errors import ConfigError
+from bertscope.config import BertConfig, check_built
 from bertscope.model.activations import activation
 from bertscope.model.attention import BertAttention, KeyValue, say_once
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -240,11 +239,7 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        if config.num_hidden_layers > MAX_BUILT_LAYERS:
-            raise ConfigError("this builds every layer, of which {layers:,} are more than {most}; equal layers are counted "
-                              "from two by count, tree, flops and others; lower num_hidden_layers for this",
-                              layers=config.num_hidden_layers, most=MAX_BUILT_LAYERS,
-                              field="num_hidden_layers")  # fmt: skip
+        check_built(config.num_hidden_layers)
         self.layer = nn.ModuleList([BertLayer(config) for _ in range(config.num_hidden_layers)])
         self.gradient_checkpointing = False
         self.checkpointing = Checkpointing()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, unknown_architecture
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError, Text
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
@@ -110,6 +110,7 @@ class BertSource:
         """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
         if implementation != INSTALLED:
             return replace(self, implementation=implementation)
+        check_built(self.layers)
         if self.lora:
             raise SelectionError("--lora changes the built-in model; leave out --implementation transformers-installed")
         return TransformersSource(
