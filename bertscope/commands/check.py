@@ -16,7 +16,12 @@ from bertscope.errors import SourceError, Text
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
 from bertscope.sources.convert import with_expected
-from bertscope.sources.expectation_files import ExpectedModel, files_to_check, is_expectation_file, read_expectation_file
+from bertscope.sources.expectation_files import (
+    ExpectedModel,
+    files_to_check,
+    is_expectation_file,
+    read_expectation_file,
+)
 from bertscope.sources.presets import preset_paths, read_preset
 from bertscope.text_files import read_yaml
 
@@ -95,7 +100,7 @@ def check(
     from bertscope.analyses.check import update as analyse_update
 
     names = list(map(str, preset_paths().values())) if presets else files or ["."]
-    if not all(map(os.path.isdir, files_to_check(names))):  # a folder without expectation files is an error, without torch
+    if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
         _collect_after_torch()
     if update:
         report, changes = analyse_update(names, allow_code=allow_code)

@@ -48,13 +48,13 @@ class BertSource:
 
     @property
     def notice(self) -> str:
-        """Return a note on layers that are not built, and on fields of the configuration that do not affect a BERT."""
+        """Return a note on layers that are not built and fields that do not affect a BERT."""
         ignored = ", ".join(self.config.ignored)
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
         if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
             return ignored
-        return Text("{count:,} equal layers: counted from two or three of them, and shown as one{words}", count=self.layers,
-                    words=ignored and f"; {ignored}")  # fmt: skip
+        return Text("{count:,} equal layers: counted from two or three of them, and shown as one{words}",
+                    count=self.layers, words=ignored and f"; {ignored}")  # fmt: skip
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from bertscope.errors import (
     SelectionError,
     SourceError,
     Text,
+    importing,
     install_command,
     one_line,
     suggestion,
@@ -87,8 +88,8 @@ def fetched_folder(name: str, *, weights: bool = False) -> Path:
         raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
     if not has_hub():
         raise MissingExtraError("--download", "hub")
-    from huggingface_hub import snapshot_download
-
+    with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
+        from huggingface_hub import snapshot_download
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_CONFIGS)))
         if weights:
