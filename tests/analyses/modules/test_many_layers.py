@@ -120,7 +120,7 @@ def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
 ])  # fmt: skip
 def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
     with pytest.raises(
-        ConfigError, match="this builds every layer, and 25[78] are more than 256; .* lower num_hidden_layers"
+        ConfigError, match=r"this builds every layer, and 25[78] are more than 256; .* lower num_hidden_layers"
     ):
         make()
 
