@@ -130,9 +130,9 @@ class Witness:
 
     model: ExpectedModel
 
-    @cached_property
+    @property
     def built(self) -> nn.Module:
-        """Return the model on the meta device; an error of its code names the line of the model in the file."""
+        """Return a new model on meta, which nothing keeps; an error of its code names the line of the model."""
         try:
             return built_for_counting(self.model.source, most=2)
         except BertscopeError as error:
