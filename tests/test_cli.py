@@ -115,6 +115,16 @@ def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_pat
         assert (done.returncode, done.stdout.splitlines()[-1:] or [""]) == (code_expected, [""]), words
 
 
+def test_tab_on_the_name_of_a_command_imports_no_command():
+    code = (
+        "import sys; from bertscope import cli; cli._run();"
+        "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.convert'} & {*sys.modules}) or 0)"
+    )
+    tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope co", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=tab)
+    assert (done.returncode, done.stdout.split()) == (0, ["count", "convert"])
+
+
 def test_the_list_of_presets_does_not_import_torch():
     code = (
         "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets'];"
