@@ -7,9 +7,10 @@ The first run makes a separate environment, build/peers, with the versions of `P
 --here the script uses the present one, and leaves out the tools that it does not have. Each row is a whole process:
 the work, from the start of Python to its end. A run does all work once; before each part it starts a process that only
 imports torch, and the ratios of the part are those to that process. The order within a part alternates from run to
-run. A value is the median of the runs, with the lowest and the highest; work of more than a minute runs once. Growth is
-measured last; Ctrl-C shows what has been measured until then. The CPU time is that of all processes that the work has
-started; the memory is the peak of the largest of them.
+run. A value is the median of the runs, with the lowest and the highest; work of more than a minute runs once. The time
+of a file is that of N more files next to the same work with N files. Growth, except with layers, is measured last;
+Ctrl-C shows what has been measured until then. The CPU time is that of all processes that the work has started; the
+memory is the peak of the largest of them.
 
 The part `step` is not run unless it is named: the time of a forward pass and of a training step of the built-in BERT
 relative to transformers' BERT with the same weights and inputs, in turns within one process; the median of the pairs.
@@ -44,13 +45,15 @@ IMPORT_TORCH = [sys.executable, "-c", "import torch"]
 MODEL = "bert-large-uncased"  # BertForMaskedLM, as the peers' model
 SIZES = {"layers": 24, "width": 1024, "batch": 8, "length": 128}  # what growth starts from
 GROWTH = {
-    "layers": (12, 24, 48, 96), "width": (512, 1024, 2048), "batch": (1, 32, 1024), "length": (128, 512, 2048),
+    "layers": (12, 24, 48, 96, 10_000), "width": (512, 1024, 2048), "batch": (1, 32, 1024), "length": (128, 512, 2048),
     "files": (10, 100, 1000),
 }  # fmt: skip
-# CPU seconds beyond `import torch`, for BERT-large; of `check` for a file. The targets of this project.
+MOST_BUILT = 256  # layers that `estimate` builds
+MOST_OF_PEERS = 2048  # of each size
+# CPU seconds beyond `import torch`, for BERT-large; of `check` for one more file. The targets of this project.
 TARGETS = {
     "count": -0.35, "tree": -0.35, "print": -0.35, "flops": 0.5, "estimate": 1.0, "estimate --checkpointing": 1.4,
-    "fit": 6.0, "report": 6.0, "check": 0.015, "reentrant": 2.0, "profile": 9.0,
+    "fit": 6.0, "report": 6.0, "check": 0.008, "reentrant": 2.0, "profile": 9.0,
 }  # fmt: skip
 
 
@@ -66,7 +69,8 @@ class Work:
     asked: str
     command: list[str]
     target: str = ""
-    files: int = 0  # the time is divided by them
+    files: int = 0  # with their double it runs too, and the difference is divided by them
+    doubled: tuple[str, ...] = ()  # the command with twice the files
     at: int = 0  # the size, for growth
 
 
@@ -155,13 +159,18 @@ def peer(part: str, name: str, asked: str, at: int = 0, **sizes: int) -> Work:
     """Return the work of another tool, with the sizes of BERT-large where none are given."""
     given = SIZES | {"files": 1} | sizes
     code = "".join(f"{size} = {value}\n" for size, value in given.items()) + PEER_MODEL + PEERS[name]
-    return Work(part, name.partition(",")[0], asked, [sys.executable, "-c", code], "", sizes.get("files", 0), at)
+    command, files = [sys.executable, "-c", code], sizes.get("files", 0)
+    if not files or at:
+        return Work(part, name.partition(",")[0], asked, command, at=at)
+    doubled = peer(part, name, asked, 1, **sizes | {"files": 2 * files}).command
+    return Work(part, name.partition(",")[0], asked, command, "", files, tuple(doubled))
 
 
 def own(part: str, words: str, target: str = "", files: int = 0, at: int = 0, asked: str = "") -> Work:
     """Return the work of a command of bertscope."""
     command = [sys.executable, "-m", "bertscope", *words.split()]
-    return Work(part, "bertscope", asked or f"`{words}`", command, target, files, at)
+    doubled = (*command[:-1], f"{2 * files}-files") if files else ()
+    return Work(part, "bertscope", asked or f"`{words}`", command, target, files, doubled, at)
 
 
 def works(files: int) -> Iterator[Work]:
@@ -202,7 +211,7 @@ def works(files: int) -> Iterator[Work]:
 
 def growing(size: str, value: int) -> Iterator[Work]:
     """Yield the work at one value of a size, BERT-large at 8 x 128 otherwise; other tools get its ends."""
-    part, ends = f"growth-{size}", (GROWTH[size][0], GROWTH[size][-1])
+    part, ends = f"growth-{size}", (GROWTH[size][0], max(most for most in GROWTH[size] if most <= MOST_OF_PEERS))
     if size == "files":
         yield own(part, f"check {value}-files", at=value, asked="`check`")
         if value <= 100:
@@ -214,7 +223,8 @@ def growing(size: str, value: int) -> Iterator[Work]:
     if size in ("layers", "width"):
         yield own(part, f"count {size}-{value}", at=value, asked="`count`")
     yield own(part, f"flops {run}", at=value, asked="`flops`")
-    yield own(part, f"estimate {run}", at=value, asked="`estimate`")
+    if size != "layers" or value <= MOST_BUILT:
+        yield own(part, f"estimate {run}", at=value, asked="`estimate`")
     if value in ends:
         if size in ("layers", "width"):
             yield peer(part, "torchinfo", "`summary`", value, **given)
@@ -236,8 +246,7 @@ def write_inputs(folder: Path, all_works: Iterable[Work]) -> None:
             }  # fmt: skip
             (folder / f"{size}-{value}").mkdir(exist_ok=True)
             (folder / f"{size}-{value}" / "config.json").write_text(json.dumps(config))
-    for work in all_works:
-        name = work.command[-1]
+    for name in {command[-1] for work in all_works for command in (work.command, work.doubled) if command}:
         if name.endswith("-files"):
             (folder / name).mkdir(exist_ok=True)
             for number in range(int(name.removesuffix("-files"))):
@@ -342,6 +351,7 @@ class Measurement:
     work: Work
     usages: list[Usage] = field(default_factory=list)
     imports: list[Usage] = field(default_factory=list)
+    doubled: list[Usage] = field(default_factory=list)  # with twice the files
     failure: str = ""
 
 
@@ -358,7 +368,8 @@ def run_all(chosen: list[Work], runs: int) -> list[Measurement]:
         write_inputs(folder, chosen)
         measured(IMPORT_TORCH, folder)  # fill the disk cache
         for growth in (False, True):
-            now = {part: members for part, members in parts.items() if part.startswith("growth-") == growth}
+            last = {part for part in parts if part.startswith("growth-") and part != "growth-layers"}
+            now = {part: members for part, members in parts.items() if (part in last) == growth}
             for run in range(runs):
                 for part, members in now.items():
                     _run_part(members[:: -1 if run % 2 else 1], folder)
@@ -373,7 +384,10 @@ def _run_part(members: list[Measurement], folder: Path) -> None:
         if measurement.failure or any(usage.cpu_seconds > ONCE_SECONDS for usage in measurement.usages):
             continue
         try:
-            measurement.usages.append(measured(measurement.work.command, folder))
+            usage = measured(measurement.work.command, folder)
+            if measurement.work.doubled:
+                measurement.doubled.append(measured(list(measurement.work.doubled), folder))
+            measurement.usages.append(usage)
             measurement.imports.append(floor)
         except RuntimeError as error:
             measurement.failure = str(error)[:120]
@@ -399,6 +413,7 @@ def result(measurements: list[Measurement], runs: int, load: list[float]) -> dic
                 "target_seconds": TARGETS.get(work.target), "failure": measurement.failure,
                 "usages": [asdict(usage) for usage in measurement.usages],
                 "import_torch": [asdict(usage) for usage in measurement.imports],
+                **({"doubled": [asdict(usage) for usage in measurement.doubled]} if measurement.doubled else {}),
             }
             for measurement in measurements for work in [measurement.work]
         ],
@@ -423,11 +438,15 @@ def cell(found: list[float], digits: int = 2, factor: float = 1, unit: str = "")
 
 
 def beyond(work: dict[str, Any]) -> tuple[str, str]:
-    """Return the CPU time beyond `import torch` and its target, for a file where there are files."""
+    """Return the CPU time beyond `import torch` and its target; where there are files, that of one more file."""
     files, target = work["files"], work["target_seconds"]
-    digits, factor, unit = (1, 1000 / files, " ms a file") if files else (2, 1, " s")
-    limit = "" if target is None else f"{target * 1000:.0f}{unit}" if files else f"{target:.2f}{unit}"
-    return cell(values(work, "cpu_seconds", "beyond"), digits, factor, unit), limit
+    if not files:
+        limit = "" if target is None else f"{target:.2f} s"
+        return cell(values(work, "cpu_seconds", "beyond"), unit=" s"), limit
+    pairs = zip(work["usages"], work["doubled"], strict=True)
+    found = [(twice["cpu_seconds"] - once["cpu_seconds"]) / files for once, twice in pairs]
+    limit = "" if target is None else f"{target * 1000:.0f} ms a file"
+    return cell(found, 1, 1000, " ms a file"), limit
 
 
 HEAD = ("part", "tool", "work", "CPU, s", "CPU, ratio", "wall, ratio", "memory, MiB", "memory, ratio",

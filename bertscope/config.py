@@ -18,7 +18,8 @@ from bertscope.reports.layer_ranges import LayerRange
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
-MAX_LAYERS = 256  # each layer is built from real modules, also on the meta device
+MAX_LAYERS = 10_000
+MAX_BUILT_LAYERS = 256  # those of a model that is built from real modules, also on the meta device
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (
@@ -295,6 +296,14 @@ def check_fields(config: Any, rules: Mapping[str, FieldRule], what: str = "") ->
 
 
 RULES = rules_of(BertConfig)
+
+
+def check_built(layers: int) -> None:
+    """Raise ConfigError for more layers than are built from real modules."""
+    if layers > MAX_BUILT_LAYERS:
+        raise ConfigError("this builds every layer, and {layers:,} are more than {most}; count, tree, print, diagram, "
+                          "flops, explain and diff count equal layers from a few; lower num_hidden_layers for others",
+                          layers=layers, most=MAX_BUILT_LAYERS, field="num_hidden_layers")  # fmt: skip
 
 
 def unknown_architecture(name: Any) -> ConfigError:

@@ -18,7 +18,6 @@ import ctypes
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from bertscope.errors import SelectionError, Text, suggestion
@@ -261,6 +260,8 @@ def bandwidth(card: Gpu) -> float | None:
 
 def may_have_cuda() -> bool:
     """Return False if torch was built for CPUs or if no driver of a GPU is installed."""
+    from importlib.metadata import version
+
     if "+cpu" in version("torch"):
         return False
     for name in ("libcuda.so.1", "nvcuda.dll"):

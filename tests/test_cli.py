@@ -100,6 +100,31 @@ def test_help_presets_and_completion_import_neither_torch_nor_rich():
         assert arguments or done.stdout == "bert-large-zh\n"
 
 
+def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_path):
+    code = (
+        "import sys; from bertscope import cli; sys.argv = ['bertscope', *sys.argv[1:]];"
+        "unwanted = sys.argv.pop(1).split(','); code = cli._run(); print(*{*unwanted} & {*sys.modules}); sys.exit(code)"
+    )
+    hub, shown = "torch,huggingface_hub,requests,asyncio", "bertscope.render.views,bertscope.reports.base,yaml"
+    for unwanted, words, code_expected in (
+        (hub, ["count", "bert-bse"], 2), (hub, ["check", tmp_path], 2), (f"{hub},{shown}", ["cuont"], 2),
+        (f"{hub},{shown}", ["--help"], 0), (f"{hub},{shown}", ["--version"], 0),
+    ):  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code, unwanted, *map(str, words)], capture_output=True, text=True,
+                              check=False, env=ENV)  # fmt: skip
+        assert (done.returncode, done.stdout.splitlines()[-1:] or [""]) == (code_expected, [""]), words
+
+
+def test_tab_on_the_name_of_a_command_imports_no_command():
+    code = (
+        "import sys; from bertscope import cli; cli._run();"
+        "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.convert'} & {*sys.modules}) or 0)"
+    )
+    tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope co", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=tab)
+    assert (done.returncode, done.stdout.split()) == (0, ["count", "convert"])
+
+
 def test_the_list_of_presets_does_not_import_torch():
     code = (
         "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets'];"

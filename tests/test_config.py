@@ -24,7 +24,7 @@ WRONG = [
     ("vocab_size", {"a": 1}, "(a mapping)"),
     ("hidden_size", 770, "the nearest are 768 and 780"),
     ("hidden_size", 5, "the nearest are 12"),
-    ("num_hidden_layers", 20_000, "at most 256"),
+    ("num_hidden_layers", 20_000, "at most 10,000"),
     ("hidden_act", "gleu", "one of gelu, relu, silu, gelu_new"),
     ("hidden_act", 3, "one of gelu"),
     ("hidden_dropout_prob", 1.5, "at most 1"),

@@ -1,24 +1,30 @@
-"""`check`: comparison of models with the values that their files expect."""
+"""`check`: comparison of models with the values that their files expect; torch is imported for the first model."""
+
+from __future__ import annotations
 
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
-from bertscope.analyses.params import counts
 from bertscope.errors import BertscopeError, SourceError, Text, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import largest_layers
-from bertscope.torch_access import nn, torch
+
+if TYPE_CHECKING:
+    from bertscope.torch_access import nn
 
 # An error that is no BertscopeError: one file must not end the check of the others.
 _UNEXPECTED = ("unexpected error", lambda: "; report it, unless the model's own code raised it")
@@ -74,12 +80,14 @@ def _names(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
 
 
 def _report(findings: list[Finding], names: list[str]) -> CheckReport:
+    torch = sys.modules.get("torch")
     return CheckReport(
-        findings=tuple(findings), files=len(names), torch_version=str(torch.__version__), bertscope_version=__version__
-    )
+        findings=tuple(findings), files=len(names), torch_version=str(torch.__version__) if torch else version("torch"),
+        bertscope_version=__version__,
+    )  # fmt: skip
 
 
-def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple["Witness | None", list[Finding]]:
+def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple[Witness | None, list[Finding]]:
     """Return the model of a file, or None if there is an error, and the findings."""
     try:
         with as_source_error(*_UNEXPECTED):
@@ -122,11 +130,11 @@ class Witness:
 
     model: ExpectedModel
 
-    @cached_property
+    @property
     def built(self) -> nn.Module:
-        """Return the model on the meta device; an error of its code names the line of the model in the file."""
+        """Return a new model on meta, which nothing keeps; an error of its code names the line of the model."""
         try:
-            return self.model.source.build()
+            return built_for_counting(self.model.source, most=2)
         except BertscopeError as error:
             raise error.at(f"{self.model.path}:{self.model.line}") from None
 
@@ -138,6 +146,8 @@ class Witness:
     @cached_property
     def _tables(self) -> list[CountReport]:
         """Return the parameters by layer and by group."""
+        from bertscope.analyses.params import counts
+
         return counts(self.built, ("layer", "group"))
 
     @cached_property

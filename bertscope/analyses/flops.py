@@ -13,12 +13,12 @@ from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
-from bertscope.analyses.modules.totals import freeze, subject
+from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import Trace, trace
-from bertscope.config import BertConfig
+from bertscope.config import MAX_BUILT_LAYERS, MAX_LAYERS, BertConfig
 from bertscope.errors import SelectionError, Text
 from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
@@ -26,6 +26,7 @@ from bertscope.reports.json import from_json
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
 
@@ -245,7 +246,8 @@ class FlopsRun:
 
     def _at(self, batch: int, seq: int) -> FlopsReport:
         repeats = period(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
-        if repeats and self.source.layers > RAN * repeats and not self.source.layers % repeats:
+        most = MAX_LAYERS if repeats == 1 else MAX_BUILT_LAYERS  # the rows of a longer period are those of each layer
+        if repeats and RAN * repeats < self.source.layers <= most and not self.source.layers % repeats:
             model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)
             tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers, repeats)
             if tree is not None:
@@ -287,7 +289,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
     reports = [run.at(batch, seq) for batch in batches for seq in seqs]
     config = run.source.bert_config
-    params = sum(param.numel() for param in run.source.build().parameters()) if config else 0
+    params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0
     sweep = tuple(map(sweep_point, reports))
     return replace(
         reports[0],

@@ -44,6 +44,7 @@ from bertscope.reports.page import (
 from bertscope.settings.optimizers import NO_OPTIMIZER
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 from bertscope.units import FP32
@@ -88,7 +89,7 @@ class _Side:
     """One of the two models, its parameters, and the prefix of its paths."""
 
     def __init__(self, source: ModelSource) -> None:
-        model = source.build()
+        model = built_for_counting(source)
         self.source = source
         self.report = count(model, by="parameter", name=source.name)
         self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
@@ -102,7 +103,11 @@ class _Side:
         """Return shape and number of elements by path; each tied tensor under its first path only."""
         rows = [row for row in self.report.rows if row.tied_to is None]
         paths = [name_without_adapter(row.path).removeprefix(self.prefix) for row in rows]
-        return {path: (row.shapes[0], row.params) for path, row in zip(paths, rows, strict=True)}
+        return {
+            path: (row.shapes[0], row.each_params)
+            for folded, row in zip(paths, rows, strict=True)
+            for path in (expand(folded) if row.copies > 1 else [folded])
+        }
 
 
 def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
@@ -115,11 +120,11 @@ def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
     changed = []
-    for path in sorted({*a, *b}, key=in_order):
+    for path in {**a, **b}:
         (shape_a, params_a), (shape_b, params_b) = a.get(path, (None, 0)), b.get(path, (None, 0))
         if shape_a != shape_b:
             changed.append((path, (shape_a, shape_b), (params_a, params_b)))
-    for path, (shape_a, shape_b), params in collapse(changed):
+    for path, (shape_a, shape_b), params in collapse(sorted(changed, key=lambda change: in_order(change[0]))):
         yield DiffRow(
             path=path,
             status="added" if shape_a is None else "removed" if shape_b is None else "changed",
@@ -252,7 +257,7 @@ def _model(
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
     with stage(Text("{name}, parameters", name=source.name)):
-        model = source.build()
+        model = built_for_counting(source)
         tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
         modules = tree(model, name=source.name)
     most = positions(base_model_of(model))

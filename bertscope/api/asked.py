@@ -17,6 +17,7 @@ from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, Limit, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.training_files import read_training_file
@@ -54,7 +55,7 @@ def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]
     if is_module(model):
         return model, name
     source = source_of(model, name=name)
-    return source.build(), source.name
+    return built_for_counting(source), source.name
 
 
 def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequence[torch.dtype] | None = None) -> Any:

@@ -17,6 +17,7 @@ from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.units import FP32
 
@@ -52,7 +53,7 @@ def report(
     asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file)
     variants = []
     for source in sources:
-        takes = source.strategies(source.build())
+        takes = source.strategies(built_for_counting(source))
         resolved = asked.resolved(
             source, **DEFAULTS["report"], precision=STORED if source.has_own_dtypes else FP32.name,
             checkpointing=[name for name in (NONE, FULL) if name in takes],

@@ -1,5 +1,6 @@
 """`bertscope check`."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,12 @@ from bertscope.errors import SourceError, Text
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
 from bertscope.sources.convert import with_expected
-from bertscope.sources.expectation_files import ExpectedModel, is_expectation_file, read_expectation_file
+from bertscope.sources.expectation_files import (
+    ExpectedModel,
+    files_to_check,
+    is_expectation_file,
+    read_expectation_file,
+)
 from bertscope.sources.presets import preset_paths, read_preset
 from bertscope.text_files import read_yaml
 
@@ -94,6 +100,8 @@ def check(
     from bertscope.analyses.check import update as analyse_update
 
     names = list(map(str, preset_paths().values())) if presets else files or ["."]
+    if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
+        _collect_after_torch()
     if update:
         report, changes = analyse_update(names, allow_code=allow_code)
     else:
@@ -109,6 +117,15 @@ def check(
     if report.having("error"):
         return 2
     return 1 if not update and report.having("failed") else 0
+
+
+def _collect_after_torch() -> None:
+    """Import torch, then enable garbage collection except for its objects: runs leave cycles behind."""
+    from bertscope.analyses import params  # noqa: F401
+
+    gc.freeze()
+    gc.set_threshold(100_000)  # a run has more objects than Python's 700, and few of them are left
+    gc.enable()
 
 
 def _refuse_contradictions(files: list[str] | None, *, presets: bool, update: bool, architecture: str | None) -> None:

@@ -10,6 +10,7 @@ from bertscope.commands.model_options import Architecture, Download, Model, Mode
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.sources.model_source import ModelSource
 
@@ -167,8 +168,8 @@ def diagram(
 
     inputs = Given(batch=drawn.batch, seq=drawn.seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
     classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
-    report = analyse(source.build(), kind, path, name=source.name, depth=drawn.depth, direction=drawn.direction,
-                     given=inputs, classes=classes)  # fmt: skip
+    report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
+                     direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
     kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP

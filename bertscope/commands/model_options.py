@@ -13,6 +13,7 @@ from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths
@@ -131,7 +132,7 @@ class ModelOptions:
             load_meta_kernels()
         from bertscope.analyses.modules.totals import freeze  # torch is imported from here on
 
-        built = source.build()
+        built = built_for_counting(source)
         freeze(built, freeze_patterns or ())
         return source, built
 

@@ -20,8 +20,6 @@ from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, Text, one_line
 from bertscope.progress import STAGE, listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
-from bertscope.render.views import display
-from bertscope.reports.base import to_json
 from bertscope.texts import language, phrase, say
 
 Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
@@ -100,6 +98,9 @@ def show(
     report: Any, fmt: str, output: Path | None, *, verbose: bool = False, view: str = "", **table_options: Any
 ) -> None:
     """Write the report as a table (with the options), or in another form of its view, or as JSON."""
+    from bertscope.render.views import display  # these take as long as the rest of the command line
+    from bertscope.reports.base import to_json
+
     if fmt == "json":
         write(to_json(report), output)
         return

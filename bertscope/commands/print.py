@@ -9,6 +9,7 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
+from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import Text
 from bertscope.reports.tool import PrintReport
 
@@ -39,7 +40,10 @@ def print_model(
     source, built = replace(model, attention=model.attention or printed).built()
     from bertscope.analyses.modules.totals import subject
 
-    report = PrintReport(subject=subject(built, source.name), text=f"{built}\n")
+    text = f"{built}\n"
+    if source.layers > MAX_BUILT_LAYERS:  # two are built
+        text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
+    report = PrintReport(subject=subject(built, source.name), text=text)
     show(report, fmt, output)
     if source.bert_config and _NEWER in report.text:
         torch = report.subject.torch_version

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
@@ -111,6 +111,11 @@ class CommandGroup(TyperGroup):
             near = suggestion(args[0], COMMANDS)
             ctx.fail(Text("no command {name!r}; {words}", name=args[0][:60], words=near))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the completions of a command's name with their lines in COMMANDS, which imports none of them."""
+        self.commands = {name: TyperCommand(name, short_help=line) for name, line in COMMANDS.items()}
+        return super().shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, which imports none of them."""

@@ -9,6 +9,7 @@ import typer
 from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
+from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, Text
 from bertscope.render import torchinfo
 from bertscope.sources.model_source import ModelSource
@@ -107,6 +108,8 @@ def show_as_torchinfo(
     shapes: Any = None,
 ) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
+    if source.layers > MAX_BUILT_LAYERS:
+        raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
     from bertscope.analyses.params import tree as analyse
 
     report = analyse(model, name=source.name, folded=False, shapes=shapes)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertscope.config import BertConfig
+from bertscope.config import BertConfig, check_built
 from bertscope.model.activations import activation
 from bertscope.model.attention import BertAttention, KeyValue, say_once
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -239,6 +239,7 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
+        check_built(config.num_hidden_layers)
         self.layer = nn.ModuleList([BertLayer(config) for _ in range(config.num_hidden_layers)])
         self.gradient_checkpointing = False
         self.checkpointing = Checkpointing()

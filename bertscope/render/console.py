@@ -13,10 +13,11 @@ _NARROWEST = 30  # below it a number would lose digits; the terminal wraps inste
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
 _WIDE_RANGES = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # two columns each: CJK and fullwidth punctuation
-_WIDE = re.compile(f"[{_WIDE_RANGES}]")
 _OPENING = "\uff08\u300a"  # ends no line
 _CLOSING = "\uff0c\u3002\uff1b\uff1a\u3001\uff09\u300b\uff01\uff1f"  # begins no line
-_UNIT = re.compile(f" *[{_OPENING}]*(?:[^{_WIDE_RANGES} ]+|[{_WIDE_RANGES}])[{_CLOSING}]* *")
+# Texts, which `re` compiles on first use: it takes as long as the rest of this module.
+_WIDE = f"[{_WIDE_RANGES}]"
+_UNIT = f" *[{_OPENING}]*(?:[^{_WIDE_RANGES} ]+|[{_WIDE_RANGES}])[{_CLOSING}]* *"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     if target.width is None:
         return f"{text}\n"
     joined = _joined(text)
-    if _WIDE.search(joined):
+    if re.search(_WIDE, joined):
         lines = _wide_lines(joined, target.width, " " * indent)
     else:
         lines = textwrap.wrap(
@@ -84,7 +85,7 @@ def message(text: str) -> str:
 def unbroken(text: str) -> list[str]:
     """Return the parts of the text that `wrapped` leaves in one line."""
     joined = _joined(text)
-    parts = _UNIT.findall(joined) if _WIDE.search(joined) else joined.split(" ")
+    parts = re.findall(_UNIT, joined) if re.search(_WIDE, joined) else joined.split(" ")
     return [part.strip(" ").replace("\u00a0", " ") for part in parts]
 
 
@@ -96,14 +97,14 @@ def _joined(text: str) -> str:
 
 def padded(text: str, width: int) -> str:
     """Return the text with blanks up to the width in columns."""
-    return text + " " * (width - len(text) - len(_WIDE.findall(text)))
+    return text + " " * (width - len(text) - len(re.findall(_WIDE, text)))
 
 
 def _wide_lines(text: str, width: int, indent: str) -> list[str]:
     """Return the lines of a Chinese text: broken between characters, no punctuation mark on the wrong side."""
     lines, columns = [""], 0
-    for unit in _UNIT.findall(text):
-        needed = sum(2 if _WIDE.match(character) else 1 for character in unit.rstrip(" "))
+    for unit in re.findall(_UNIT, text):
+        needed = sum(2 if re.match(_WIDE, character) else 1 for character in unit.rstrip(" "))
         if columns + needed > width and lines[-1].strip():
             lines.append(indent)
             columns = len(indent)

@@ -58,7 +58,8 @@ class LayerRange:
 
 def number_of(name: str) -> int | None:
     """Return the number that a module's name is, of nine digits at most; None for any other name."""
-    return int(name) if name.isdigit() and _NUMBER.fullmatch(name) else None
+    is_number = name.isdecimal() and name.isascii() and len(name) <= 9 and (name == "0" or name[0] != "0")
+    return int(name) if is_number else None
 
 
 def is_run(name: str) -> bool:
@@ -89,9 +90,9 @@ def expand(path: str) -> Iterator[str]:
     if found is None:
         yield path
         return
-    layers = LayerRange.parse(found[0])
+    layers, rests = LayerRange.parse(found[0]), [*expand(path[found.end() :])]
     for name in layers or [found[0][:-1]]:
-        for rest in expand(path[found.end() :]):
+        for rest in rests:
             yield f"{path[: found.start()]}{name}{rest}"
 
 

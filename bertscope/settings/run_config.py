@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -358,5 +357,7 @@ RULES += [
 def implementation_name(implementation: str) -> str:
     """Return the name in reports of an implementation of BERT, such as `as in transformers 4.43.4`."""
     if implementation == INSTALLED:
+        from importlib.metadata import version
+
         return f"transformers {version('transformers')}"
     return "as in transformers 4.43.4" if implementation == TRANSFORMERS else "bertscope's own"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import ARCHITECTURES, BertConfig, Lora, unknown_architecture
-from bertscope.errors import ConfigError, SelectionError
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
+from bertscope.errors import ConfigError, SelectionError, Text
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
@@ -48,9 +48,13 @@ class BertSource:
 
     @property
     def notice(self) -> str:
-        """Return a note on the fields of the configuration that do not affect a BERT."""
+        """Return a note on layers that are not built and fields that do not affect a BERT."""
         ignored = ", ".join(self.config.ignored)
-        return f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
+        ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
+        if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
+            return ignored
+        return Text("{count:,} equal layers: counted from two or three of them, and shown as one{words}",
+                    count=self.layers, words=ignored and f"; {ignored}")  # fmt: skip
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -106,6 +110,7 @@ class BertSource:
         """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
         if implementation != INSTALLED:
             return replace(self, implementation=implementation)
+        check_built(self.layers)
         if self.lora:
             raise SelectionError("--lora changes the built-in model; leave out --implementation transformers-installed")
         return TransformersSource(

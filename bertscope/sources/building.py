@@ -9,14 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import BertscopeWarning, SourceError
 from bertscope.units import bytes_text
 
 if TYPE_CHECKING:
+    from bertscope.sources.model_source import ModelSource
     from bertscope.torch_access import nn
 
 MAX_REAL_BYTES = 4 * 2**30  # of the tensors with values that exist at one time while a model is built or run for meta
 _ON_META = "_bertscope_on_meta"  # of a parameter with values: the one on meta that replaces it
+
+REPEATED = "_bertscope_layers"  # of a list of two equal layers: the number that `module_tree.read` repeats them for
+
+
+def built_for_counting(
+    source: ModelSource, *, most: int = MAX_BUILT_LAYERS, attention: str | None = None
+) -> nn.Module:  # fmt: skip
+    """Build the model on meta; of more than `most` equal layers two, which are counted for all and not run."""
+    if source.layers <= most or not source.has_equal_layers:
+        return source.build(attention=attention)
+    short = source.with_layers(2)
+    model = short.build(attention=attention)
+    setattr(model.get_submodule(source.layer_path), REPEATED, source.layers)
+    for module in model.modules():
+        if vars(module).get("config") is short.bert_config:
+            module.config = source.bert_config  # type: ignore[assignment]
+    return model
 
 
 def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]:

@@ -192,7 +192,7 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
 
 
 def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.gpus.version", {"torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.13.0+cpu"}.get)
     monkeypatch.setattr("bertscope.analyses.memory.profile.profile_report", None)
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")

@@ -122,7 +122,9 @@ def test_a_limit_on_open_files_is_named_and_exit_code_3(cli, monkeypatch):
 
 
 def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_the_variable():
-    done = spawn("count", "some-org/absent", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"})
+    done = spawn(
+        "count", "some-org/absent", "--download", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"}
+    )
     assert (done.returncode, one_line(done.stderr, 2)) == (2, True)
     assert "huggingface_hub cannot be imported with this HF_HUB_ETAG_TIMEOUT (ValueError" in done.stderr
     assert "secret" not in done.stderr

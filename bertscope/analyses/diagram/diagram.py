@@ -14,6 +14,7 @@ from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.modules.module_tree import address, is_of, public, type_name
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import tree
+from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, suggestion
 from bertscope.model import BertPreTrainedModel, PeftModel, build
 from bertscope.model.lora import base_model_of
@@ -94,7 +95,8 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
     has_pooler = getattr(model, "pooler", True) is not None
     if "num_hidden_layers" in changes:
         changes["pruned_heads"] = {}
-    config = replace(model.config, **changes)
+    few = {"num_hidden_layers": 2} if model.config.num_hidden_layers > MAX_BUILT_LAYERS else {}  # whose classes are all
+    config = replace(model.config, **few | changes)
     if package == "bertscope":
         return build(config, architecture, add_pooling_layer=has_pooler)
     options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}

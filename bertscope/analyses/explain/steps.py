@@ -25,6 +25,7 @@ from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.reports.params import CountReport
 from bertscope.sources.bert import BertSource
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32, bytes_text
 
@@ -224,7 +225,7 @@ def explain(
     BERT, or that has adapters, are its modules; `inputs` are those of `inputs_for` that cannot be derived. Raises
     SelectionError for a path that no step has.
     """
-    model = source.build(attention=META_ATTENTION)
+    model = built_for_counting(source, attention=META_ATTENTION)
     if not isinstance(model, BertPreTrainedModel):
         return explain_modules(source, model, path, batch=batch, seq=seq, inputs=inputs)
     if inputs:

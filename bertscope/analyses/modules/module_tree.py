@@ -16,8 +16,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from bertscope import torch_access
+from bertscope.config import MAX_BUILT_LAYERS
+from bertscope.errors import SelectionError
 from bertscope.reports.base import Shape, TensorShape
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
+from bertscope.sources.building import REPEATED
 from bertscope.torch_access import nn, torch
 
 
@@ -111,7 +114,10 @@ class Node:
         """Return every tensor at and below one copy, once for each copy below."""
         found = list(self.held)
         for child in self.children:
-            found += child.all_held * child.copies
+            if child.copies > MAX_BUILT_LAYERS:  # one tensor has the elements of all
+                found += [held._replace(numel=held.numel * child.copies) for held in child.all_held]
+            else:
+                found += child.all_held * child.copies
         return tuple(found)
 
     @cached_property
@@ -139,36 +145,56 @@ class Node:
 def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None) -> Node:
     """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it.
 
-    `note_of` returns the note of the module at a path; only modules with equal notes fold.
+    `note_of` returns the note of the module at a path; only modules with equal notes fold. The two layers of
+    `built_for_counting` are one node with the copies of all.
     """
-    met: dict[int, str] = {}  # the first path of each module that was read
-    found, homes = _found(model)
+    return _node(_Reading(*_found(model), {}, note_of), model, "", "")
 
-    def node_of(module: nn.Module, name: str, path: str) -> Node:
-        """Return the node of a module."""
-        kind, note = type(module).__name__, note_of(path)
-        first = met.setdefault(id(module), path)
-        if first != path:
-            return Node(name=name, path=path, type=kind, same_as=first, note=note)
-        children = tuple(
-            [
-                node_of(child, child_name, _join(path, child_name))
-                for child_name, child in module._modules.items()
-                if child is not None
-            ]
-        )
-        return Node(
-            name=name,
-            path=path,
-            type=kind,
-            held=tuple(_held(*found[id(module)], path, homes)) if id(module) in found else (),
-            children=children,
-            is_list=isinstance(module, nn.ModuleList),
-            kernel_size=_kernel_size(module),
-            note=note,
-        )
 
-    return node_of(model, "", "")
+class _Reading(NamedTuple):
+    """The reading of a model. No closure holds it, whose cycle would keep the model until the next collection."""
+
+    found: dict[int, tuple[list[_Tensor], frozenset[int]]]
+    homes: dict[int, str]
+    met: dict[int, str]  # the first path of each module that was read
+    note_of: Callable[[str], object]
+
+
+def _node(reading: _Reading, module: nn.Module, name: str, path: str) -> Node:
+    """Return the node of a module."""
+    kind, note, found = type(module).__name__, reading.note_of(path), reading.found.get(id(module))
+    first = reading.met.setdefault(id(module), path)
+    if first != path:
+        return Node(name=name, path=path, type=kind, same_as=first, note=note)
+    children = tuple(
+        [
+            _node(reading, child, child_name, _join(path, child_name))
+            for child_name, child in module._modules.items()
+            if child is not None
+        ]
+    )
+    if (layers := vars(module).get(REPEATED)) is not None:
+        children = (_repeated(children, path, layers),)
+    return Node(
+        name=name,
+        path=path,
+        type=kind,
+        held=tuple(_held(*found, path, reading.homes)) if found else (),
+        children=children,
+        is_list=isinstance(module, nn.ModuleList),
+        kernel_size=_kernel_size(module),
+        note=note,
+    )
+
+
+def _repeated(layers: tuple[Node, ...], path: str, copies: int) -> Node:
+    """Return two equal layers as one node with these copies; raises SelectionError if they differ."""
+    one, *others = map(fold, layers)
+    if any(other.likeness != one.likeness or other.same_as for other in others):
+        raise SelectionError("{count:,} layers are counted from two equal ones, and those of {path} differ; leave out "
+                             "what concerns single layers, or lower num_hidden_layers to {most}",
+                             count=copies, path=path, most=MAX_BUILT_LAYERS)  # fmt: skip
+    return _named(replace(one, copies=copies))
 
 
 def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
@@ -260,6 +286,8 @@ def _continues(run: list[Node], child: Node) -> bool:
 def _named(node: Node) -> Node:
     """Return a node with the layer range of its copies in its path and in those below."""
     number = number_of(node.name)
+    if number is None and node.copies > 1:  # it has its range
+        return node
     numbers = written_apart(node.name) if number is None else str(LayerRange(number, number + node.copies - 1))
     if numbers == node.name:
         return node

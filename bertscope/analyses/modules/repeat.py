@@ -10,6 +10,7 @@ from typing import Any
 from bertscope.analyses.modules.module_tree import Node, fold, moved
 from bertscope.analyses.modules.totals import freeze
 from bertscope.errors import SelectionError
+from bertscope.reports.layer_ranges import LayerRange
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.sources.model_source import ModelSource
 
@@ -76,13 +77,15 @@ def repeated(root: Node, path: str, layers: int, repeats: int = 1) -> Repeated |
     if any(layer.likeness != first[place % repeats].likeness for place, layer in enumerate(found)):
         return None
 
-    def numbered(number: int) -> Node:
-        layer = first[number % repeats]
-        return replace(moved(layer, layer.path, f"{path}.{number}"), name=str(number), copies=1)
+    def numbered(layer: Node, numbers: LayerRange) -> Node:
+        return replace(moved(layer, layer.path, f"{path}.{numbers}"), name=str(numbers), copies=len(numbers))
 
     def change(node: Node) -> Node:
+        if node.path == path and repeats == 1:  # without a node for each of many layers
+            return replace(node, children=(numbered(first[0], LayerRange(0, layers - 1)),))
         if node.path == path:
-            return fold(replace(node, children=tuple(map(numbered, range(layers)))))
+            each = (numbered(first[number % repeats], LayerRange(number, number)) for number in range(layers))
+            return fold(replace(node, children=tuple(each)))
         return replace(node, children=tuple(map(change, node.children)))
 
     return Repeated(change(root), path, len(found), layers, repeats)

@@ -14,6 +14,7 @@ from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_o
 from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.params import ModuleCall
+from bertscope.sources.building import REPEATED, built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     DispatchMode,
@@ -214,6 +215,8 @@ def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[s
 
     def made(device: str = "meta") -> nn.Module:
         """Return the model on a device."""
+        if device == "meta":
+            return built_for_counting(source, attention=META_ATTENTION).eval()
         return source.build(device=device, attention=META_ATTENTION).eval()
 
     model = made()
@@ -221,10 +224,15 @@ def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[s
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
-    """Return the same for given inputs."""
+    """Return the same for given inputs; the FLOPs of two layers of `built_for_counting` are those of all."""
     args, kwargs = arguments(inputs)
+    stacks = {f"{path}.": vars(module)[REPEATED] for path, module in model.named_modules() if REPEATED in vars(module)}
+
+    def of_all(path: str, flops: int) -> int:
+        return flops * next((layers for stack, layers in stacks.items() if path.startswith(stack)), 2) // 2
+
     recorded, _ = trace(model, lambda: model(*args, **kwargs))
     found = RunShapes(recorded.shapes())
-    found.matmul_flops = sum(calls.work.matmul_flops for calls in recorded.calls.values())
+    found.matmul_flops = sum(of_all(path, calls.work.matmul_flops) for (path, *_), calls in recorded.calls.items())
     found.calls = tuple(ModuleCall(**vars(call)) for call in recorded.modules)
     return found

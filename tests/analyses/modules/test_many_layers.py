@@ -1,0 +1,184 @@
+"""Up to 10,000 equal layers, which are counted from two or three real ones."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+
+import bertscope
+from bertscope.analyses import check as checks
+from bertscope.analyses.params import counts, tree
+from bertscope.analyses.tracing.trace import shapes_of, source_shapes
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
+from bertscope.errors import BertscopeError, ConfigError, SelectionError
+from bertscope.model import BertModel, encoder
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.find import source_of
+
+SIZES = {
+    "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 6, "vocab_size": 30, "type_vocab_size": 2,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+# By hand: four 4 x 4 matrices with biases, 4 x 6 and 6 x 4 with biases, two LayerNorms.
+LAYER = 4 * (4 * 4 + 4) + (4 * 6 + 6) + (6 * 4 + 4) + 2 * (4 + 4)
+REST = (30 + 2 + 16) * 4 + (4 + 4) + (4 * 4 + 4)  # embeddings, their LayerNorm, the pooler
+
+
+def config(layers: int, **fields) -> bertscope.BertConfig:
+    return bertscope.BertConfig(num_hidden_layers=layers, **SIZES, **fields)
+
+
+@pytest.mark.parametrize("lora", [None, "r=2,target=all-linear", "r=2,target=query,bias=all"])
+@pytest.mark.parametrize("fields", [{}, {"position_embedding_type": "relative_key"},
+                                    {"is_decoder": True, "add_cross_attention": True}])  # fmt: skip
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_two_layers_repeated_give_the_reports_of_the_real_modules(architecture, fields, lora):
+    source = source_of(config(7, **fields)).with_options(architecture=architecture, lora=lora)
+    real, short = source.build(), built_for_counting(source, most=2)
+    assert len(short.get_submodule(source.layer_path)) == 2
+    assert counts(short, ("group", "layer", "module")) == counts(real, ("group", "layer", "module"))
+    assert counts(short, ("parameter",), folded=True) == counts(real, ("parameter",), folded=True)
+    assert tree(short) == tree(real)
+
+
+def test_ten_thousand_layers_are_counted_as_by_hand():
+    found = bertscope.count(config(MAX_LAYERS), by="parameter")
+    assert found.totals.distinct_params == REST + MAX_LAYERS * LAYER
+    row = found["encoder.layer.0-9999.attention.self.query.weight"]
+    assert (row.copies, row.each_params, row.params) == (10_000, 16, 160_000)
+    assert bertscope.tree(config(MAX_LAYERS))["encoder.layer.0-9999"].params == MAX_LAYERS * LAYER
+
+
+def test_only_two_layers_are_built_and_the_report_is_as_small_as_of_twelve(monkeypatch):
+    built = []
+    layer = encoder.BertLayer
+    monkeypatch.setattr(encoder, "BertLayer", lambda config: built.append(config) or layer(config))
+    texts = {}
+    for layers in (12, MAX_LAYERS):
+        built.clear()
+        texts[layers] = [bertscope.to_json(bertscope.count(config(layers), by=by)) for by in ("group", "module")]
+    assert len(built) == 2 * 2
+    assert sum(map(len, texts[MAX_LAYERS])) < 1.1 * sum(map(len, texts[12]))
+
+
+def test_up_to_256_layers_the_real_modules_are_built_as_before():
+    source = source_of(config(MAX_BUILT_LAYERS))
+    assert len(built_for_counting(source).encoder.layer) == MAX_BUILT_LAYERS
+    assert source.notice == ""
+    more = source_of(config(MAX_BUILT_LAYERS + 1))
+    assert len(built_for_counting(more).encoder.layer) == 2
+    assert more.notice.startswith("257 equal layers: counted from two or three of them")
+
+
+@pytest.mark.parametrize("run", [{}, {"mode": "training"}, {"mode": "training", "checkpointing": "full"}])
+def test_the_flops_of_many_layers_grow_as_those_of_few(run):
+    of = {layers: bertscope.flops(config(layers), batch=1, seq=8, **run)[""] for layers in (10, 11, 1_000)}
+    for phase in ("forward", "backward", "recompute"):
+        ten, eleven, thousand = (getattr(of[layers], phase).matmul_flops for layers in (10, 11, 1_000))
+        assert thousand == ten + 990 * (eleven - ten)
+
+
+def test_the_flops_next_to_shapes_are_those_of_all_layers():
+    found = source_shapes(source_of(config(1_000)), 1, 8)
+    assert found.matmul_flops == bertscope.flops(config(1_000), batch=1, seq=8)[""].forward.matmul_flops
+    twelve = source_of(config(12)).build()
+    given = {"input_ids": bertscope.BertModel(config(1)).embeddings.position_ids[:, :8].to("meta")}
+    assert shapes_of(twelve.eval(), given).matmul_flops == bertscope.flops(config(12), seq=8)[""].forward.matmul_flops
+
+
+def test_a_difference_names_the_layers_that_only_one_model_has():
+    rows = bertscope.diff(config(1_000), config(998), seq=8).rows
+    assert {row.path.removeprefix("encoder.layer.").partition(".")[0] for row in rows} == {"998-999"}
+    assert sum(row.params_a for row in rows) == 2 * LAYER
+    assert {(row.status, row.copies) for row in rows} == {("removed", 2)}
+
+
+def test_explain_finds_each_layer_and_its_sums_are_those_counted():
+    report = bertscope.explain(config(1_000), seq=8)
+    assert all(row.params == row.counted_params and row.flops == row.counted_flops for row in report.sums)
+    assert bertscope.explain(config(1_000), "encoder.layer.999", seq=8).steps
+
+
+def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
+    printed = {}
+    for layers in (12, 1_000):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config(layers).to_dict()}))
+        printed[layers] = cli("print", tmp_path)
+    assert printed[1_000].out == printed[12].out.replace("(0-11): 12 x", "(0-999): 1000 x")
+    assert "note: 1,000 equal layers: counted from two or three of them" in printed[1_000].err
+    assert "equal layers" not in printed[12].err
+
+
+@pytest.mark.parametrize("make", [
+    lambda: BertModel(config(257)), lambda: bertscope.build(config(257)), lambda: source_of(config(257)).build(),
+    lambda: source_of(config(257)).implemented_by("transformers-installed"), lambda: bertscope.estimate(config(257)),
+    lambda: bertscope.flops(config(258), mode="training", checkpointing="every-2", seq=8),
+    lambda: bertscope.count(config(257, pruned_heads={3: [0]})),
+])  # fmt: skip
+def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
+    with pytest.raises(
+        ConfigError, match=r"this builds every layer, and 25[78] are more than 256; .* lower num_hidden_layers"
+    ):
+        make()
+
+
+def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config(300).to_dict()}))
+    assert cli("count", tmp_path, "--freeze", "LayerNorm").code == 0
+    done = cli("count", tmp_path, "--freeze", "encoder.layer.0")
+    assert (done.code, done.out) == (2, "")
+    assert "error: 300 layers are counted from two equal ones, and those of encoder.layer differ" in done.err
+    assert cli("count", tmp_path, "--freeze", "encoder.layer.299").code == 2
+    assert "has a line for each of 300 layers" in cli("tree", tmp_path, "--style", "torchinfo").err
+    done = cli("count", tmp_path, "--lang", "zh")
+    assert done.err.startswith("note: 300 个相同的层")
+
+
+# ---- check ----
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Return 3 files of models with different vocabularies, the last with 10,000 layers."""
+    for number, layers in enumerate((3, 12, MAX_LAYERS)):
+        fields = SIZES | {"vocab_size": 30 + number, "num_hidden_layers": layers}
+        (tmp_path / f"m{number}.bertscope.yaml").write_text(
+            f"architecture: BertModel\nconfig: {json.dumps(fields)}\n"
+            f"expected: {{distinct_params: {REST + 4 * number + layers * LAYER}, layers: {{layer: {LAYER}}}}}\n"
+        )
+    return tmp_path
+
+
+def test_check_builds_two_layers_and_frees_each_model_after_its_file(files, monkeypatch):
+    models = []
+
+    def built(source, **options):
+        model = built_for_counting(source, **options)
+        models.append(weakref.ref(model))
+        assert len(model.encoder.layer) == 2
+        assert sum(found() is not None for found in models) == 1
+        return model
+
+    monkeypatch.setattr(checks, "built_for_counting", built)
+    gc.disable()  # as on the command line: a cycle would keep a model
+    try:
+        report = checks.check(files)
+        assert [found() for found in models] == [None] * 3
+    finally:
+        gc.enable()
+    assert len(report.having("passed")) == len(report.findings) == 6
+
+
+def test_layers_that_differ_are_an_error_of_a_count_from_two():
+    model = built_for_counting(source_of(config(300)))
+    model.encoder.layer[1].output.dense = model.encoder.layer[1].intermediate.dense
+    with pytest.raises(SelectionError, match="300 layers are counted from two equal ones"):
+        bertscope.count(model)
+
+
+def test_the_number_of_layers_has_a_limit():
+    with pytest.raises(BertscopeError, match="at most 10,000"):
+        config(MAX_LAYERS + 1)
