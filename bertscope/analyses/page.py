@@ -12,8 +12,8 @@ from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import fit_report
-from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
-from bertscope.analyses.memory.summary import kept_rows
+from bertscope.analyses.memory.steps import Steps, estimate_report
+from bertscope.analyses.memory.summary import kept_rows, on_card
 from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
 from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.params import count, tree

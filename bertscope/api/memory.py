@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
-from bertscope.analyses.memory.steps import Steps, on_card
+from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import (
     Asked,
     Model,

@@ -290,14 +290,13 @@ def _check(on: EngineOptions) -> str:
 
 def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str) -> Iterator[SweepRow]:
     """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
-    from bertscope.analyses.sweep.point import are_kept
-    from bertscope.analyses.sweep.pool import KEPT_POINT, POINT, dask_rows, local_rows, ray_rows
+    from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
 
     yield from (point for point in points if isinstance(point, SweepRow))
     tasks = [point for point in points if not isinstance(point, SweepRow)]
     if not tasks:
         return
     if engine == "local":
-        yield from local_rows(tasks, workers, KEPT_POINT if are_kept(tasks) else POINT)
+        yield from local_rows(tasks, workers)
     else:
         yield from (ray_rows if engine == "ray" else dask_rows)(tasks, address)

@@ -99,19 +99,19 @@ def to_json(report: Any) -> str:
       "schema": 2,
       "kind": "count",...
     """
-    return json_text({"schema": SCHEMA, "kind": report.kind, **plain(report)})
+    return json_text({"schema": SCHEMA, "kind": report.kind, **as_data(report)})
 
 
-def plain(value: Any) -> Any:
+def as_data(value: Any) -> Any:
     """Return what dataclasses.asdict returns, without copies of what never changes; that takes three times as long."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
     if kind is dict:
-        return {key: plain(item) for key, item in value.items()}
+        return {key: as_data(item) for key, item in value.items()}
     if names := _field_names(kind):
-        return {name: plain(getattr(value, name)) for name in names}
-    return kind(map(plain, value)) if kind in (tuple, list) else value
+        return {name: as_data(getattr(value, name)) for name in names}
+    return kind(map(as_data, value)) if kind in (tuple, list) else value
 
 
 _PLAIN = frozenset({int, str, float, bool, type(None)})
@@ -162,7 +162,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, with `schema` and `kind` in front."""
-        return {"schema": SCHEMA, "kind": self.kind, **plain(self)}
+        return {"schema": SCHEMA, "kind": self.kind, **as_data(self)}
 
     def to_json(self) -> str:
         """Return the report as JSON text; `bertscope.from_json` reads it back."""

@@ -20,7 +20,8 @@ from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
-from bertscope.analyses.memory.steps import Steps, estimate_memory, on_card
+from bertscope.analyses.memory.steps import Steps, estimate_memory
+from bertscope.analyses.memory.summary import on_card
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import running

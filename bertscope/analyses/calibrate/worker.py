@@ -100,7 +100,8 @@ class Preparation:
         from bertscope.analyses.calibrate.step_time import step_work
         from bertscope.analyses.memory.fit import Fitter
         from bertscope.analyses.memory.kernels.overhead import Overhead, workspace_bytes
-        from bertscope.analyses.memory.steps import Steps, allocator_bytes
+        from bertscope.analyses.memory.steps import Steps
+        from bertscope.analyses.memory.summary import allocator_bytes
         from bertscope.sources.find import load
 
         point = row.point

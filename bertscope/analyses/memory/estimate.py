@@ -15,7 +15,7 @@ from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
-from bertscope.analyses.memory.steps import estimated, memory_report
+from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, period
 from bertscope.analyses.modules.totals import subject

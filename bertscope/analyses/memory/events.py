@@ -144,7 +144,7 @@ class MemoryTrace:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the memory traces of a run at all batches have in common: parts and places, not sizes."""
+    """Parts and places, which the memory traces of a run at all batches have in common, unlike sizes."""
 
     state_parts: list[str]
     parts: list[str]  # of the events

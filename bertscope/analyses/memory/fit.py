@@ -14,7 +14,8 @@ from functools import lru_cache
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
 from bertscope.analyses.memory.growth import LARGEST_BATCH, largest, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
-from bertscope.analyses.memory.steps import Steps, estimate_report, on_card
+from bertscope.analyses.memory.steps import Steps, estimate_report
+from bertscope.analyses.memory.summary import on_card
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage

@@ -25,23 +25,23 @@ from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, Br
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
-Place = tuple[str, str, str]  # phase, module and operator
+_Place = tuple[str, str, str]  # phase, module and operator
 
 
-class Line(int):
+class GrowingNumber(int):
     """A number at the batch SMALLEST, with what each further sequence adds."""
 
     slope: int
 
     @classmethod
-    def of(cls, number: int, slope: int) -> Line:
+    def of(cls, number: int, slope: int) -> GrowingNumber:
         """Return the line; SMALLEST sequences have `number`."""
         line = cls(number)
         line.slope = slope
         return line
 
-    def __neg__(self) -> Line:
-        return Line.of(-int(self), -self.slope)
+    def __neg__(self) -> GrowingNumber:
+        return GrowingNumber.of(-int(self), -self.slope)
 
 
 def grown(one: MemoryTrace, other: MemoryTrace) -> MemoryTrace | None:
@@ -113,7 +113,7 @@ def _line(one: int, other: int) -> int:
     slope, rest = divmod(other - one, FAR - SMALLEST)
     if rest or one < slope * SMALLEST or slope < 0:
         raise ValueError(f"{one} and {other} are on no line")
-    return Line.of(one, slope) if slope else one
+    return GrowingNumber.of(one, slope) if slope else one
 
 
 # ---- the numbers of a grown trace in columns ----
@@ -160,7 +160,7 @@ def _numbered(trace: MemoryTrace, number: Callable[[Block, int], int]) -> tuple[
 
 
 def _slope(number: int) -> int:
-    return number.slope if isinstance(number, Line) else 0
+    return number.slope if isinstance(number, GrowingNumber) else 0
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class MemoryGrowth:
         def number(block: Block, size: int) -> int:
             """Return the number of the block's kind."""
             lines = map(_slope, (size, *block.shape))
-            key = (block, size, *lines) if isinstance(size, Line) or block.dtype in RULES else (block, size)
+            key = (block, size, *lines) if isinstance(size, GrowingNumber) or block.dtype in RULES else (block, size)
             if key not in numbers:
                 numbers[key] = len(kinds)
                 kinds.append(Kind.of(block, size))
@@ -393,7 +393,7 @@ def _left(numbers: Iterable[int]) -> list[int]:
     return [~number for number in left]
 
 
-def _laying_down(passes: Iterable[tuple[Place, int]], gradients: dict[int, str]) -> Iterator[int]:
+def _laying_down(passes: Iterable[tuple[_Place, int]], gradients: dict[int, str]) -> Iterator[int]:
     """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
     waiting: dict[str, list[int]] = defaultdict(list)
     for number, path in gradients.items():

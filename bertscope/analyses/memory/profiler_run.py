@@ -13,8 +13,7 @@ from typing import Any
 from bertscope.analyses.memory.estimate import module_memory, named_inputs
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
 from bertscope.analyses.memory.step import Loss, ModelStep
-from bertscope.analyses.memory.steps import memory_report
-from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.memory.summary import memory, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module

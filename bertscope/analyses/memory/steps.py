@@ -1,4 +1,4 @@
-"""What reports need of the steps of one model: traces at any batch, FLOPs, and facts of the model.
+"""The steps of one model as reports need them: traces at any batch, FLOPs, and facts of the model.
 
 Two runs of a kind of step give its memory at any batch (growth.py). What was found is kept in the user's cache
 (saved.py): a further report on the same kind of step imports no torch.
@@ -6,25 +6,22 @@ Two runs of a kind of step give its memory at any batch (growth.py). What was fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, of_trace, requests
-from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
-from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, of_trace
+from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
 from bertscope.errors import Text
-from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
+from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
-from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, RankGroup, Variant
-from bertscope.settings.checkpointing import NONE
+from bertscope.reports.memory import Memory, MemoryReport, RankGroup, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
@@ -36,7 +33,7 @@ _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What reports say of a model as a run has it, without its tensors."""
+    """Facts of a model as a run has it, which reports show."""
 
     subject: Subject
     params: int
@@ -165,51 +162,6 @@ def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | N
     return estimated(steps.trace(run_config), steps.other_peak_bytes(run_config), run_config, rows)
 
 
-def estimated(
-    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
-) -> Memory:
-    """Return the memory of a step, with the peak of the same step in another loop."""
-    terms = with_histories(device_terms(trace, run_config, card), trace, run_config)
-    return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
-
-
-def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
-    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
-
-    The allocated bytes are those of the last step, the reserved ones those of the whole run.
-    """
-    run = requests(trace, by_thread(run_config, workspaces))
-    allocator = replayed(run, settings=AllocatorSettings.of(run_config))
-    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-
-
-def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
-    """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
-    if run_config.device != "cuda":
-        return None
-    workspaces = card_workspace_bytes(run_config, card)
-    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
-    return DeviceTerms(
-        allocated_bytes=allocated,
-        workspace_bytes=workspaces,
-        reserved_bytes=reserved,
-        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
-        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
-    )
-
-
-def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
-    """Return the terms with the range of the allocated bytes over what a process may do before the run."""
-    if terms is None:
-        return None
-    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
-    others = [
-        replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
-    ]
-    found = [terms.allocated_bytes, *others]
-    return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
-
-
 def estimate_report(
     source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None = None, steps: Steps | None = None
 ) -> MemoryReport:
@@ -241,22 +193,3 @@ def estimate_report(
     if run_configs[0].parallelism.world_size == 1:
         return report
     return replace(report, ranks=facts.groups, units=facts.units)
-
-
-def memory_report(
-    about: Subject, run_config: RunConfig, variants: tuple[Variant, ...], *, machine: str = ""
-) -> MemoryReport:
-    """Return the report on these variants of a model, with the run that they share."""
-    return MemoryReport(
-        subject=replace(about, obtained="measured" if machine else "estimated"),
-        run=run_config.changed(checkpointing=NONE),
-        machine=machine or "estimated on fake tensors",
-        variants=variants,
-    )
-
-
-def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
-    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
-    if card is None or run_config.sdpa_kernel != "auto":
-        return run_config
-    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))

@@ -3,11 +3,19 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, Parts, PhasePeak, Sample
+from bertscope.analyses.memory.growth import requests
+from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import RunConfig
 
 SAMPLES = 600  # points of a timeline; the peaks are always among them
 # The role of a tensor in BERT, by the end of its module's path and the operator that made it.
@@ -112,3 +120,70 @@ def _highest(live: list[int], width: int) -> Iterator[int]:
         interval = range(start, min(start + width, len(live)))
         yield live.index(max(live[interval.start : interval.stop]), interval.start)
         yield interval[-1]
+
+
+# ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
+
+
+def estimated(
+    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
+) -> Memory:
+    """Return the memory of a step, with the peak of the same step in another loop."""
+    terms = with_histories(device_terms(trace, run_config, card), trace, run_config)
+    return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
+
+
+def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
+    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
+
+    The allocated bytes are those of the last step, the reserved ones those of the whole run.
+    """
+    run = requests(trace, by_thread(run_config, workspaces))
+    allocator = replayed(run, settings=AllocatorSettings.of(run_config))
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+
+
+def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
+    """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
+    if run_config.device != "cuda":
+        return None
+    workspaces = card_workspace_bytes(run_config, card)
+    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    return DeviceTerms(
+        allocated_bytes=allocated,
+        workspace_bytes=workspaces,
+        reserved_bytes=reserved,
+        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
+        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
+    )
+
+
+def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
+    """Return the terms with the range of the allocated bytes over what a process may do before the run."""
+    if terms is None:
+        return None
+    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
+    others = [
+        replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
+    ]
+    found = [terms.allocated_bytes, *others]
+    return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
+
+
+def memory_report(
+    about: Subject, run_config: RunConfig, variants: tuple[Variant, ...], *, machine: str = ""
+) -> MemoryReport:
+    """Return the report on these variants of a model, with the run that they share."""
+    return MemoryReport(
+        subject=replace(about, obtained="measured" if machine else "estimated"),
+        run=run_config.changed(checkpointing=NONE),
+        machine=machine or "estimated on fake tensors",
+        variants=variants,
+    )
+
+
+def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
+    if card is None or run_config.sdpa_kernel != "auto":
+        return run_config
+    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))

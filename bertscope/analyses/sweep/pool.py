@@ -17,6 +17,7 @@ from queue import Queue as SimpleQueue
 from typing import Any
 
 from bertscope.analyses.sweep.grid import Task
+from bertscope.analyses.sweep.point import are_kept
 from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
 from bertscope.processes.child import (
     Child,
@@ -245,12 +246,13 @@ ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"  # of a worker
 _SUBMITTED = 1000  # tasks that ray has at one time: it is asked about each of them whenever one is done
 
 
-def local_rows(tasks: Sequence[Task], workers: int, functions: Functions = POINT) -> Iterator[SweepRow]:
-    """Yield the rows of tasks as processes of this machine complete them.
+def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None = None) -> Iterator[SweepRow]:
+    """Yield the rows of tasks as processes of this machine complete them; torch is imported only if a trace is lacking.
 
     A worker that ends is replaced; its task is tried again, and has the outcome `failed` if that worker ends too.
     Raises WorkerError if workers end before they are ready.
     """
+    functions = functions or (KEPT_POINT if are_kept(tasks) else POINT)
     with _starting(functions) as start:
         yield from Pool(tasks, start, functions).rows(workers)
 

@@ -17,7 +17,8 @@ from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
 from bertscope.analyses.memory.kernels.overhead import overhead, workspace_bytes
-from bertscope.analyses.memory.steps import device_terms, estimate_memory
+from bertscope.analyses.memory.steps import estimate_memory
+from bertscope.analyses.memory.summary import device_terms
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.settings.run_config import RunConfig
@@ -200,8 +201,8 @@ def test_a_run_begins_with_the_parameters_and_lays_down_the_state_in_the_first_o
     trace = MemoryTrace(tuple((Block(part, path, ""), 10) for part, path in state), events)
     run = requests(trace)
     assert run.start == [0, 1]
-    assert run.first == [4, 5, ~4, 2, 3, 7, ~7, ~5]  # the activation is free when the state comes, the gradient is not
-    assert run.step == [4, 5, ~4, 7, ~7, ~5]
+    assert run.first == [4, 5, ~4, 2, 3, 7, ~5, ~7]  # the activation is free when the state comes, the gradient is not
+    assert run.step == [4, 5, ~4, 7, ~5, ~7]
     assert [run.sizes[number] for number in (0, 2, 4, 5, 7)] == [10, 10, 100, 10, 5]
 
 
@@ -212,8 +213,8 @@ def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches
          made("temporaries", "a", -7, "backward"), made("activations", "a", -100, "backward")),
     )  # fmt: skip
     run = requests(trace)
-    assert (run.start, run.step) == ([0], [2, 3, ~3, ~2])
-    assert run.first == [2, 1, 3, ~3, ~2, *run.step]
+    assert (run.start, run.step) == ([0], [2, 3, ~2, ~3])
+    assert run.first == [2, 1, 3, ~2, ~3, *run.step]
 
 
 @pytest.mark.parametrize(

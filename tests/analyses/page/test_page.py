@@ -6,6 +6,10 @@ import pytest
 
 import bertscope
 from bertscope.analyses.memory import estimate
+from bertscope.analyses.memory.growth import FAR, SMALLEST
+from bertscope.analyses.modules.repeat import RAN
+from bertscope.analyses.memory.growth import FAR, SMALLEST
+from bertscope.analyses.modules.repeat import RAN
 from bertscope.analyses.page import page_report
 from bertscope.errors import SelectionError
 from bertscope.render.page.report import estimate_command, fit_command, flops_command, page_command
@@ -39,7 +43,7 @@ def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", counted)
     runs = [RunConfig(batch=2, seq=16, optimizer="sgd", checkpointing=name) for name in ("none", "full")]
     page_report([load("bert-base-uncased")], [runs], 8 * 2**30)
-    assert len(traces) == 2 * 4  # for both strategies: two depths, the next batch, and the first that does not fit
+    assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, FAR)]  # for both strategies
     assert max(layers for layers, _ in traces) == 4
 
 
