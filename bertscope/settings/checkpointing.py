@@ -62,6 +62,11 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
+def layers_text(layers: Iterable[int]) -> str:
+    """Return the strategy that recomputes these layers."""
+    return f"layers:{','.join(map(str, layers))}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A strategy of checkpointing: its syntax, and the fields of Checkpointing that it sets."""

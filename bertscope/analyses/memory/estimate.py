@@ -18,7 +18,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_works
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.modules.repeat import RAN, period
+from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
@@ -30,7 +30,7 @@ from bertscope.errors import SelectionError, Text, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
 from bertscope.progress import progress
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, Checkpointing, layers_text
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
@@ -102,7 +102,7 @@ class MemoryTraces:
 
     def __post_init__(self) -> None:
         self.freed = lru_cache(maxsize=KEPT_TRACES)(self._freed)  # whatever the loop of the run is
-        self.period = cache(partial(period, self.source))
+        self.stacks = cache(partial(layer_stacks, self.source))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step."""
@@ -132,34 +132,41 @@ class MemoryTraces:
             self.expected[replace(run_config, batch=1)] = batch, growth
         return growth
 
-    def _repeats(self, run_config: RunConfig) -> int:
-        """Return the number of layers in a unit; 0 if every layer has to run."""
+    def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
+        """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
         if run_config.parallelism.row.divides_optimizer:  # the ranks have different layers
-            return 0
-        repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
-        return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
+            return ()
+        stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+        some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
+        runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
+        return stacks if runs_twice else ()
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model with so many units of layers, and those that are no whole unit.
+        """Return the trace of a model of which each run of equal layers has at most so many units.
 
         Nothing outlives its use in it.
         """
-        repeats = self._repeats(run_config)
-        return self.freed(replace(run_config, loop=FREED), units * repeats + self.source.layers % repeats)
+        few = {stack.field: stack.few(units) for stack in self._repeats(run_config)}
+        chosen = Checkpointing.parse(run_config.checkpointing)
+        covered = [number for kinds in few.values() for number, kind in enumerate(kinds) if kind[0]]
+        if covered and chosen and covered != [*filter(chosen.covers, range(sum(map(len, few.values()))))]:
+            run_config = replace(run_config, checkpointing=layers_text(covered))
+        counts = tuple((field, len(kinds)) for field, kinds in few.items())
+        return self.freed(replace(run_config, loop=FREED), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a run of all layers."""
         return in_loop(self.freed(replace(run_config, loop=FREED)), run_config.loop)
 
-    def _freed(self, run_config: RunConfig, layers: int | None = None) -> MemoryTrace:
-        return source_trace(self.source if layers is None else self.source.with_layers(layers), run_config)
+    def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
+        return source_trace(self.source.with_layer_counts(dict(counts)) if counts else self.source, run_config)
 
     def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the trace of `wanted` units of layers, by default all, from the run of `ran` units."""
-        repeats = self._repeats(run_config)
-        units, rest = divmod(self.source.layers, repeats)
-        trace = repeated_events(self._shallow(run_config, ran), self.source.layer_path, ran, wanted or units, repeats)
-        return replace(in_loop(trace, run_config.loop), traced_layers=ran * repeats + rest)
+        """Return the trace of runs of `wanted` units of layers, by default of all, from those of `ran` units."""
+        trace, stacks = self._shallow(run_config, ran), self._repeats(run_config)
+        for stack in stacks:
+            trace = repeated_events(trace, stack.path, stack.copies(ran, wanted))
+        return replace(in_loop(trace, run_config.loop), traced_layers=sum(len(stack.few(ran)) for stack in stacks))
 
 
 def _kind(run_config: RunConfig) -> RunConfig:

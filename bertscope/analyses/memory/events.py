@@ -5,21 +5,21 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.analyses.tracing.trace import FORWARD
+from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import Parts
 from bertscope.settings.run_config import LOOPS
 
 _RETURN = "return of forward"
 _PREVIOUS, _KEPT = "previous ", "activations"
-_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
+_SOFTMAX, _LOG_SOFTMAX, _STACK = "_softmax", "_log_softmax", "stack"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -302,17 +302,17 @@ class MemoryTraceRecorder:
 # ---- the trace of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal ----
 
 
-_MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
+Copies = Sequence[tuple[int, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 
 
-def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
-    """Return the trace for `wanted` units of layers at `path`, from one of `ran` units; a unit is `period` layers."""
-    repeater = _Repeater(path, ran, wanted, period)
+def repeated_events(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:
+    """Return the trace of a model with copies of the layers at `path`, from that of few layers."""
+    repeater = _Repeater(path, copies)
     runs = [(unit, list(run)) for unit, run in groupby(trace.state, key=lambda item: repeater.unit(item[0].path))]
     state = [
-        (repeater.moved_block(block, units), size)
+        (repeater.moved_block(block, moved), size)
         for unit, run in runs
-        for units in repeater.shifts(unit, 0)
+        for moved in repeater.shifts(unit, -1)
         for block, size in run
     ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
@@ -347,42 +347,62 @@ def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
 
 
 class _Repeater:
-    def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
-        self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
-        self.more, self.period = wanted - ran, period
+    def __init__(self, path: str, copies: Copies) -> None:
+        self.prefix, self.around, self.copies = f"{path}.", path.rpartition(".")[0], copies
+        self.ranges = dict(copies)
         # A trace repeats few paths and blocks many times.
         self.layers, self.moved, self.moved_block = cache(self._layers), cache(self._moved), cache(self._moved_block)
 
     def unit(self, path: str) -> int | None:
         """Return the unit that a path lies in."""
         layers = self.layers(path)
-        return layers.first // self.period if layers else None
+        return self.copies[layers.first][0] if layers else None
 
     def _layers(self, path: str) -> LayerRange | None:
         inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
         return LayerRange.parse(inside.partition(".")[0])
 
-    def _moved(self, path: str, units: int) -> str:
-        """Return the path with its layer moved by this number of units."""
-        layers = self.layers(path) if units else None
-        if layers is None:
+    def _moved(self, path: str, layers: int) -> str:
+        """Return the path with its layer moved by this number of layers."""
+        found = self.layers(path) if layers else None
+        if found is None:
             return path
         _, dot, rest = path.removeprefix(self.prefix).partition(".")
-        return f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
+        return f"{self.prefix}{found.first + layers}{dot}{rest}"
 
     def events(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-        """Yield the events of one phase; runs of events in the middle unit are repeated for every further unit."""
-        before = 0
-        for unit, run in groupby(self._numbered(phase), key=lambda pair: pair[0]):
+        """Yield the events of one phase; runs of events in a unit are repeated for each of its copies."""
+        before = -1
+        for unit, run in groupby(self._numbered(self._grown(phase)), key=lambda pair: pair[0]):
             events = [event for _, event in run]
-            for units in self.shifts(unit, before):
-                yield from (self._shifted(event, units) for event in events)
+            for layers in self.shifts(unit, before):
+                yield from (self._shifted(event, layers) for event in events)
             before = unit if unit is not None else before
 
+    def _grown(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+        """Yield the events; a stack of one number for each parameter, such as norms to clip, has those of copies too.
+
+        The numbers that it stacks are the results before it.
+        """
+        results: list[str] = []
+        grown: dict[Block, Block] = {}
+        for event in phase:
+            block = event.block
+            if event.size_bytes > 0 and (event.phase, block.path, block.operator) == (OPTIMIZER, "", _STACK):
+                stacked = results[-block.shape[0] :]
+                number = sum(len(self.shifts(self.unit(path), -1)) for path in stacked)
+                grown[block] = block._replace(shape=(number, *block.shape[1:]))
+            if block in grown:
+                number = grown[block].shape[0]
+                event = event._replace(size_bytes=event.size_bytes // block.shape[0] * number, block=grown[block])
+            elif event.size_bytes > 0:
+                results.append(block.path)
+            yield event
+
     def collectives(self, call: Collective) -> Iterator[Collective]:
-        """Yield the call with its layer moved, for each unit that repeats it."""
-        for units in self.shifts(self.unit(call.path), 0):
-            yield call._replace(path=self.moved(call.path, units))
+        """Yield the call with its layer moved, for each copy of its unit."""
+        for layers in self.shifts(self.unit(call.path), -1):
+            yield call._replace(path=self.moved(call.path, layers))
 
     def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[int | None, MemoryEvent]]:
         """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
@@ -401,18 +421,15 @@ class _Repeater:
             yield unit, event
 
     def shifts(self, unit: int | None, before: int) -> range:
-        """Return the number of units to move each copy of the events by, in order; in backward the last comes first."""
-        if unit is None or unit < _MIDDLE:
-            return range(1)
-        if unit > _MIDDLE:
-            return range(self.more, self.more + 1)
-        return range(self.more, -1, -1) if before > unit else range(self.more + 1)
+        """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""
+        found = range(1) if unit is None else self.ranges[unit]
+        return found[::-1] if before > (unit or 0) else found
 
-    def _moved_block(self, block: Block, units: int) -> Block:
-        """Return the block with its layer moved by this number of units."""
-        return Block(block.part, self.moved(block.path, units), *block[2:])  # _replace takes ten times as long
+    def _moved_block(self, block: Block, layers: int) -> Block:
+        """Return the block with its layer moved by this number of layers."""
+        return Block(block.part, self.moved(block.path, layers), *block[2:])  # _replace takes ten times as long
 
-    def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
-        """Return the event and its block, moved by this number of units."""
-        block, path = self.moved_block(event.block, units), self.moved(event.path, units)
-        return MemoryEvent(event.size_bytes, block, event.phase, path, event.operator) if units else event
+    def _shifted(self, event: MemoryEvent, layers: int) -> MemoryEvent:
+        """Return the event and its block, moved by this number of layers."""
+        block, path = self.moved_block(event.block, layers), self.moved(event.path, layers)
+        return MemoryEvent(event.size_bytes, block, event.phase, path, event.operator) if layers else event
