@@ -19,7 +19,7 @@ from bertscope.settings.run_config import LOOPS
 
 _RETURN = "return of forward"
 _PREVIOUS, _KEPT = "previous ", "activations"
-_SOFTMAX, _LOG_SOFTMAX, _STACK = "_softmax", "_log_softmax", "stack"
+_SOFTMAX, _LOG_SOFTMAX, STACK = "_softmax", "_log_softmax", "stack"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -279,6 +279,10 @@ class MemoryTraceRecorder:
         place = place._replace(operator=_RETURN)
         self.log.append((0, Allocation(0, place), place))
 
+    def stack(self, place: Place, paths: Iterable[str]) -> None:
+        """Mark the parameters of the tensors that the optimizer step stacks by events of no bytes."""
+        self.log += ((0, Allocation(0, place._replace(path=path)), place) for path in paths)
+
     def restart(self, known: Collection[int] = ()) -> None:
         """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""
         left = [(made.block, made.size_bytes) for key, made in self.living.items() if key not in known]
@@ -350,6 +354,7 @@ class _Repeater:
     def __init__(self, path: str, copies: Copies) -> None:
         self.prefix, self.around, self.copies = f"{path}.", path.rpartition(".")[0], copies
         self.ranges = dict(copies)
+        self.grown: dict[tuple[int, int], tuple[int, int]] = {}  # bytes and elements of stacks, with few layers and all
         # A trace repeats few paths and blocks many times.
         self.layers, self.moved, self.moved_block = cache(self._layers), cache(self._moved), cache(self._moved_block)
 
@@ -382,25 +387,29 @@ class _Repeater:
     def _grown(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
         """Yield the events; a stack of one number for each parameter, such as norms to clip, has those of copies too.
 
-        The numbers that it stacks are the results before it.
+        So have the results of operators on it. Events of no bytes before it have the parameters.
         """
-        results: list[str] = []
-        grown: dict[Block, Block] = {}
+        stacked: list[str] = []
         for event in phase:
-            block = event.block
-            if event.size_bytes > 0 and (event.phase, block.path, block.operator) == (OPTIMIZER, "", _STACK):
-                stacked = results[-block.shape[0] :]
+            block, size = event.block, event.size_bytes
+            if block.operator == STACK and not size:
+                stacked.append(block.path)
+                continue
+            if block.operator == STACK and stacked:
                 number = sum(len(self.shifts(self.unit(path), -1)) for path in stacked)
-                grown[block] = block._replace(shape=(number, *block.shape[1:]))
-            if block in grown:
-                number = grown[block].shape[0]
-                event = event._replace(size_bytes=event.size_bytes // block.shape[0] * number, block=grown[block])
-            elif event.size_bytes > 0:
-                results.append(block.path)
+                self.grown[size, len(stacked)] = size // len(stacked) * number, number
+                stacked = []
+            if not block.path and block.shape and (abs(size), block.shape[0]) in self.grown:
+                many, number = self.grown[abs(size), block.shape[0]]
+                block = block._replace(shape=(number, *block.shape[1:]))
+                event = event._replace(size_bytes=many if size > 0 else -many, block=block)
             yield event
 
     def collectives(self, call: Collective) -> Iterator[Collective]:
         """Yield the call with its layer moved, for each copy of its unit."""
+        for (few, _), (many, _) in self.grown.items():
+            if (call.phase, call.path, call.full_bytes) == (OPTIMIZER, "", few):
+                call = call._replace(full_bytes=many)
         for layers in self.shifts(self.unit(call.path), -1):
             yield call._replace(path=self.moved(call.path, layers))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from bertscope.analyses.memory.events import (
     SCRATCHPAD,
+    STACK,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -228,11 +229,13 @@ class RunMode(DispatchMode):
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         results = tensors(out)
+        if self.name == OPTIMIZER and self.operator == STACK:
+            self.recorder.stack(self._place(), [self.owners.get(storage_key(tensor), "") for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
-            if owner and storage_key(tensor) in self.watched:
-                self.owners.setdefault(storage_key(tensor), owner)
+            if owner:
+                self.owners.setdefault(self._watch(tensor), owner)
         if extra := self.scratch_bytes(operator, args):  # in addition to the results
             place = self._place()
             is_scratchpad = self.operator in MATRICES and args[-1].dtype is torch.bfloat16 and not self.on_device
@@ -268,6 +271,9 @@ class RunMode(DispatchMode):
         return self._watch_storage(tensor.untyped_storage(), storage_key(tensor))
 
     def _watch_storage(self, storage: Any, key: int) -> int:
+        if key in self.watched:
+            return key
+
         def free(_: object) -> None:
             del self.watched[key]
             self.owners.pop(key, None)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bertscope.analyses.modules.module_tree import Node, fold, moved
 from bertscope.analyses.modules.totals import freeze
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
@@ -153,9 +153,10 @@ def _settings(model: Any, path: str, field: str) -> list[tuple[Any, ...]]:
     of the lists in the configuration that has the field.
     """
     layers = list(model.get_submodule(path))
-    config = attrgetter(field.rpartition(".")[0])(model.config) if "." in field else getattr(model, "config", None)
-    values = (value for value in vars(config or object).values() if isinstance(value, (list, tuple)))
-    elements = [value for value in values if len(value) == len(layers)]
+    config = base_model_of(model).config.to_dict()
+    for name in field.split(".")[:-1]:
+        config = config[name]
+    elements = [value for value in config.values() if isinstance(value, (list, tuple)) and len(value) == len(layers)]
     return [(*(repr(value[number]) for value in elements), *_attributes(layer)) for number, layer in enumerate(layers)]
 
 
