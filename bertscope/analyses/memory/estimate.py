@@ -22,7 +22,7 @@ from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
-from bertscope.analyses.parallel.strategies import layers_of, rank_groups, units_text
+from bertscope.analyses.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
@@ -274,7 +274,7 @@ def module_trace(
 
     Nothing outlives its use in it; `in_loop` adds what does.
     """
-    parallelism = run_config.parallelism
+    parallelism = zero_ranks(module, run_config.parallelism)
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
         meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
@@ -286,7 +286,11 @@ def module_trace(
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            trace = fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            if parallelism == run_config.parallelism:
+                return trace
+            calls = (call._replace(ranks=run_config.parallelism.world_size) for call in trace.collectives)
+            return replace(trace, collectives=tuple(calls))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "
