@@ -36,6 +36,7 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
 
 KEPT_TRACES = 32  # of about 1 MiB: a search needs its last traces, and the next budget those of the same runs
+KEPT_DEEP_TRACES = 4  # those of one run with and without recomputation, and of their verification
 
 
 def estimate_memory(
@@ -102,6 +103,7 @@ class MemoryTraces:
 
     def __post_init__(self) -> None:
         self.freed = lru_cache(maxsize=KEPT_TRACES)(self._freed)  # whatever the loop of the run is
+        self.repeated = lru_cache(maxsize=KEPT_DEEP_TRACES)(self._repeated_freed)  # for every loop too
         self.stacks = cache(partial(layer_stacks, self.source))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
@@ -163,10 +165,13 @@ class MemoryTraces:
 
     def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
         """Return the trace of runs of `wanted` units of layers, by default of all, from those of `ran` units."""
+        return in_loop(self.repeated(replace(run_config, loop=FREED), ran, wanted), run_config.loop)
+
+    def _repeated_freed(self, run_config: RunConfig, ran: int, wanted: int | None) -> MemoryTrace:
         trace, stacks = self._shallow(run_config, ran), self._repeats(run_config)
         for stack in stacks:
             trace = repeated_events(trace, stack.path, stack.copies(ran, wanted))
-        return replace(in_loop(trace, run_config.loop), traced_layers=sum(len(stack.few(ran)) for stack in stacks))
+        return replace(trace, traced_layers=sum(len(stack.few(ran)) for stack in stacks))
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
