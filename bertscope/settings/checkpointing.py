@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +60,6 @@ def _numbers(text: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         numbers |= set(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
-
-
-def layers_text(layers: Iterable[int]) -> str:
-    """Return the strategy that recomputes these layers."""
-    return f"layers:{','.join(map(str, layers))}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import by_thread, card_works
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks
+from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks, shortened
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
@@ -30,7 +30,7 @@ from bertscope.errors import SelectionError, Text, UnknownValueError, one_line
 from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
 from bertscope.progress import progress
 from bertscope.reports.memory import DeviceTerms, Memory, MemoryReport, Variant
-from bertscope.settings.checkpointing import NONE, Checkpointing, layers_text
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
@@ -149,10 +149,7 @@ class MemoryTraces:
         Nothing outlives its use in it.
         """
         few = {stack.field: stack.few(units) for stack in self._repeats(run_config)}
-        chosen = Checkpointing.parse(run_config.checkpointing)
-        covered = [number for kinds in few.values() for number, kind in enumerate(kinds) if kind[0]]
-        if covered and chosen and covered != [*filter(chosen.covers, range(sum(map(len, few.values()))))]:
-            run_config = replace(run_config, checkpointing=layers_text(covered))
+        run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, *few.values()))
         counts = tuple((field, len(kinds)) for field, kinds in few.items())
         return self.freed(replace(run_config, loop=FREED), counts)
 

@@ -5,12 +5,13 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
+from bertscope.analyses.modules.repeat import Copies
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER
 from bertscope.reports.layer_ranges import LayerRange
@@ -304,9 +305,6 @@ class MemoryTraceRecorder:
 
 
 # ---- the trace of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal ----
-
-
-Copies = Sequence[tuple[int, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 
 
 def repeated_events(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:

@@ -5,8 +5,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from bertscope.analyses.modules.module_tree import Node, fold, moved
@@ -22,16 +23,7 @@ _MIDDLE = 1
 _OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
 
 
-def period(source: ModelSource, *, checkpointing: str = "none", frozen: Sequence[str] = ()) -> int:
-    """Return the number of layers after which a run of the model repeats itself; 0 if it may not.
-
-    `frozen` are the patterns of frozen parameters, which must match the same ones of every layer.
-    """
-    chosen = Checkpointing.parse(checkpointing)
-    if not source.has_equal_layers or (chosen and chosen.layers is not None):
-        return 0
-    every = chosen.every if chosen else 1
-    return every if not frozen or _are_frozen_alike(source, frozen, RAN * every) else 0
+Copies = Sequence[tuple[int, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 
 
 class LayerRun(NamedTuple):
@@ -63,7 +55,7 @@ class LayerStack:
             first += run.period * run.units
         return tuple(found)
 
-    def copies(self, ran: int, wanted: int | None = None) -> list[tuple[int, range]]:
+    def copies(self, ran: int, wanted: int | None = None) -> Copies:
         """Return for each layer of runs of `ran` units its unit and the distances of its copies.
 
         The copies make runs of `wanted` units, by default of all.
@@ -123,6 +115,15 @@ def layer_stacks(
     return tuple(found)
 
 
+def shortened(checkpointing: str, kinds: Sequence[Any] = (), *others: Sequence[Any]) -> str:
+    """Return the strategy that recomputes the layers of these kinds that are recomputed in the deep model."""
+    chosen = Checkpointing.parse(checkpointing)
+    covered = [number for number, kind in enumerate(kinds) if kind[0]]
+    if chosen is None or others or covered == [*filter(chosen.covers, range(len(kinds)))]:
+        return checkpointing
+    return f"layers:{','.join(map(str, covered))}"
+
+
 def _stack(
     source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing | None, frozen: Sequence[str]
 ) -> LayerStack | None:
@@ -171,61 +172,46 @@ def _attributes(layer: Any) -> Iterator[Any]:
         yield path, type(module), tuple(sorted(plain.items())), tuple(tensors)
 
 
-def _are_frozen_alike(source: ModelSource, frozen: Sequence[str], few: int) -> bool:
-    """Return True if the patterns freeze the same parameters of every layer, and match some of a model with few."""
-    model = source.build()
-    freeze(model, frozen)
-    stack: Any = model.get_submodule(source.layer_path)
-    kinds = {tuple((path, param.requires_grad) for path, param in layer.named_parameters()) for layer in stack}
-    try:
-        freeze(source.with_layers(min(few, source.layers)).build(), frozen)
-    except SelectionError:  # a pattern names a layer
-        return False
-    return len(kinds) == 1
-
-
-def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
-    """Return the layers of the list at `path` in a folded tree; equal neighbours are one node."""
-    stack = root.descend(path)
-    return stack.children if stack else ()
-
-
 @dataclass(frozen=True)
 class Repeated:
-    """A folded tree in which the `ran` layers at `path` count as `layers`; without a path, the tree as it ran."""
+    """A folded tree in which each layer that ran counts with its copies."""
 
     root: Node
-    path: str = ""
-    ran: int = 1
-    layers: int = 1
-    repeats: int = 1  # number of layers in a period
+    copies: Mapping[str, Copies] = field(default_factory=dict)  # by the path of the stack
+
+    @property
+    def ran(self) -> int | None:
+        """Return the number of layers that ran; None if all did."""
+        return sum(map(len, self.copies.values())) or None
 
     def scaled(self, path: str, cost: Any) -> Any:
-        """Return what the module at `path` costs, as it ran, for all layers that count; those of the middle repeat."""
-        prefix = f"{self.path}."
-        if not self.path or not path.startswith(prefix):
-            return cost
-        number = int(path.removeprefix(prefix).partition(".")[0])
-        is_middle = self.repeats <= number < self.ran - self.repeats
-        return cost * (1 + (self.layers - self.ran) // self.repeats) if is_middle else cost
+        """Return what the module at `path` costs, as it ran, for all layers that count."""
+        for stack, copies in self.copies.items():
+            if path.startswith(f"{stack}."):
+                return cost * len(copies[int(path.removeprefix(f"{stack}.").partition(".")[0])][1])
+        return cost
 
 
-def repeated(root: Node, path: str, layers: int, repeats: int = 1) -> Repeated | None:
-    """Return the folded tree with `layers` layers at `path`; None if they do not repeat after `repeats` layers."""
-    found = [layer for layer in equal_layers(root, path) for _ in range(layer.copies)]
-    first = found[:repeats]
-    if not found or layers % repeats or len(found) % repeats:
-        return None
-    if any(layer.likeness != first[place % repeats].likeness for place, layer in enumerate(found)):
-        return None
-
-    def numbered(number: int) -> Node:
-        layer = first[number % repeats]
-        return replace(moved(layer, layer.path, f"{path}.{number}"), name=str(number), copies=1)
+def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
+    """Return the folded tree with the copies of all layers; None if a unit is unlike the copied one next to it."""
 
     def change(node: Node) -> Node:
-        if node.path == path:
-            return fold(replace(node, children=tuple(map(numbered, range(layers)))))
-        return replace(node, children=tuple(map(change, node.children)))
+        if node.path not in copies:
+            return replace(node, children=tuple(map(change, node.children)))
+        ran = [layer for layer in node.children for _ in range(layer.copies)]
+        placed = {number + distance: layer for number, (layer, (_, distances)) in enumerate(zip(ran, copies[node.path]))
+                  for distance in distances}  # fmt: skip
+        children = (replace(moved(layer, layer.path, f"{node.path}.{number}"), name=str(number), copies=1)
+                    for number, layer in sorted(placed.items(), key=itemgetter(0)))  # fmt: skip
+        return fold(replace(node, children=tuple(children)))
 
-    return Repeated(change(root), path, len(found), layers, repeats)
+    for path, own in copies.items():
+        stack = root.descend(path)
+        ran = [layer.likeness for layer in (stack.children if stack else ()) for _ in range(layer.copies)]
+        if len(ran) != len(own):
+            return None
+        for number, (unit, distances) in enumerate(own):
+            period = sum(other == unit for other, _ in own)
+            if len(distances) > 1 and not ran[number - period] == ran[number] == ran[number + period]:
+                return None
+    return Repeated(change(root), copies)
