@@ -395,8 +395,7 @@ class _Repeater:
             block, size = event.block, event.size_bytes
             if block.operator == STACK and not size:
                 stacked.append(block.path)
-                continue
-            if block.operator == STACK and stacked:
+            elif block.operator == STACK and stacked:
                 number = sum(len(self.shifts(self.unit(path), -1)) for path in stacked)
                 self.grown[size, len(stacked)] = size // len(stacked) * number, number
                 stacked = []

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from operator import itemgetter
 from typing import Any, NamedTuple
 
-from bertscope.analyses.modules.module_tree import Node, fold, moved
+from bertscope.analyses.modules.module_tree import Node, fold, moved, tensors_of
 from bertscope.analyses.modules.totals import freeze
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.sources.model_source import ModelSource
@@ -49,7 +48,8 @@ class LayerStack:
 
     def few(self, units: int) -> tuple[Any, ...]:
         """Return the kinds of the layers that run if every run has at most so many units."""
-        found, first = [], 0
+        found: list[Any] = []
+        first = 0
         for run in self.runs:
             found += self.kinds[first : first + run.period * min(run.units, units)]
             first += run.period * run.units
@@ -79,8 +79,8 @@ def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
     while first < len(kinds):
         best = LayerRun(1, 1)
         for period in range(1, (len(kinds) - first) // (RAN + 1) + 1):
-            equal = takewhile(lambda at: kinds[at] == kinds[at - period], range(first + period, len(kinds)))
-            units = 1 + sum(1 for _ in equal) // period
+            pairs = zip(kinds[first:], kinds[first + period :], strict=False)
+            units = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // period
             if units > RAN and units * period > best.units * best.period:
                 best = LayerRun(period, units)
         runs.append(best)
@@ -105,7 +105,7 @@ def layer_stacks(
         model = _frozen(source, {}, frozen)
         found = [stack for field, layers in source.layer_counts(model).items()
                  if (stack := _stack(source, model, field, layers, chosen, frozen))]  # fmt: skip
-        for units in (RAN, RAN + 1):
+        for units in (RAN, RAN + 1) if found else ():
             fewer = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
             if any(_settings(fewer, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)]
                    for stack in found):  # fmt: skip
@@ -167,9 +167,14 @@ def _attributes(layer: Any) -> Iterator[Any]:
         plain = {name: repr(value) for name, value in vars(module).items()
                  if not name.startswith("_") and not _OF_PLACE.search(name)
                  and isinstance(value, (int, float, str, tuple, list, type(None)))}  # fmt: skip
-        tensors = [(name, tensor.shape, tensor.dtype, tensor.requires_grad)
-                   for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]  # fmt: skip
-        yield path, type(module), tuple(sorted(plain.items())), tuple(tensors)
+        held = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor, _ in tensors_of(module)]
+        yield path, type(module), tuple(sorted(plain.items())), tuple(held)
+
+
+def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
+    """Return the layers of the list at `path` in a folded tree; equal neighbours are one node."""
+    stack = root.descend(path)
+    return stack.children if stack else ()
 
 
 @dataclass(frozen=True)
@@ -199,15 +204,14 @@ def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
         if node.path not in copies:
             return replace(node, children=tuple(map(change, node.children)))
         ran = [layer for layer in node.children for _ in range(layer.copies)]
-        placed = {number + distance: layer for number, (layer, (_, distances)) in enumerate(zip(ran, copies[node.path]))
-                  for distance in distances}  # fmt: skip
-        children = (replace(moved(layer, layer.path, f"{node.path}.{number}"), name=str(number), copies=1)
-                    for number, layer in sorted(placed.items(), key=itemgetter(0)))  # fmt: skip
+        placed = sorted((number + distance, number)
+                        for number, (_, distances) in enumerate(copies[node.path]) for distance in distances)  # fmt: skip
+        children = (replace(moved(ran[number], ran[number].path, f"{node.path}.{place}"), name=str(place), copies=1)
+                    for place, number in placed)  # fmt: skip
         return fold(replace(node, children=tuple(children)))
 
     for path, own in copies.items():
-        stack = root.descend(path)
-        ran = [layer.likeness for layer in (stack.children if stack else ()) for _ in range(layer.copies)]
+        ran = [layer.likeness for layer in equal_layers(root, path) for _ in range(layer.copies)]
         if len(ran) != len(own):
             return None
         for number, (unit, distances) in enumerate(own):
