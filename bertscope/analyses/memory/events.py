@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple
 
-from bertscope.analyses.modules.repeat import Copies
+from bertscope.analyses.modules.repeat import Copies, Unit
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.analyses.tracing.trace import FORWARD, OPTIMIZER
 from bertscope.reports.layer_ranges import LayerRange
@@ -312,9 +312,9 @@ def repeated_events(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrac
     repeater = _Repeater(path, copies)
     runs = [(unit, list(run)) for unit, run in groupby(trace.state, key=lambda item: repeater.unit(item[0].path))]
     state = [
-        (repeater.moved_block(block, moved), size)
+        (repeater.moved_block(block, moved, unit), size)
         for unit, run in runs
-        for moved in repeater.shifts(unit, -1)
+        for moved in repeater.shifts(unit)
         for block, size in run
     ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
@@ -359,7 +359,7 @@ class _Repeater:
         # A trace repeats few paths and blocks many times.
         self.layers, self.moved, self.moved_block = cache(self._layers), cache(self._moved), cache(self._moved_block)
 
-    def unit(self, path: str) -> int | None:
+    def unit(self, path: str) -> Unit | None:
         """Return the unit that a path lies in."""
         layers = self.layers(path)
         return self.copies[layers.first][0] if layers else None
@@ -378,11 +378,11 @@ class _Repeater:
 
     def events(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
         """Yield the events of one phase; runs of events in a unit are repeated for each of its copies."""
-        before = -1
+        before = None
         for unit, run in groupby(self._numbered(self._grown(phase)), key=lambda pair: pair[0]):
             events = [event for _, event in run]
             for layers in self.shifts(unit, before):
-                yield from (self._shifted(event, layers) for event in events)
+                yield from (self._shifted(event, layers, unit) for event in events)
             before = unit if unit is not None else before
 
     def _grown(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
@@ -396,7 +396,7 @@ class _Repeater:
             if block.operator == STACK and not size:
                 stacked.append(block.path)
             elif block.operator == STACK and stacked:
-                number = sum(len(self.shifts(self.unit(path), -1)) for path in stacked)
+                number = sum(len(self.shifts(self.unit(path))) for path in stacked)
                 self.grown[size, len(stacked)] = size // len(stacked) * number, number
                 stacked = []
             if not block.path and block.shape and (abs(size), block.shape[0]) in self.grown:
@@ -410,10 +410,10 @@ class _Repeater:
         for (few, _), (many, _) in self.grown.items():
             if (call.phase, call.path, call.full_bytes) == (OPTIMIZER, "", few):
                 call = call._replace(full_bytes=many)
-        for layers in self.shifts(self.unit(call.path), -1):
+        for layers in self.shifts(self.unit(call.path)):
             yield call._replace(path=self.moved(call.path, layers))
 
-    def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[int | None, MemoryEvent]]:
+    def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[Unit | None, MemoryEvent]]:
         """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
 
         A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
@@ -429,18 +429,22 @@ class _Repeater:
             unit = unit if found is None else found
             yield unit, event
 
-    def shifts(self, unit: int | None, before: int) -> range:
+    def shifts(self, unit: Unit | None, before: Unit | None = None) -> range:
         """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""
         found = range(1) if unit is None else self.ranges[unit]
-        return found[::-1] if before > (unit or 0) else found
+        return found[::-1] if unit and before and before > unit else found
 
-    def _moved_block(self, block: Block, layers: int) -> Block:
-        """Return the block with its layer moved by this number of layers."""
+    def _moved_block(self, block: Block, layers: int, unit: Unit | None) -> Block:
+        """Return the block with its layer moved by this number of layers; in another run than that of the unit less."""
+        own = self.unit(block.path)
+        if own and unit and own[0] != unit[0]:
+            layers = min(max(layers, self.ranges[own][0]), self.ranges[own][-1])
         return _made(Block, (block.part, self.moved(block.path, layers), *block[2:]))
 
-    def _shifted(self, event: MemoryEvent, layers: int) -> MemoryEvent:
-        """Return the event and its block, moved by this number of layers."""
-        if not layers:
+    def _shifted(self, event: MemoryEvent, layers: int, unit: Unit | None) -> MemoryEvent:
+        """Return the event of a unit and its block, moved by this number of layers."""
+        if unit is None:
             return event
         size, block, phase, path, operator = event
-        return _made(MemoryEvent, (size, self.moved_block(block, layers), phase, self.moved(path, layers), operator))
+        moved = self.moved_block(block, layers, unit)
+        return _made(MemoryEvent, (size, moved, phase, self.moved(path, layers), operator))

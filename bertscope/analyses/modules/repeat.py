@@ -22,7 +22,8 @@ _MIDDLE = 1
 _OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
 
 
-Copies = Sequence[tuple[int, range]]  # for each layer that ran its unit, and how far each of its copies is moved
+Unit = tuple[int, int]  # numbers of the run of equal units, and of the unit in it
+Copies = Sequence[tuple[Unit, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 
 
 class LayerRun(NamedTuple):
@@ -60,15 +61,15 @@ class LayerStack:
 
         The copies make runs of `wanted` units, by default of all.
         """
-        found: list[tuple[int, range]] = []
-        number = moved = 0
-        for period, units in self.runs:
+        found: list[tuple[Unit, range]] = []
+        moved = 0
+        for number, (period, units) in enumerate(self.runs):
             few, many = min(units, ran), min(units, wanted or units)
             for unit in range(few):
                 first = moved + (many - few) * period * (unit > _MIDDLE)
                 last = first + (many - few) * period * (unit == _MIDDLE)
-                found += [(number + unit, range(first, last + 1, period))] * period
-            number, moved = number + few, moved + (many - few) * period
+                found += [((number, unit), range(first, last + 1, period))] * period
+            moved += (many - few) * period
         return found
 
 
