@@ -1,6 +1,6 @@
-"""The test that layers may be equal, and the repetition of one layer for all in a module tree.
+"""The layers that may be equal, and the repetition of few layers for all in a module tree.
 
-`period` says which layers may be equal; each analysis verifies this on the few layers that it runs.
+`layer_stacks` says which layers may be equal; each analysis verifies this on the few layers that it runs.
 """
 
 import re
@@ -98,6 +98,8 @@ def layer_stacks(
     model with fewer layers must have the same kinds.
     """
     chosen = Checkpointing.parse(checkpointing)
+    if chosen and source.layer_path:
+        chosen.check_layers(source.layers)
     if source.has_equal_layers and not frozen:
         (field,) = source.layer_counts(None)
         kinds = [(chosen is not None and chosen.covers(number),) for number in range(source.layers)]
@@ -151,8 +153,9 @@ def _lists(model: Any) -> dict[str, Any]:
 
 
 def _settings(model: Any, path: str, field: str) -> list[tuple[Any, ...]]:
-    """Return for each layer of a list what its run may depend on: classes, attributes, parameters, and its elements
-    of the lists in the configuration that has the field.
+    """Return for each layer of a list what its run may depend on.
+
+    That is its classes, attributes and parameters, and its elements of the lists in the configuration with the field.
     """
     layers = list(model.get_submodule(path))
     config = base_model_of(model).config.to_dict()
@@ -180,7 +183,7 @@ def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A folded tree in which each layer that ran counts with its copies."""
+    """A folded tree in which a layer that ran counts with its copies."""
 
     root: Node
     copies: Mapping[str, Copies] = field(default_factory=dict)  # by the path of the stack
@@ -205,8 +208,8 @@ def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
         if node.path not in copies:
             return replace(node, children=tuple(map(change, node.children)))
         ran = [layer for layer in node.children for _ in range(layer.copies)]
-        placed = sorted((number + distance, number)
-                        for number, (_, distances) in enumerate(copies[node.path]) for distance in distances)  # fmt: skip
+        places = enumerate(copies[node.path])
+        placed = sorted((number + distance, number) for number, (_, distances) in places for distance in distances)
         children = (replace(moved(ran[number], ran[number].path, f"{node.path}.{place}"), name=str(place), copies=1)
                     for place, number in placed)  # fmt: skip
         return fold(replace(node, children=tuple(children)))

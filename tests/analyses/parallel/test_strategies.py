@@ -152,7 +152,10 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
     assert mixed.state_bytes == traces["fsdp"].state_bytes
 
 
-@pytest.mark.parametrize("settings", [{"checkpointing": "full"}, {"checkpointing": "layers:0-7", "clip_grad_norm": True}])
+_RUNS = ({"checkpointing": "full"}, {"checkpointing": "layers:0-7", "clip_grad_norm": True})
+
+
+@pytest.mark.parametrize("settings", _RUNS)
 @pytest.mark.parametrize("name", MESHES)
 def test_repeated_layers_give_the_trace_of_all_layers(name, settings):
     layers, ran = (8, 3) if settings["checkpointing"] == "full" else (16, 6)
