@@ -194,7 +194,8 @@ def script_trace(row: Published) -> MemoryTrace:
             torch.set_default_dtype(default)
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
-    return in_loop(repeated_events(freed, layers, ran, wanted) if layers else freed, run_config.loop)
+    stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
+    return in_loop(repeated_events(freed, layers, stack.copies(ran)) if layers else freed, run_config.loop)
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:

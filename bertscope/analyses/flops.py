@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
-from bertscope.analyses.modules.repeat import RAN, Repeated, period, repeated
+from bertscope.analyses.modules.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import Trace, trace
-from bertscope.config import MAX_BUILT_LAYERS, MAX_LAYERS, BertConfig
+from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, Text
 from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
@@ -108,7 +108,7 @@ def flops_report(
         subject=subject(module, name),
         rows=tuple(_rows(tree.root)),
         operators=_operators(recorded, tree),
-        traced_layers=tree.ran if tree.path else None,
+        traced_layers=tree.ran,
         **about,
     )
 
@@ -245,11 +245,14 @@ class FlopsRun:
         return report
 
     def _at(self, batch: int, seq: int) -> FlopsReport:
-        repeats = period(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
-        most = MAX_LAYERS if repeats == 1 else MAX_BUILT_LAYERS  # the rows of a longer period are those of each layer
-        if repeats and RAN * repeats < self.source.layers <= most and not self.source.layers % repeats:
-            model, recorded, loss = self._run(self.source.with_layers(RAN * repeats), batch, seq)
-            tree = repeated(work_tree(model, recorded), self.source.layer_path, self.source.layers, repeats)
+        stacks = layer_stacks(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
+        few = {stack.field: stack.few(RAN) for stack in stacks}
+        if sum(map(len, few.values())) < sum(len(stack.kinds) for stack in stacks):
+            counts = {name: len(kinds) for name, kinds in few.items()}
+            checkpointing = shortened(self.run.checkpointing, *few.values())
+            shallow = replace(self, run=replace(self.run, checkpointing=checkpointing))
+            model, recorded, loss = shallow._run(self.source.with_layer_counts(counts), batch, seq)
+            tree = repeated(work_tree(model, recorded), {stack.path: stack.copies(RAN) for stack in stacks})
             if tree is not None:
                 return self._report(model, recorded, loss, batch, seq, tree)
         return self.of_all_layers(batch, seq)

@@ -128,6 +128,14 @@ class BertSource:
         """Return the source with this number of encoder layers."""
         return self.with_fields({"num_hidden_layers": layers})
 
+    def layer_counts(self, model: Any) -> Mapping[str, int]:
+        """Return the field with the number of encoder layers."""
+        return {"num_hidden_layers": self.layers}
+
+    def with_layer_counts(self, counts: Mapping[str, int]) -> BertSource:
+        """Return the source with another number of encoder layers."""
+        return self.with_fields(counts)
+
     def with_options(
         self,
         *,

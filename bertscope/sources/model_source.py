@@ -81,6 +81,12 @@ class ModelSource(Protocol):
     def with_layers(self, layers: int) -> ModelSource:
         """Return the source with another number of layers at `layer_path`."""
 
+    def layer_counts(self, model: Any) -> Mapping[str, int]:
+        """Return the fields of the configuration that give numbers of layers, from the built model if it needs that."""
+
+    def with_layer_counts(self, counts: Mapping[str, int]) -> ModelSource:
+        """Return the source with other values of such fields."""
+
     def with_options(
         self,
         *,

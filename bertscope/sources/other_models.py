@@ -91,6 +91,14 @@ class OtherSource:
         """Raise SelectionError."""
         raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
 
+    def layer_counts(self, model: Any) -> Mapping[str, int]:
+        """Return nothing: no field is known."""
+        return {}
+
+    def with_layer_counts(self, counts: Mapping[str, int]) -> OtherSource:
+        """Return the source, which has no such fields."""
+        return self
+
     def with_options(
         self,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import re
 import threading
@@ -138,6 +139,23 @@ class TransformersSource(OtherSource):
         note_values(how)
         return built
 
+    def layer_counts(self, model: Any) -> Mapping[str, int]:
+        """Return the fields of the model's configuration, such as `vision_config.num_hidden_layers`, by their names."""
+        return dict(_layer_counts(model.config.to_dict()))
+
+    def with_layer_counts(self, counts: Mapping[str, int]) -> TransformersSource:
+        """Return the source with other values of such fields; a list with an element for each layer becomes shorter."""
+        settings = copy.deepcopy(dict(self.settings))
+        for path, count in counts.items():
+            *parts, name = path.split(".")
+            config = settings
+            for part in parts:
+                config = config.setdefault(part, {})
+            shorter = {key: value[:count] for key, value in config.items()
+                       if isinstance(value, list) and len(value) == config.get(name)}  # fmt: skip
+            config |= shorter | {name: count}
+        return replace(self, settings=settings)
+
     def with_options(
         self,
         *,
@@ -156,6 +174,15 @@ class TransformersSource(OtherSource):
     def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
         return quiet_transformers()
+
+
+def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the fields of a configuration, and of those in it, that are named as numbers of layers."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _layer_counts(value, f"{prefix}{name}.")
+        elif isinstance(value, int) and value > 1 and re.search(r"layers?$", name):
+            yield f"{prefix}{name}", value
 
 
 def from_config(entries: Entries, name: str) -> TransformersSource:

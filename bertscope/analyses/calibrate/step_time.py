@@ -22,7 +22,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
 from bertscope.analyses.memory.steps import Steps, estimate_memory
 from bertscope.analyses.memory.summary import on_card
-from bertscope.analyses.modules.repeat import RAN, period
+from bertscope.analyses.modules.repeat import RAN, layer_stacks, shortened
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
@@ -43,12 +43,15 @@ _NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values(
 
 def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
     """Return the work of one step on CUDA; of equal layers few run, and the others count as the middle one."""
-    repeats = period(source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
-    units, rest = divmod(source.layers, repeats) if repeats else (0, 0)
-    if units <= RAN + 1:
+    stacks = layer_stacks(source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+    repeated = [run.units for stack in stacks for run in stack.runs if run.units > RAN + 1]
+    if len(repeated) != 1 or len(stacks) != 1:
         return _work(source, run_config)
-    some, more = (_work(source.with_layers((RAN + add) * repeats + rest), run_config) for add in (0, 1))
-    return _sum(some, _sum(more, some, -1), units - RAN)
+    few = (stacks[0].few(RAN), stacks[0].few(RAN + 1))
+    some, more = (_work(source.with_layer_counts({stacks[0].field: len(kinds)}),
+                        replace(run_config, checkpointing=shortened(run_config.checkpointing, kinds)))
+                  for kinds in few)  # fmt: skip
+    return _sum(some, _sum(more, some, -1), repeated[0] - RAN)
 
 
 def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gpu) -> StepTime | None:

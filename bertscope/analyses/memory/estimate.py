@@ -17,10 +17,10 @@ from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.modules.repeat import RAN, period
+from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks, shortened
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
-from bertscope.analyses.parallel.strategies import layers_of
+from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.errors import SelectionError, UnknownValueError, one_line
@@ -39,7 +39,7 @@ class MemoryTraces:
         self.source = source
         self.verified: dict[RunConfig, bool] = {}
         self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is
-        self.period = cache(partial(period, self.source))
+        self.stacks = cache(partial(layer_stacks, self.source))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step, from runs of this batch."""
@@ -68,39 +68,42 @@ class MemoryTraces:
             return None
         return MemoryGrowth.of(in_loop(found, run_config.loop), in_loop(found, run_config.other_loop))
 
-    def _repeats(self, run_config: RunConfig) -> int:
-        """Return the number of layers in a unit; 0 if every layer has to run."""
+    def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
+        """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
         if run_config.parallelism.row.divides_optimizer:  # the ranks have different layers
-            return 0
-        repeats = self.period(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
-        return repeats if repeats and self.source.layers // repeats > 2 * RAN + 1 else 0
+            return ()
+        stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+        some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
+        runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
+        return stacks if runs_twice else ()
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model with so many units of layers, and those that are no whole unit.
+        """Return the trace of a model of which each run of equal layers has at most so many units.
 
         Nothing outlives its use in it.
         """
-        repeats = self._repeats(run_config)
-        return self.freed(replace(run_config, loop=FREED), units * repeats + self.source.layers % repeats)
+        few = {stack.field: stack.few(units) for stack in self._repeats(run_config)}
+        run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, *few.values()))
+        counts = tuple((field, len(kinds)) for field, kinds in few.items())
+        return self.freed(replace(run_config, loop=FREED), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a run of all layers."""
         return in_loop(self.freed(replace(run_config, loop=FREED)), run_config.loop)
 
-    def _freed(self, run_config: RunConfig, layers: int | None = None) -> MemoryTrace:
-        return source_trace(self.source if layers is None else self.source.with_layers(layers), run_config)
+    def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
+        return source_trace(self.source.with_layer_counts(dict(counts)) if counts else self.source, run_config)
 
     def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the trace of `wanted` units of layers, by default all, from the run of `ran` units."""
-        trace = self._deepened(self._shallow(run_config, ran), run_config, ran, wanted)
-        return in_loop(trace, run_config.loop)
+        """Return the trace of runs of `wanted` units of layers, by default of all, from those of `ran` units."""
+        return in_loop(self._deepened(self._shallow(run_config, ran), run_config, ran, wanted), run_config.loop)
 
     def _deepened(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the trace of `wanted` units of layers, by default all, from one of `ran` units."""
-        repeats = self._repeats(run_config)
-        units, rest = divmod(self.source.layers, repeats)
-        found = repeated_events(trace, self.source.layer_path, ran, wanted or units, repeats)
-        return replace(found, traced_layers=RAN * repeats + rest)
+        """Return the trace of runs of `wanted` units of layers, by default of all, from one of `ran` units."""
+        stacks = self._repeats(run_config)
+        for stack in stacks:
+            trace = repeated_events(trace, stack.path, stack.copies(ran, wanted))
+        return replace(trace, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
@@ -152,7 +155,7 @@ def module_trace(
 
     Nothing outlives its use in it; `in_loop` adds what does.
     """
-    parallelism = run_config.parallelism
+    parallelism = zero_ranks(module, run_config.parallelism)
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
         meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
@@ -164,7 +167,11 @@ def module_trace(
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            return fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            trace = fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            if parallelism == run_config.parallelism:
+                return trace
+            calls = (call._replace(ranks=run_config.parallelism.world_size) for call in trace.collectives)
+            return replace(trace, collectives=tuple(calls))
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

@@ -4,20 +4,26 @@ Runs on fake tensors, profiler runs and runs on a CUDA device record the same tr
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.memory import FORWARD, Parts
+from bertscope.reports.memory import FORWARD, OPTIMIZER, Parts
 from bertscope.settings.run_config import LOOPS
+
+if TYPE_CHECKING:
+    from bertscope.analyses.modules.repeat import Copies, Unit
 
 _RETURN = "return of forward"
 _PREVIOUS, _KEPT = "previous ", "activations"
+STACK = "stack"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -78,7 +84,7 @@ class MemoryTrace:
         return sizes if self.granule_bytes == 1 else list(map(self.rounded, sizes))
 
     @cached_property
-    def layout(self) -> "Layout":
+    def layout(self) -> Layout:
         """Return what the traces of all batches of a run have in common."""
         return Layout(
             state_parts=[block.part for block, _ in self.state],
@@ -207,14 +213,14 @@ def in_loop(trace: MemoryTrace, loop: str) -> MemoryTrace:
     previous = [(block._replace(part=_KEPT, variable=_PREVIOUS + block.variable), size) for block, size in blocks]
     events: list[MemoryEvent] = []
     begun = 0  # events before it are done
-    changed = [number for number, event in enumerate(trace.events) if event.block.variable or event.operator == _RETURN]
+    changed = [number for number, event in enumerate(trace.events) if event.block.variable or not event.size_bytes]
     for number in sorted({*changed, last} if trace.events else ()):
         events += trace.events[begun:number]
         event, begun = trace.events[number], number + 1
         block = event.block
         if block.variable in kept and event.size_bytes > 0:
             events.append(event._replace(block=block._replace(part=_KEPT)))
-        elif block.variable not in kept and event.operator != _RETURN:
+        elif block.variable not in kept and (event.size_bytes or block.dtype):  # a mark has no dtype
             events.append(event._replace(block=block._replace(variable="")) if block.variable else event)
         if number == last:
             events += (MemoryEvent(-size, block, FORWARD, "", "") for block, size in previous)
@@ -298,6 +304,10 @@ class MemoryTraceRecorder:
         place = place._replace(operator=_RETURN)
         self.log.append((0, Allocation(0, place), place))
 
+    def stack(self, place: Place, paths: Iterable[str]) -> None:
+        """Mark the parameters of the tensors that the optimizer step stacks by events of no bytes."""
+        self.log += ((0, Allocation(0, place._replace(path=path)), place) for path in paths)
+
     def restart(self, known: Collection[int] = ()) -> None:
         """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""
         left = [(made.block, made.size_bytes) for key, made in self.living.items() if key not in known]
@@ -321,17 +331,14 @@ class MemoryTraceRecorder:
 # ---- the trace of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal ----
 
 
-_MIDDLE = 1  # the first unit is next to the embeddings, the last next to the head
-
-
-def repeated_events(trace: MemoryTrace, path: str, ran: int, wanted: int, period: int = 1) -> MemoryTrace:
-    """Return the trace for `wanted` units of layers at `path`, from one of `ran` units; a unit is `period` layers."""
-    repeater = _Repeater(path, ran, wanted, period)
+def repeated_events(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:
+    """Return the trace of a model with copies of the layers at `path`, from that of few layers."""
+    repeater = _Repeater(path, copies)
     runs = [(unit, list(run)) for unit, run in groupby(trace.state, key=lambda item: repeater.unit(item[0].path))]
     state = [
-        (repeater.moved_block(block, units), size)
+        (repeater.moved_block(block, moved, unit), size)
         for unit, run in runs
-        for units in repeater.shifts(unit, 0)
+        for moved in repeater.shifts(unit)
         for block, size in run
     ]  # in the order of the full model, layer after layer
     phases = groupby(trace.events, key=lambda event: event.phase)
@@ -365,45 +372,72 @@ def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     return are_equal and ordered_frees(one.events) == ordered_frees(other.events)
 
 
+_made = tuple.__new__  # a call of the class of a named tuple takes twice as long, its _replace ten times
+
+
 class _Repeater:
-    def __init__(self, path: str, ran: int, wanted: int, period: int) -> None:
-        self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
-        self.more, self.period = wanted - ran, period
+    def __init__(self, path: str, copies: Copies) -> None:
+        self.prefix, self.around, self.copies = f"{path}.", path.rpartition(".")[0], copies
+        self.ranges = dict(copies)
+        self.grown: dict[tuple[int, int], tuple[int, int]] = {}  # bytes and elements of stacks, with few layers and all
         # A trace repeats few paths and blocks many times.
         self.layers, self.moved, self.moved_block = cache(self._layers), cache(self._moved), cache(self._moved_block)
 
-    def unit(self, path: str) -> int | None:
+    def unit(self, path: str) -> Unit | None:
         """Return the unit that a path lies in."""
         layers = self.layers(path)
-        return layers.first // self.period if layers else None
+        return self.copies[layers.first][0] if layers else None
 
     def _layers(self, path: str) -> LayerRange | None:
         inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
         return LayerRange.parse(inside.partition(".")[0])
 
-    def _moved(self, path: str, units: int) -> str:
-        """Return the path with its layer moved by this number of units."""
-        layers = self.layers(path) if units else None
-        if layers is None:
+    def _moved(self, path: str, layers: int) -> str:
+        """Return the path with its layer moved by this number of layers."""
+        found = self.layers(path) if layers else None
+        if found is None:
             return path
         _, dot, rest = path.removeprefix(self.prefix).partition(".")
-        return f"{self.prefix}{layers.first + units * self.period}{dot}{rest}"
+        return f"{self.prefix}{found.first + layers}{dot}{rest}"
 
     def events(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-        """Yield the events of one phase; runs of events in the middle unit are repeated for every further unit."""
-        before = 0
-        for unit, run in groupby(self._numbered(phase), key=lambda pair: pair[0]):
+        """Yield the events of one phase; runs of events in a unit are repeated for each of its copies."""
+        before = None
+        for unit, run in groupby(self._numbered(self._grown(phase)), key=lambda pair: pair[0]):
             events = [event for _, event in run]
-            for units in self.shifts(unit, before):
-                yield from (self._shifted(event, units) for event in events)
+            for layers in self.shifts(unit, before):
+                yield from (self._shifted(event, layers, unit) for event in events)
             before = unit if unit is not None else before
 
-    def collectives(self, call: Collective) -> Iterator[Collective]:
-        """Yield the call with its layer moved, for each unit that repeats it."""
-        for units in self.shifts(self.unit(call.path), 0):
-            yield call._replace(path=self.moved(call.path, units))
+    def _grown(self, phase: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+        """Yield the events; a stack of one number for each parameter, such as norms to clip, has those of copies too.
 
-    def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[int | None, MemoryEvent]]:
+        So have the results of operators on it. Events of no bytes before it have the parameters.
+        """
+        stacked: list[str] = []
+        for event in phase:
+            block, size = event.block, event.size_bytes
+            if block.operator == STACK and not size:
+                stacked.append(block.path)
+            elif block.operator == STACK and stacked:
+                number = sum(len(self.shifts(self.unit(path))) for path in stacked)
+                self.grown[size, len(stacked)] = size // len(stacked) * number, number
+                stacked = []
+            if not block.path and block.shape and (abs(size), block.shape[0]) in self.grown:
+                many, number = self.grown[abs(size), block.shape[0]]
+                block = block._replace(shape=(number, *block.shape[1:]))
+                event = event._replace(size_bytes=many if size > 0 else -many, block=block)
+            yield event
+
+    def collectives(self, call: Collective) -> Iterator[Collective]:
+        """Yield the call with its layer moved, for each copy of its unit."""
+        for (few, _), (many, _) in self.grown.items():
+            if (call.phase, call.path, call.full_bytes) == (OPTIMIZER, "", few):
+                call = call._replace(full_bytes=many)
+        for layers in self.shifts(self.unit(call.path)):
+            yield call._replace(path=self.moved(call.path, layers))
+
+    def _numbered(self, events: Iterable[MemoryEvent]) -> Iterator[tuple[Unit | None, MemoryEvent]]:
         """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
 
         A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
@@ -419,19 +453,22 @@ class _Repeater:
             unit = unit if found is None else found
             yield unit, event
 
-    def shifts(self, unit: int | None, before: int) -> range:
-        """Return the number of units to move each copy of the events by, in order; in backward the last comes first."""
-        if unit is None or unit < _MIDDLE:
-            return range(1)
-        if unit > _MIDDLE:
-            return range(self.more, self.more + 1)
-        return range(self.more, -1, -1) if before > unit else range(self.more + 1)
+    def shifts(self, unit: Unit | None, before: Unit | None = None) -> range:
+        """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""
+        found = range(1) if unit is None else self.ranges[unit]
+        return found[::-1] if unit and before and before > unit else found
 
-    def _moved_block(self, block: Block, units: int) -> Block:
-        """Return the block with its layer moved by this number of units."""
-        return Block(block.part, self.moved(block.path, units), *block[2:])  # _replace takes ten times as long
+    def _moved_block(self, block: Block, layers: int, unit: Unit | None) -> Block:
+        """Return the block with its layer moved by this number of layers; in another run than that of the unit less."""
+        own = self.unit(block.path)
+        if own and unit and own[0] != unit[0]:
+            layers = min(max(layers, self.ranges[own][0]), self.ranges[own][-1])
+        return _made(Block, (block.part, self.moved(block.path, layers), *block[2:]))
 
-    def _shifted(self, event: MemoryEvent, units: int) -> MemoryEvent:
-        """Return the event and its block, moved by this number of units."""
-        block, path = self.moved_block(event.block, units), self.moved(event.path, units)
-        return MemoryEvent(event.size_bytes, block, event.phase, path, event.operator) if units else event
+    def _shifted(self, event: MemoryEvent, layers: int, unit: Unit | None) -> MemoryEvent:
+        """Return the event of a unit and its block, moved by this number of layers."""
+        if unit is None:
+            return event
+        size, block, phase, path, operator = event
+        moved = self.moved_block(block, layers, unit)
+        return _made(MemoryEvent, (size, moved, phase, self.moved(path, layers), operator))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
+    STACK,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -118,7 +119,6 @@ class RunMode(DispatchMode):
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
         self.collectives: list[Collective] = []
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
-        self.trained = [path for path, param in step.model.named_parameters() if param.requires_grad]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -228,11 +228,14 @@ class RunMode(DispatchMode):
             self.note_collective(kind, args, (args, kwargs, out))
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
-        # An operator over all parameters returns one tensor for each.
-        is_for_all = self.name == OPTIMIZER and isinstance(out, (list, tuple)) and len(out) == len(self.trained) > 1
-        for number, tensor in enumerate(tensors(out)):
-            size = self.true_bytes(operator, args, number, tensor)
-            self._add(tensor, size, self.trained[number] if is_for_all else None)
+        results = tensors(out)
+        if self.name == OPTIMIZER and self.operator == STACK:
+            self.recorder.stack(self._place(), [self.owners.get(storage_key(tensor), "") for tensor in args[0]])
+        for number, tensor in enumerate(results):
+            owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
+            self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
+            if owner:
+                self.owners.setdefault(self._watch(tensor), owner)
         if extra := self.scratch(operator, args):  # in addition to the results
             place = self._place()
             by_rule = extra if isinstance(extra, Scratch) else Scratch("", ())  # 0 bytes of a rule are an event too
@@ -240,6 +243,16 @@ class RunMode(DispatchMode):
             self.recorder.allocate(0, Allocation(size, place, by_rule.numbers, by_rule.rule), place)
             self.recorder.free(0, place)
         return out
+
+    def _owner(self, args: Any, number: int, results: int) -> str:
+        """Return the parameter of a result of an operator of the optimizer step.
+
+        Of several it is that of the tensor at the same place of a list in `args`, which is one of the parameter's own
+        or computed from them; of one that of the running operator.
+        """
+        lists = [given for given in args if isinstance(given, (list, tuple)) and len(given) == results]
+        given = (one[number] for one in lists if isinstance(one[number], torch.Tensor))
+        return next(filter(None, (self.owners.get(storage_key(tensor)) for tensor in given)), self.updated)
 
     def _place(self) -> Place:
         """Return the place of the running operator; in the optimizer step its path is that of the parameter."""
@@ -258,6 +271,9 @@ class RunMode(DispatchMode):
         return self._watch_storage(tensor.untyped_storage(), storage_key(tensor))
 
     def _watch_storage(self, storage: Any, key: int) -> int:
+        if key in self.watched:
+            return key
+
         def free(_: object) -> None:
             del self.watched[key]
             self.owners.pop(key, None)

@@ -3,7 +3,7 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
 from typing import Any
@@ -23,7 +23,7 @@ def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = ""
     )
     groups: list[RankGroup] = []
     first = 0
-    for count, run in groupby(runs, key=lambda run: run[1]):
+    for count, run in groupby((run for run in runs if run[0]), key=lambda run: run[1]):
         last = first + sum(ranks for ranks, _ in run) - 1
         groups.append(RankGroup(first=first, last=last, updated_params=count))
         first = last + 1
@@ -61,13 +61,28 @@ def _rows(shape: tuple[int, ...], rank: int, ranks: int) -> int:
 
 
 def _zero_runs(model: nn.Module, parallelism: Parallelism) -> Iterator[tuple[int, int]]:
-    """Yield each rank with its share: the largest parameter that is left goes to the rank with the fewest numbers."""
-    shares = [(0, rank) for rank in range(parallelism.world_size)]
-    for count in sorted((param.numel() for param in model.parameters() if param.requires_grad), reverse=True):
+    """Yield each rank with its share: the largest parameter that is left goes to the rank with the fewest numbers.
+
+    Ranks without a parameter are one run.
+    """
+    sizes = sorted((param.numel() for param in model.parameters() if param.requires_grad), reverse=True)
+    shares = [(0, rank) for rank in range(min(parallelism.world_size, len(sizes)))]
+    for count in sizes:
         least, rank = shares[0]
         heapq.heapreplace(shares, (least + count, rank))
-    for _, count in sorted((rank, count) for count, rank in shares):
-        yield 1, count
+    yield from ((1, count) for count, rank in sorted(shares, key=lambda share: share[1]))
+    yield parallelism.world_size - len(shares), 0
+
+
+def zero_ranks(model: nn.Module, parallelism: Parallelism) -> Parallelism:
+    """Return a job with one rank more than there are trained parameters in place of a larger one.
+
+    All its ranks from that one on update nothing. torch's ZeroRedundancyOptimizer visits every rank.
+    """
+    most = sum(param.requires_grad for param in model.parameters())
+    if not parallelism.row.divides_optimizer or parallelism.world_size <= most + 1:
+        return parallelism
+    return replace(parallelism, world_size=most + 1, mesh="", rank=min(parallelism.rank, most))
 
 
 # The projections of a layer whose outputs, and those whose inputs, are divided by the ranks: Shoeybi et al. 2019,

@@ -491,6 +491,15 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
         (8, {"optimizer": "sgd", "freeze": ("embeddings", "*.bias")}),
         (8, {"optimizer": "sgd", "checkpointing": "full", "reentrant": True}),
         (17, {"optimizer": "none", "checkpointing": "every-2", "reentrant": True, "precision": "autocast-bf16"}),
+        (24, {"optimizer": "sgd", "checkpointing": "layers:0-11"}),
+        (24, {"optimizer": "sgd", "checkpointing": "layers:0-11", "precision": "bf16", "device": "cuda"}),
+        (24, {"optimizer": "sgd", "checkpointing": "layers:0-11", "reentrant": True, "clip_grad_norm": True}),
+        (24, {"optimizer": "none", "checkpointing": "layers:0,3,7-9", "precision": "autocast-bf16"}),
+        (16, {"optimizer": "sgd", "checkpointing": "every-11", "freeze": ("embeddings",)}),
+        (8, {"clip_grad_norm": True, "ema": True}),
+        (8, {"clip_grad_norm": True, "device": "cuda", "precision": "autocast-fp16", "grad_scaler": True}),
+        (8, {"optimizer": "adafactor", "optimizer_implementation": "foreach", "accumulate": 2}),
+        (8, {"optimizer": "sgd", "clip_grad_norm": True, "keep_gradients": True, "checkpointing": "selective"}),
     ],
     ids=str,
 )
@@ -517,6 +526,26 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
 )  # fmt: skip
 def test_layers_that_are_not_alike_all_run(run_config):
     assert MemoryTraces(small(num_hidden_layers=8)).trace(run_config).traced_layers is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_repeat_with_a_foreach_optimizer_although_a_pooler_has_no_gradient(device):
+    source = small("BertModel", num_hidden_layers=8)  # whose pooler is no part of the loss
+    run_config = RunConfig(batch=2, seq=8, device=device, optimizer_implementation="foreach")
+    short = MemoryTraces(source).trace(run_config)
+    assert short.traced_layers == 3
+    assert same_events(short, whole_trace(source, run_config))
+
+
+def test_the_norms_to_clip_are_a_number_for_each_parameter_of_all_layers():
+    def stacked(layers):
+        trace = MemoryTraces(small(num_hidden_layers=layers)).trace(
+            RunConfig(seq=4, optimizer="sgd", clip_grad_norm=True)
+        )
+        return [event.size_bytes for event in trace.events if event.block.operator == "stack" and event.size_bytes > 0]
+
+    # 5 tensors of the embeddings and 5 of the head without its tied weight; 16 of a layer, fp32
+    assert [stacked(layers) for layers in (1, 8, 30)] == [[4 * (10 + 16 * layers)] for layers in (1, 8, 30)]
 
 
 def test_a_tape_that_differs_is_seen_to_differ():

@@ -11,15 +11,19 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
+from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 from tests.analyses.memory.plain_loop import peak_bytes, tokenized
+from tests.analyses.memory.steps import whole_trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -40,6 +44,15 @@ IMAGES = {
     "resnet": ("ResNetForImageClassification", {**_CONVOLUTIONS, "embedding_size": 8, "layer_type": "basic"}),
     "convnext": ("ConvNextForImageClassification", {**_CONVOLUTIONS, "num_stages": 2}),
 }
+# Families with many layers -> the layers that run of them, and their runs of equal units.
+_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 40, "num_heads": 2, "vocab_size": 99}
+DEEP = {
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_embd": 16, "n_layer": 8, "n_head": 2}, 3, [(1, 8)]),
+    "gemma2": ("Gemma2ForCausalLM", {**WIDTHS, "vocab_size": 99, "num_hidden_layers": 13, "num_key_value_heads": 2,
+                                     "head_dim": 8, "sliding_window": 4, "pad_token_id": 0}, 7, [(2, 6), (1, 1)]),
+    "t5": ("T5ForConditionalGeneration", {**_T5, "num_layers": 8, "num_decoder_layers": 9}, 8,
+           [(1, 1), (1, 7), (1, 1), (1, 8)]),  # the first layer of each stack has the biases of positions
+}  # fmt: skip
 OWN = """
 import torch
 from torch import nn
@@ -311,3 +324,26 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
         report = bertscope.estimate(make(), inputs(None))
     true = peak_bytes(make, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
     assert report.variants[0].estimated.peak.peak_bytes == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_few_layers_of_each_stack_of_a_family_stand_for_all(name, tmp_path):
+    architecture, config, ran, runs = DEEP[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": name, "architectures": [architecture], **config}))
+    source, run_config = find(path), RunConfig(batch=2, seq=8, optimizer="sgd", checkpointing="full")
+    if name == "t5":  # recomputation of the first layer frees in another order
+        run_config = replace(run_config, checkpointing="none")
+    assert [tuple(run) for stack in layer_stacks(source) for run in stack.runs] == runs
+    short, whole = MemoryTraces(source).trace(run_config), whole_trace(source, run_config)
+    assert (short.traced_layers, short.state) == (ran, whole.state)
+    assert same_events(short, whole)
+
+
+def test_the_flops_of_few_layers_of_a_family_are_those_of_all(tmp_path):
+    architecture, config, ran, _ = DEEP["gpt2"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "architectures": [architecture], **config}))
+    run = FlopsRun(source=find(path), run=RunConfig(mode="training"))
+    few, every = run.at(2, 8), run.of_all_layers(2, 8)
+    assert (few.traced_layers, few.rows, few.operators) == (ran, every.rows, every.operators)

@@ -8,8 +8,6 @@ import bertscope
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.growth import FAR, SMALLEST
 from bertscope.analyses.modules.repeat import RAN
-from bertscope.analyses.memory.growth import FAR, SMALLEST
-from bertscope.analyses.modules.repeat import RAN
 from bertscope.analyses.page import page_report
 from bertscope.errors import SelectionError
 from bertscope.render.page.report import estimate_command, fit_command, flops_command, page_command

@@ -100,6 +100,17 @@ def test_the_shares_of_zero_ranks_are_those_of_torchs_optimizer(source, paramete
     assert ours == torchs
 
 
+def test_zero_ranks_that_update_nothing_are_one_group_and_like_the_first_of_them(source):
+    model = run_model(source, STEP)
+    tensors = len([param for param in model.parameters() if param.requires_grad])
+    *_, last = rank_groups(model, Parallelism(strategy="zero1", world_size=2**20))
+    assert (last.first, last.last, last.updated_params) == (tensors, 2**20 - 1, 0)
+    few, many = (source_trace(source, on("zero1", size, rank=tensors)) for size in (tensors + 1, 2**20))
+    assert many.state == few.state
+    assert many.events == few.events
+    assert {call.ranks for call in many.collectives} == {2**20}
+
+
 @pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (3,)), ("hsdp", (2, 3)), ("tp", (2,)), ("tp+fsdp", (3, 2))])
 def test_each_rank_updates_the_elements_of_its_shards(source, strategy, mesh):
     groups = rank_groups(
@@ -142,11 +153,16 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
     assert mixed.state_bytes == traces["fsdp"].state_bytes
 
 
+_RUNS = ({"checkpointing": "full"}, {"checkpointing": "layers:0-7", "clip_grad_norm": True})
+
+
+@pytest.mark.parametrize("settings", _RUNS)
 @pytest.mark.parametrize("name", MESHES)
-def test_repeated_layers_give_the_trace_of_all_layers(name):
-    source, run_config = small(num_hidden_layers=8), replace(on(name), checkpointing="full")
+def test_repeated_layers_give_the_trace_of_all_layers(name, settings):
+    layers, ran = (8, 3) if settings["checkpointing"] == "full" else (16, 6)
+    source, run_config = small(num_hidden_layers=layers), replace(on(name), **settings)
     full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
-    assert short.traced_layers == (None if name == "zero1" else 3)
+    assert short.traced_layers == (None if name == "zero1" else ran)
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in full.peaks()]
     assert Counter(short.collectives) == Counter(full.collectives)
 
