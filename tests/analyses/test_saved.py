@@ -95,8 +95,8 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
     monkeypatch.chdir(tmp_path)
     Path("grid.yaml").write_text("model: bert-tiny\nseq: 8\nbatch: [2, 3, 4]\nthreads: 1\ngpu: t4\n")
     cli("sweep", "grid.yaml", "-o", "one.jsonl")
-    functions, real = [], pool.local_rows
-    monkeypatch.setattr(pool, "local_rows", lambda *given: functions.append(given[2]) or real(*given))
+    functions, real = [], pool._starting
+    monkeypatch.setattr(pool, "_starting", lambda given: functions.append(given) or real(given))
     cli("sweep", "grid.yaml", "-o", "two.jsonl")
     assert functions == [pool.KEPT_POINT]
     assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
