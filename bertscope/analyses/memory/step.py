@@ -188,14 +188,16 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def run_model(source: ModelSource, run_config: RunConfig, device: str = "meta") -> nn.Module:
-    """Return the model of `source` as `run_config` runs it.
+def run_model(
+    source: ModelSource, run_config: RunConfig, device: str = "meta", build: Callable[..., Any] | None = None
+) -> nn.Module:
+    """Return the model of `source` as `run_config` runs it; `build` builds it, by default as the source does.
 
     Raises SelectionError or ConfigError if the model cannot run so.
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
     source = source.implemented_by(run_config.implementation)
-    model = source.build(device=device)
+    model = build(source) if build else source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):

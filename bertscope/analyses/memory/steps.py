@@ -16,13 +16,16 @@ from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even,
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
+from bertscope.config import MAX_BUILT_LAYERS, check_estimated
 from bertscope.errors import Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import Memory, MemoryReport, RankGroup, Variant
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class Steps:
     """The steps of one model, which its reports share."""
 
     def __init__(self, source: ModelSource) -> None:
+        check_estimated(source.layers)
         self.source = source
         self.trace = lru_cache(_KEPT)(self._trace)
         self.facts = lru_cache(_KEPT)(self._facts)
@@ -127,15 +131,19 @@ class Steps:
     def _read(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the built model."""
         from bertscope.analyses.memory.step import run_model
-        from bertscope.analyses.modules.module_tree import row_paths
-        from bertscope.analyses.modules.totals import subject
+        from bertscope.analyses.modules.module_tree import read, row_paths
+        from bertscope.analyses.modules.totals import subject, totals
         from bertscope.analyses.parallel.collectives import bucket_sizes
         from bertscope.analyses.parallel.strategies import rank_groups, units_text
 
-        model, parallelism, path = run_model(self.source, run_config), run_config.parallelism, self.source.layer_path
+        parallelism, path = run_config.parallelism, self.source.layer_path
+        build = None
+        if self.source.layers > MAX_BUILT_LAYERS and parallelism.world_size == 1:  # else a rank has a share of each
+            run_config, build = run_config.changed(checkpointing=NONE), built_for_counting
+        model = run_model(self.source, run_config, build=build)
         return ModelFacts(
             subject=subject(model, self.source.name, run_config.dtype),
-            params=sum(param.numel() for param in model.parameters()),
+            params=totals(read(model), None).distinct_params,
             rows=dict(row_paths(model)),
             units=units_text(model, parallelism, path),
             groups=rank_groups(model, parallelism, path),
