@@ -20,7 +20,6 @@ from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRA
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.training_files import read_training_file
 
 if TYPE_CHECKING:
     from bertscope.analyses.modules.module_tree import InOut
@@ -145,6 +144,8 @@ class Asked:
         defaults = [layer for layer in layers if layer.is_default]
         if training_file is None:
             return cls((*asked, *defaults), compared, records)
+        from bertscope.sources.training_files import read_training_file
+
         file = training_file if isinstance(training_file, TrainingFile) else read_training_file(str(training_file))
         for layer in defaults:
             layer.pop("precision", None)

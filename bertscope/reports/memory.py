@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, ClassVar
 
 from bertscope.gpus import Gpu
@@ -188,6 +187,8 @@ class Timing:
 
     def of_steps(self, seconds: Sequence[float], tokens: int | None = None, *, is_in_turn: bool = False) -> Timing:
         """Return the timing with these steps, their median and the rates; without `tokens` there are no rates."""
+        from statistics import median  # with decimal and fractions, which only a measurement needs
+
         middle = median(seconds or [0.0])
 
         def rate(amount: int | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, of_trace
@@ -21,7 +21,6 @@ from bertscope.errors import Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
-from bertscope.reports.json import typed
 from bertscope.reports.memory import Memory, MemoryReport, RankGroup, Variant
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, RunConfig
@@ -45,6 +44,14 @@ class ModelFacts:
     groups: tuple[RankGroup, ...]
     buckets: int  # of DDP
     strategies: tuple[str, ...]  # of checkpointing, to compare by default
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> ModelFacts:
+        """Return the facts that asdict wrote, from JSON; from_json would import every report."""
+        about = data["subject"] | {"ignored_fields": tuple(data["subject"]["ignored_fields"])}
+        groups = tuple(RankGroup(**group) for group in data["groups"])
+        lists = {"subject": Subject(**about), "groups": groups, "strategies": tuple(data["strategies"])}
+        return cls(**data | lists)
 
 
 class Steps:
@@ -123,10 +130,7 @@ class Steps:
     def _facts(self, run_config: RunConfig) -> ModelFacts:
         kind = _plain(run_config)
         compute = partial(self._read, kind)
-        found: ModelFacts = saved(
-            "facts", self.source, kind, compute, asdict, partial(typed, ModelFacts, where="facts")
-        )
-        return found
+        return saved("facts", self.source, kind, compute, asdict, ModelFacts.of)
 
     def _read(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the built model."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, TrafficRow
@@ -35,11 +34,11 @@ class CollectiveKind:
 
     name: str
     prefixes: tuple[str, ...]
-    sent: Callable[[int], Fraction]
+    sent: Callable[[int, int], int]  # the bytes of the tensor and the ranks -> the bytes that a rank sends
 
 
-def _one_way(ranks: int) -> Fraction:
-    return Fraction(ranks - 1, ranks)
+def _one_way(full_bytes: int, ranks: int) -> int:
+    return full_bytes * (ranks - 1) // ranks
 
 
 COLLECTIVE_KINDS = {
@@ -47,10 +46,12 @@ COLLECTIVE_KINDS = {
     for row in (
         CollectiveKind(name=ALL_GATHER, prefixes=("allgather", "all_gather"), sent=_one_way),
         CollectiveKind(name=REDUCE_SCATTER, prefixes=("reduce_scatter",), sent=_one_way),
-        CollectiveKind(name=ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda ranks: 2 * _one_way(ranks)),
+        CollectiveKind(
+            name=ALL_REDUCE, prefixes=("allreduce", "all_reduce"), sent=lambda size, ranks: _one_way(2 * size, ranks)
+        ),
         CollectiveKind(name=BROADCAST, prefixes=("broadcast",), sent=_one_way),
     )
-}
+}  # fmt: skip
 
 
 def kind_of(operator: str) -> str:
@@ -65,7 +66,7 @@ def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
     >>> sent_bytes("all-reduce", 1000, 4)
     1500
     """
-    return int(COLLECTIVE_KINDS[kind].sent(ranks) * full_bytes)
+    return COLLECTIVE_KINDS[kind].sent(full_bytes, ranks)
 
 
 def traffic(
