@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
 from bertscope.errors import SourceError
-from bertscope.reports.base import SCHEMA, TableReport
+from bertscope.reports.base import SCHEMA, TableReport, as_data
 from bertscope.reports.memory import Parts
 
 # computed: the row has numbers. refused: the settings exclude each other, or the model does not have one of them.
@@ -44,7 +44,7 @@ class SweepRow:
 
     def to_line(self) -> str:
         """Return the row as one line of JSON, with `schema` in front, without the line break."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+        return json.dumps({"schema": SCHEMA, **as_data(self)}, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> SweepRow:

@@ -260,16 +260,21 @@ class MemoryGrowth:
         lines, ruled = self._lines
         more = batch - SMALLEST
         sizes = [size + more * slope for size, slope in lines]
-        for number in ruled:
-            block = self.kinds[number].block_at(more)
-            sizes[number] = RULES[block.dtype](*block.shape)
+        for numbers in ruled:
+            block = self.kinds[numbers[0]].block_at(more)
+            size = RULES[block.dtype](*block.shape)
+            for number in numbers:
+                sizes[number] = size
         return sizes
 
     @cached_property
-    def _lines(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return the line of each kind, and the numbers of the kinds whose bytes follow a rule."""
-        ruled = [number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES]
-        return [(kind.size_bytes, kind.slope) for kind in self.kinds], ruled
+    def _lines(self) -> tuple[list[tuple[int, int]], list[list[int]]]:
+        """Return the line of each kind, and the numbers of the kinds whose bytes follow a rule, equal ones together."""
+        ruled: dict[Hashable, list[int]] = defaultdict(list)
+        for number, kind in enumerate(self.kinds):
+            if kind.block.dtype in RULES:
+                ruled[kind.growth].append(number)
+        return [(kind.size_bytes, kind.slope) for kind in self.kinds], list(ruled.values())
 
     def sizes(self, batch: int) -> list[int]:
         """Return the rounded bytes of each kind at a batch, and behind them those of their frees, the last first."""

@@ -80,7 +80,8 @@ def _row(task: Task) -> SweepRow:
     steps = _steps_of(task)
     run_config = on_card(task.run_config, task.card)
     facts, trace = steps.facts(run_config), steps.trace(run_config)
-    peak = max(trace.peaks(), key=lambda moment: moment.live_bytes)
+    moments = trace.peaks()
+    peak = max(moments, key=lambda moment: moment.live_bytes)
     calls = traffic(trace.collectives, {}, facts.buckets, run_config.parallelism, run_config.accumulate)
     moved: dict[str, int] = {}
     for call in calls:
@@ -92,7 +93,7 @@ def _row(task: Task) -> SweepRow:
     return task.row(
         fits=fits,
         peak_bytes=peak.live_bytes,
-        phases={moment.phase: moment.live_bytes for moment in trace.peaks()},
+        phases={moment.phase: moment.live_bytes for moment in moments},
         parts=Parts(**trace.parts_after(peak.index)),
         saved_bytes=trace.saved_bytes,
         reserved_bytes=device.reserved_bytes if device else None,
