@@ -58,7 +58,7 @@ def shown(command: str, folder: Path) -> str:
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
     notes = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("note:"))
     if command == "doctor":  # without the paths of this machine
-        return f"...\n{cut(done.stdout.partition('calibrated')[2].partition(chr(10))[2])}"
+        return cut(f"{done.stdout.partition(chr(10) + 'bertscope ')[0]}\n...")
     return cut(done.stdout or notes)
 
 

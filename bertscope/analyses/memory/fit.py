@@ -134,7 +134,7 @@ class Fitter:
                 low, place, step = place, min(place + step, high - 1), 2 * step
                 continue
             sequence_bytes = max(self.peak_bytes(replace(run, batch=place + 1)) - self.peak_bytes(run), 1)
-            fewer = max(self._lacking_bytes(run) // sequence_bytes, 1)
+            fewer = max(self._lacking_bytes(run) // sequence_bytes // 2, 1)
             high, place = place, max(place - fewer, (low + place) // 2, low + 1)
         return low
 
