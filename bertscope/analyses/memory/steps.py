@@ -150,7 +150,7 @@ class Steps:
             params=totals(read(model), None).distinct_params,
             rows=dict(row_paths(model)),
             units=units_text(model, parallelism, path),
-            groups=rank_groups(model, parallelism, path) if parallelism.world_size > 1 else (),
+            groups=rank_groups(model, parallelism, path),
             buckets=len(bucket_sizes(model, parallelism)),
             strategies=tuple(self.source.strategies(model)),
         )

@@ -42,7 +42,7 @@ def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterat
     ]
     # FSDP2 gives each rank the same number of rows, rounded up, as long as there are any.
     places = {0, sharding}
-    for rows in {shape[0] if shape else 1 for shape in shapes}:
+    for rows in {shape[0] if shape else 1 for shape in shapes} - {0}:
         full = rows // -(-rows // sharding)
         places |= {min(full, sharding), min(full + 1, sharding)}
     groups = []
