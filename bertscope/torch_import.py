@@ -15,8 +15,8 @@ _META_KERNELS = "torch._meta_registrations"
 
 
 @contextmanager
-def quick_import() -> Iterator[None]:
-    """Import torch without garbage collections, and without its warning that numpy is missing.
+def quick_import() -> Iterator[bool]:
+    """Import torch without garbage collections, and without its warning that numpy is missing; yield if it is new.
 
     The import creates about a million objects that stay alive; collections would take a third of its time.
     """
@@ -26,7 +26,7 @@ def quick_import() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), importing("torch", "TORCH_", "PYTORCH_", "TQDM_"):
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch without numpy is fine
-            yield
+            yield "torch" not in sys.modules
     finally:
         if collecting:
             gc.enable()

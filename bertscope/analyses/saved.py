@@ -43,13 +43,25 @@ def saved(
     A model of the user's own code is computed each time: a digest does not know what its code does.
     """
     path = _place(kind, source, run_config)
-    if path is None:
-        return compute()
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, BertscopeError, zlib.error):
-        return from_data(json.loads(_read(path)))
+    if path is not None:
+        with suppress(
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+            BertscopeError,
+            zlib.error,
+        ):
+            return from_data(json.loads(_read(path)))
+    if _chosen:
+        _set_threads()
     result = compute()
-    with suppress(OSError):  # a full disk is no reason to fail
-        _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
+    if path is not None:
+        with suppress(OSError):  # a full disk is no reason to fail
+            _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
     return result
 
 
@@ -65,7 +77,7 @@ def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: 
     if folder is None:
         return None
     try:
-        return folder / f"{_key(kind, source, run_config, thread_count or threads())}{_SUFFIX}"
+        return folder / f"{_key(kind, source, run_config, str(thread_count or threads()))}{_SUFFIX}"
     except (SelectionError, OSError):  # a function in place of a name; a file that cannot be read
         return None
 
@@ -148,7 +160,7 @@ def _tidy(folder: Path) -> None:
                 os.unlink(path)
 
 
-def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int) -> str:
+def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: str) -> str:
     path = getattr(source, "path", None)
     content = path.read_bytes() if path is not None and path.is_file() else b""
     is_own = type(source).__name__ == "BertSource" and run_config.implementation != INSTALLED
@@ -158,23 +170,34 @@ def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: in
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def threads() -> int:
-    """Return the number of threads that torch uses, or will use; temporaries of CPU kernels depend on it."""
-    if "torch" in sys.modules:
-        from bertscope.torch_access import torch
+def threads() -> str:
+    """Return the number of threads that torch uses, or what it will take it from; temporaries of a CPU depend on it.
 
-        return torch.get_num_threads()
-    return default_threads()
+    It may take one thread for each core or for two, or fewer than OMP_NUM_THREADS: only torch knows.
+    """
+    by_default = f"default of {usable_cores()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}"
+    if "torch" not in sys.modules:
+        return str(_chosen[0]) if _chosen else by_default
+    from bertscope.torch_access import DEFAULT_THREADS, torch
+
+    found = torch.get_num_threads()
+    return by_default if found == DEFAULT_THREADS and not _chosen else str(found)
+
+
+_chosen: list[int] = []
 
 
 def choose_threads(number: int) -> None:
-    """Have torch use this number of threads, now or when it is imported."""
+    """Have torch use this number of threads, now or when something is computed."""
+    _chosen[:] = [number]
     if "torch" in sys.modules:
-        from bertscope.torch_access import torch
+        _set_threads()
 
-        torch.set_num_threads(number)
-    else:
-        os.environ["OMP_NUM_THREADS"] = str(number)
+
+def _set_threads() -> None:
+    from bertscope.torch_access import torch
+
+    torch.set_num_threads(*_chosen)
 
 
 def default_threads() -> int:

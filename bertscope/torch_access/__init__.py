@@ -17,7 +17,7 @@ from typing import Any
 from bertscope.errors import BertscopeError
 from bertscope.torch_import import load_meta_kernels, quick_import
 
-with quick_import():
+with quick_import() as _is_new:
     import torch
 
 from torch import nn
@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["Embedding", "index_row", "load_dynamo_later", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+
+DEFAULT_THREADS = torch.get_num_threads() if _is_new else 0  # 0: somebody may have changed the number before
 
 
 class DispatchMode(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
 import os
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import bertscope
 from bertscope.analyses import saved as module
@@ -81,11 +83,12 @@ COMMANDS = (
 def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli):
     first = cli(*command.split(), "--format", "json").out
     code = (
-        f"import sys; sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
+        f"import sys; from bertscope.analyses.saved import choose_threads; choose_threads({torch.get_num_threads()});"
+        f"sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False,
-                          env=os.environ | {"OMP_NUM_THREADS": str(module.threads())})  # fmt: skip
+                          env=os.environ)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, first), done.stderr
 
 
@@ -100,6 +103,20 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
     cli("sweep", "grid.yaml", "-o", "two.jsonl")
     assert functions == [pool.KEPT_POINT]
     assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
+
+
+def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
+    """A new process knows only that torch will take its default."""
+    code = (
+        "from bertscope.analyses.saved import choose_threads, threads; before = threads();"
+        "from bertscope.torch_access import DEFAULT_THREADS, torch; now = threads();"
+        "torch.set_num_threads(DEFAULT_THREADS + 1); more = threads(); choose_threads(DEFAULT_THREADS);"
+        "print([before, now, more, threads(), DEFAULT_THREADS])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    before, now, more, chosen, default = ast.literal_eval(done.stdout)
+    assert before == now
+    assert (more, chosen) == (str(default + 1), str(default))
 
 
 def test_a_report_of_flops_is_the_same_from_a_file(folder):
