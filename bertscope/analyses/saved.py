@@ -44,17 +44,7 @@ def saved(
     """
     path = _place(kind, source, run_config)
     if path is not None:
-        with suppress(
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            AttributeError,
-            RecursionError,
-            BertscopeError,
-            zlib.error,
-        ):
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, BertscopeError, zlib.error):
             return from_data(json.loads(_read(path)))
     if _chosen:
         _set_threads()
