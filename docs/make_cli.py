@@ -40,10 +40,10 @@ so that an error in the picture does not lose the table. Start the program as `b
 
 ## Results that commands share
 
-What was traced and counted for a model and a kind of run is kept in the user's cache folder (`XDG_CACHE_HOME`, by default
-`~/.cache`, on Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` of the same kind, at any
-batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s in place of 4. The answers are the
-same, byte for byte.
+What was traced and counted for a model and a kind of run is kept in the user's cache folder (`XDG_CACHE_HOME`, by
+default `~/.cache`, on Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` of the same
+kind, at any batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s in place of 4. The
+answers are the same, byte for byte.
 
 - A result is used only for the same content of the configuration, settings without batch, versions of bertscope, torch,
   transformers and peft, and for a run on a CPU the same processor and number of threads. Models of your own code are

@@ -556,3 +556,10 @@ def test_after_a_job_no_result_of_its_operators_is_remembered():
         dist.destroy_process_group()
     distributed.forget_meshes()
     assert debug._get_python_sharding_prop_cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("before", ["", "import torch; torch.set_num_threads(1); "])
+def test_a_torch_that_was_imported_before_has_no_known_default_of_threads(before):
+    code = f"{before}from bertscope import torch_access; print(torch_access.threads_of_import())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (int(done.stdout) == 0) == bool(before)

@@ -168,10 +168,10 @@ def threads() -> str:
     by_default = f"default of {usable_cores()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}"
     if "torch" not in sys.modules:
         return str(_chosen[0]) if _chosen else by_default
-    from bertscope.torch_access import DEFAULT_THREADS, torch
+    from bertscope.torch_access import threads_of_import, torch
 
     found = torch.get_num_threads()
-    return by_default if found == DEFAULT_THREADS and not _chosen else str(found)
+    return by_default if found == threads_of_import() and not _chosen else str(found)
 
 
 _chosen: list[int] = []

@@ -27,7 +27,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["Embedding", "index_row", "load_dynamo_later", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
 
-DEFAULT_THREADS = torch.get_num_threads() if _is_new else 0  # 0: somebody may have changed the number before
+_DEFAULT_THREADS = torch.get_num_threads() if _is_new else 0
+
+
+def threads_of_import() -> int:
+    """Return the number of threads that torch chose; 0 if it was imported before, when somebody may have changed it."""
+    return _DEFAULT_THREADS
 
 
 class DispatchMode(TorchDispatchMode):

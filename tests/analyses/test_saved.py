@@ -109,9 +109,9 @@ def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
     """A new process knows only that torch will take its default."""
     code = (
         "from bertscope.analyses.saved import choose_threads, threads; before = threads();"
-        "from bertscope.torch_access import DEFAULT_THREADS, torch; now = threads();"
-        "torch.set_num_threads(DEFAULT_THREADS + 1); more = threads(); choose_threads(DEFAULT_THREADS);"
-        "print([before, now, more, threads(), DEFAULT_THREADS])"
+        "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
+        "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
+        "print([before, now, more, threads(), default])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     before, now, more, chosen, default = ast.literal_eval(done.stdout)
