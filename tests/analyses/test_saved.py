@@ -139,6 +139,8 @@ DAMAGES = {
     "depth": lambda found: whole(b"[" * 100_000),
     "another list": lambda found: whole(b"[1, 2]"),
     "a dictionary": lambda found: whole(b'{"a": 1}'),
+    "no events": lambda found: whole(b"[[], [], [], [], [], 1, null, [], [], []]"),
+    "unknown kinds": lambda found: whole(b"[[], [], [3], [], [0], 1, null, [], [], []]"),
     "no text": lambda found: whole(b"\xff"),
     "not packed": lambda found: hashlib.sha256(b"plain").hexdigest().encode() + b"\nplain",
 }

@@ -218,8 +218,11 @@ class MemoryGrowth:
 
     @classmethod
     def from_data(cls, data: Sequence[Any]) -> MemoryGrowth:
-        """Return the growth that `to_data` wrote."""
+        """Return the growth that `to_data` wrote; raises ValueError for one without events, or of unknown kinds."""
         kinds, state, events, places, place_of, granule_bytes, traced_layers, calls, *others = data
+        numbers = [0, *state, *events, *others[0], *others[1]]
+        if len(place_of) != len(events) or not events or max(max(numbers), ~min(numbers)) >= len(kinds):
+            raise ValueError("no growth")
         return cls(
             [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
              for part, path, operator, shape, *more, size, slope, dims in kinds],
