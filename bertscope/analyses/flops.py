@@ -246,10 +246,10 @@ class FlopsRun:
 
     def _at(self, batch: int, seq: int) -> FlopsReport:
         stacks = layer_stacks(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
-        few = {stack.field: stack.few(RAN) for stack in stacks}
+        few = {stack.path: stack.few(RAN) for stack in stacks}
         if sum(map(len, few.values())) < sum(len(stack.kinds) for stack in stacks):
-            counts = {name: len(kinds) for name, kinds in few.items()}
-            checkpointing = shortened(self.run.checkpointing, *few.values())
+            counts = {stack.field: len(few[stack.path]) for stack in stacks}
+            checkpointing = shortened(self.run.checkpointing, few)
             shallow = replace(self, run=replace(self.run, checkpointing=checkpointing))
             model, recorded, loss = shallow._run(self.source.with_layer_counts(counts), batch, seq)
             tree = repeated(work_tree(model, recorded), {stack.path: stack.copies(RAN) for stack in stacks})

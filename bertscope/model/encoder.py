@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bertscope.config import BertConfig, check_built
 from bertscope.model.activations import activation
 from bertscope.model.attention import BertAttention, KeyValue, say_once
+from bertscope.model.keep import keep_contexts
 from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.torch_access import Embedding, index_row
@@ -33,6 +34,8 @@ def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
+    if how.kept:
+        options = {"context_fn": partial(keep_contexts, how.kept[0].operators)}
     return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
 
 

@@ -122,7 +122,8 @@ class BertPreTrainedModel(nn.Module):
     ) -> None:
         """Recompute layers in the backward pass instead of saving their activations, in train mode only.
 
-        `strategy`: full (every layer), every-2, layers:0-5, selective (saves the matrix products).
+        `strategy`: full (every layer), layers:0-5, selective (saves the matrix products), keep:addmm.0-3 (saves the
+        outputs of the first four addmm of each layer).
         `gradient_checkpointing_kwargs` may hold `use_reentrant`, which is False by default.
         """
         options = dict(gradient_checkpointing_kwargs or {})
@@ -132,6 +133,8 @@ class BertPreTrainedModel(nn.Module):
         encoder = self._encoder()
         chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
         if chosen is not None:
+            chosen.check_lists(["encoder.layer"])
+            chosen = chosen.of("encoder.layer") or chosen
             chosen.check_layers(len(encoder.layer))
         encoder.gradient_checkpointing = chosen is not None
         encoder.checkpointing = chosen or Checkpointing()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 from bertscope.errors import ConfigError
@@ -11,28 +12,84 @@ from bertscope.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The operators of each layer of a list that are not recomputed, such as `addmm.0`, the first addmm of a layer.
+
+    `path` is that of the list, empty for every list of layers; other layers than `layers` are kept whole.
+    """
+
+    path: str = ""
+    operators: frozenset[str] = frozenset()
+    layers: frozenset[int] | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the text in a strategy, such as `encoder.layer=addmm.0-3+addmm.5@0-11`."""
+        numbers: dict[str, list[int]] = {}
+        for operator in self.operators:
+            name, _, number = operator.rpartition(".")
+            numbers.setdefault(name, []).append(int(number))
+        shown = [f"{name}.{part}" for name in sorted(numbers) for part in ranges_text(numbers[name]).split(",")]
+        place = "" if self.layers is None else f"@{ranges_text(self.layers)}"
+        return f"{self.path}{'=' if self.path else ''}{'+'.join(shown) or NONE}{place}"
+
+    def is_of(self, path: str) -> bool:
+        """Return True if the list at this path is meant: one path may be the end of the other."""
+        own, other = f".{self.path}", f".{path}"
+        return not self.path or own.endswith(other) or other.endswith(own)
+
+    @classmethod
+    def parse(cls, text: str) -> Kept:
+        """Return what a text with the syntax of a strategy means."""
+        path, _, rest = text.rpartition("=")
+        names, _, layers = rest.partition("@")
+        operators = frozenset(
+            f"{name}.{number}" for part in names.split("+") if part != NONE
+            for name, _, place in [part.rpartition(".")] for number in _numbers(place)
+        )  # fmt: skip
+        return cls(path=path, operators=operators, layers=_numbers(layers) if layers else None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """The encoder layers that are recomputed.
 
     `every` takes layers 0, k, 2k ...; `layers` names them; `selective` recomputes every layer except its
-    matrix products. Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022.
+    matrix products; `kept` says for each list of layers which operators are kept. Chen et al. 2016, arXiv:1604.06174;
+    Korthikanti et al. 2022.
     """
 
     every: int = 1
     layers: frozenset[int] | None = None
     selective: bool = False
+    kept: tuple[Kept, ...] = ()
     use_reentrant: bool = False
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"checkpointing every-{self.every} means nothing; use every-1 or more")
-        if self.selective and self.use_reentrant:
-            raise ConfigError("selective checkpointing cannot be reentrant; leave use_reentrant false")
+        if (self.selective or self.kept) and self.use_reentrant:
+            kind = "selective checkpointing" if self.selective else "checkpointing that keeps operators"
+            raise ConfigError("{kind} cannot be reentrant; leave use_reentrant false", kind=kind)
 
     @property
     def period(self) -> int | None:
         """Return the period, in layers, of the pattern of recomputed layers; None if it has none."""
         return self.every if self.layers is None else None
+
+    def of(self, path: str) -> Checkpointing | None:
+        """Return the checkpointing of the list of layers at this path; None if none of them is recomputed."""
+        if not self.kept:
+            return self
+        found = [kept for kept in self.kept if kept.is_of(path)]
+        return replace(self, kept=(found[-1],), layers=found[-1].layers) if found else None
+
+    def check_lists(self, lists: Collection[str]) -> None:
+        """Raise ConfigError for a list that a model with these lists of layers does not have."""
+        for kept in self.kept:
+            if not any(map(kept.is_of, lists)):
+                raise ConfigError("checkpointing names the layers {path} and the model has {names}",
+                                  path=kept.path, names=", ".join(lists) or "no lists of layers")  # fmt: skip
 
     def covers(self, layer: int) -> bool:
         """Return True if the layer of that number is recomputed."""
@@ -52,6 +109,17 @@ class Checkpointing:
         strategy, match = _strategy(text)
         settings = strategy.settings(*match.groups())
         return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges, such as `0-5,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def _numbers(text: str) -> frozenset[int]:
@@ -74,7 +142,10 @@ class Strategy:
 
 
 NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
+KEEP = "keep:"
 _RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
+_OPERATOR = r"\w{1,80}(?:::\w{1,80})?\.\d{1,4}(?:-\d{1,4})?"
+_KEPT = rf"(?:[\w.]{{1,200}}=)?(?:none|{_OPERATOR}(?:\+{_OPERATOR}){{0,99}})(?:@{_RANGES})?"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
     Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
@@ -84,6 +155,8 @@ _STRATEGIES = (
              settings=lambda text: {"layers": _numbers(text)}),
     Strategy(form=SELECTIVE, example=SELECTIVE, pattern=SELECTIVE,
              settings=lambda: {"selective": True}, reentrant=False),
+    Strategy(form=f"{KEEP}OPERATORS", example="keep:addmm.0-3+addmm.5", pattern=rf"{KEEP}({_KEPT}(?:;{_KEPT}){{0,9}})",
+             settings=lambda text: {"kept": tuple(map(Kept.parse, text.split(";")))}, reentrant=False),
 )  # fmt: skip
 STRATEGIES = ", ".join(
     item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES
@@ -118,7 +191,7 @@ def split_strategies(text: str) -> list[str]:
     """Return the comma-separated parts; a number belongs to the part before it, as in `layers:0-5,8`."""
     found: list[str] = []
     for part in text.split(","):
-        if found and re.fullmatch(r"\d+(-\d+)?", part, re.ASCII):
+        if found and re.match(r"\d+(-\d+)?(;|$)", part, re.ASCII):
             found[-1] += f",{part}"
         else:
             found.append(part.strip())

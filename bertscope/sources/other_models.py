@@ -25,7 +25,7 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import dataclass
-from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE
+from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE, Checkpointing
 from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
@@ -145,6 +145,12 @@ class OtherSource:
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers, if its class can."""
         if strategy == NONE:
+            return
+        chosen = Checkpointing.parse(strategy, use_reentrant=reentrant)
+        if chosen is not None and chosen.kept:
+            from bertscope.model.keep import keep_layers
+
+            keep_layers(model, chosen)
             return
         known = self.strategies(model)
         if strategy not in known and (strategy != SELECTIVE or FULL not in known):

@@ -82,9 +82,10 @@ class MemoryTraces:
 
         Nothing outlives its use in it.
         """
-        few = {stack.field: stack.few(units) for stack in self._repeats(run_config)}
-        run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, *few.values()))
-        counts = tuple((field, len(kinds)) for field, kinds in few.items())
+        stacks = self._repeats(run_config)
+        few = {stack.path: stack.few(units) for stack in stacks}
+        run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, few))
+        counts = tuple((stack.field, len(few[stack.path])) for stack in stacks)
         return self.freed(replace(run_config, loop=FREED), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:

@@ -15,7 +15,7 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.settings.checkpointing import Checkpointing
+from bertscope.settings.checkpointing import KEEP, Checkpointing, ranges_text
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -104,7 +104,7 @@ def layer_stacks(
         chosen.check_layers(source.layers)
     if source.has_equal_layers and not frozen:
         (field,) = source.layer_counts(None)
-        kinds = [(chosen is not None and chosen.covers(number),) for number in range(source.layers)]
+        kinds = [(is_recomputed,) for is_recomputed in _recomputed(chosen, source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
         model = _frozen(source, {}, frozen)
@@ -120,13 +120,24 @@ def layer_stacks(
     return tuple(found)
 
 
-def shortened(checkpointing: str, kinds: Sequence[Any] = (), *others: Sequence[Any]) -> str:
-    """Return the strategy that recomputes the layers of these kinds that are recomputed in the deep model."""
+def _recomputed(chosen: Checkpointing | None, path: str, layers: int) -> list[bool]:
+    """Return for each layer of the list at `path` if it is recomputed."""
+    own = chosen and chosen.of(path)
+    return [own is not None and own.covers(number) for number in range(layers)]
+
+
+def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
+    """Return the strategy that recomputes the layers of these kinds, by the paths of their lists, as in the deep model."""
     chosen = Checkpointing.parse(checkpointing)
-    covered = [number for number, kind in enumerate(kinds) if kind[0]]
-    if chosen is None or others or covered == [*filter(chosen.covers, range(len(kinds)))]:
+    covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
+    if chosen is None or all(_recomputed(chosen, path, len(kinds)) == kinds for path, kinds in covered.items()):
         return checkpointing
-    return f"layers:{','.join(map(str, covered))}"
+    numbers = {path: frozenset(number for number, own in enumerate(kinds) if own) for path, kinds in covered.items()}
+    if chosen.kept:
+        own = {path: chosen.of(path) for path in numbers}
+        return KEEP + ";".join(replace(how.kept[0], path=path, layers=numbers[path]).text
+                               for path, how in own.items() if how and numbers[path])  # fmt: skip
+    return f"layers:{ranges_text(next(iter(numbers.values())))}" if len(stacks) == 1 else checkpointing
 
 
 def _stack(
@@ -137,9 +148,9 @@ def _stack(
     changed = [path for path, found in _lists(model).items() if fewer.get(path, len(found)) != len(found)]
     if len(changed) != 1 or fewer[changed[0]] != layers - 1 or len(_lists(model)[changed[0]]) != layers:
         return None
-    covered = [(chosen is not None and chosen.covers(number),) for number in range(layers)]
+    covered = _recomputed(chosen, changed[0], layers)
     settings = _settings(model, changed[0], field)
-    return LayerStack.of(changed[0], field, [one + other for one, other in zip(covered, settings, strict=True)])
+    return LayerStack.of(changed[0], field, [(one, *other) for one, other in zip(covered, settings, strict=True)])
 
 
 def _frozen(source: ModelSource, counts: Mapping[str, int], frozen: Sequence[str]) -> Any:

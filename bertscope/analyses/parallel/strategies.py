@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
+from bertscope.model.keep import layer_lists
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
 from bertscope.torch_access import nn, torch
@@ -119,24 +120,8 @@ def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
     """
     if path:
         return list(model.get_submodule(path).children())
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    found = _outermost(model, lambda module: type(module).__name__ in whole)
-    found = found or [layer for stack in _outermost(model, _is_stack) for layer in stack.children()]
-    return [unit for unit in dict.fromkeys(found or model.children()) if any(True for _ in unit.parameters())]
-
-
-def _outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """Return the modules that are wanted and not inside another one."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += [child] if is_wanted(child) else _outermost(child, is_wanted)
-    return found
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Return True for a list of several modules of one class."""
-    is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-    return is_list and len(list(module.children())) > 1 and len(set(map(type, module.children()))) == 1
+    paths = [layer for layers in layer_lists(model).values() for layer in layers]
+    return list(dict.fromkeys(map(model.get_submodule, paths)))
 
 
 def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:

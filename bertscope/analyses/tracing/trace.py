@@ -44,9 +44,37 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             at = f"{path}.{name}".strip(".")
+            stack.enter_context(_entered_again(module, partial(enter, at), partial(leave, at)))
             stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
             stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))
         yield
+
+
+@contextmanager
+def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+    """Call `enter` and `leave` around the repetition of a forward pass that is recomputed, which is no call of `module`."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, partial) or getattr(forward.func, "__name__", "") != "checkpoint":
+        yield
+        return
+    own = forward.args[0]
+
+    def repeated(*args: Any, **kwargs: Any) -> Any:
+        if not in_backward():
+            return own(*args, **kwargs)
+        enter(module, args, kwargs)
+        out = None
+        try:
+            out = own(*args, **kwargs)
+        finally:
+            leave(module, args, kwargs, out)
+        return out
+
+    module.forward = partial(forward.func, repeated, *forward.args[1:], **forward.keywords)
+    try:
+        yield
+    finally:
+        module.forward = forward
 
 
 class ModuleTracker:
