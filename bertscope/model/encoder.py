@@ -29,13 +29,13 @@ _SAVED = {
 }  # fmt: skip
 
 
-def recomputed(layer: nn.Module, how: Checkpointing) -> Callable[..., Any]:
+def recomputed(layer: nn.Module, how: Checkpointing, number: int) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
     from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
     if how.kept:
-        options = {"context_fn": partial(keep_contexts, how.kept[0].operators)}
+        options = {"context_fn": partial(keep_contexts, how.kept_in(number))}
     return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
 
 
@@ -274,7 +274,8 @@ class BertEncoder(nn.Module):
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
         for index, layer in enumerate(self.layer):
-            run = recomputed(layer, self.checkpointing) if recomputes and self.checkpointing.covers(index) else layer
+            covered = recomputes and self.checkpointing.covers(index)
+            run = recomputed(layer, self.checkpointing, index) if covered else layer
             hidden_states, *others = run(
                 hidden_states,
                 attention_mask,

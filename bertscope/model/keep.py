@@ -16,14 +16,18 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from bertscope.settings.checkpointing import Checkpointing
 
 
+def operator_name(operator: Any) -> str:
+    """Return the name of an operator without its overload, one for all kernels of fused attention."""
+    name = str(operator.name()).split(".")[0].removeprefix("aten::")
+    return "scaled_dot_product_attention" if name.startswith("_scaled_dot_product") else name
+
+
 def keep_contexts(kept: Collection[str]) -> Any:
     """Return the contexts of a layer's forward pass, which keeps operators such as `addmm.0`, and of its repetition."""
     calls: Counter[tuple[str, bool]] = Counter()
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        name = operator.name().split(".")[0].removeprefix("aten::")
-        if name.startswith("_scaled_dot_product"):
-            name = "scaled_dot_product_attention"  # whichever kernel torch chooses
+        name = operator_name(operator)
         number = calls[name, context.is_recompute]
         calls[name, context.is_recompute] += 1
         is_kept = f"{name}.{number}" in kept
@@ -70,7 +74,7 @@ def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
     for path, layers in lists.items():
         if own := chosen.of(path):
             own.check_layers(len(layers))
-            plan |= {layer: own.kept[0].operators for number, layer in enumerate(layers) if own.covers(number)}
+            plan |= {layer: own.kept_in(number) for number, layer in enumerate(layers) if own.covers(number)}
     keep_operators(model, plan)
 
 

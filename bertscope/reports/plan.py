@@ -47,7 +47,6 @@ class PlanRow:
     """
 
     checkpointing: str
-    label: str
     batch: int
     accumulate: int
     peak_bytes: int
@@ -66,8 +65,8 @@ class PlanRow:
 class PlanReport(TableReport[PlanRow]):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
-    `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing. `front` are the
-    plans that no other one beats in both FLOPs and bytes, by the sums of the operators.
+    After the answer come plans that need less memory, then those of runs with other settings. `cheaper` is the next
+    cheaper plan, which does not fit; None if the first recomputes nothing, or if the leanest does not fit.
     """
 
     kind: ClassVar[str] = "plan"
@@ -79,7 +78,7 @@ class PlanReport(TableReport[PlanRow]):
     batch_total: int | None = None
     rows: tuple[PlanRow, ...]
     cheaper: PlanRow | None = None
-    front: tuple[tuple[int, float], ...] = ()  # peak bytes and share again
+    layers_flops: int  # of the forward pass of all layers, for one micro-batch
     tried: int = 0  # plans that were run
     notes: tuple[Note, ...] = ()
 

@@ -33,6 +33,10 @@ class Kept:
         place = "" if self.layers is None else f"@{ranges_text(self.layers)}"
         return f"{self.path}{'=' if self.path else ''}{'+'.join(shown) or NONE}{place}"
 
+    def has(self, layer: int) -> bool:
+        """Return True if the layer of that number is recomputed so."""
+        return self.layers is None or layer in self.layers
+
     def is_of(self, path: str) -> bool:
         """Return True if the list at this path is meant: one path may be the end of the other."""
         own, other = f".{self.path}", f".{path}"
@@ -75,14 +79,18 @@ class Checkpointing:
     @property
     def period(self) -> int | None:
         """Return the period, in layers, of the pattern of recomputed layers; None if it has none."""
-        return self.every if self.layers is None else None
+        return self.every if self.layers is None and not self.kept else None
 
     def of(self, path: str) -> Checkpointing | None:
         """Return the checkpointing of the list of layers at this path; None if none of them is recomputed."""
         if not self.kept:
             return self
-        found = [kept for kept in self.kept if kept.is_of(path)]
-        return replace(self, kept=(found[-1],), layers=found[-1].layers) if found else None
+        found = tuple(kept for kept in self.kept if kept.is_of(path))
+        return replace(self, kept=found) if found else None
+
+    def kept_in(self, layer: int) -> frozenset[str]:
+        """Return the operators that the layer of that number keeps; those of the last group that has it."""
+        return next((kept.operators for kept in reversed(self.kept) if kept.has(layer)), frozenset())
 
     def check_lists(self, lists: Collection[str]) -> None:
         """Raise ConfigError for a list that a model with these lists of layers does not have."""
@@ -93,11 +101,14 @@ class Checkpointing:
 
     def covers(self, layer: int) -> bool:
         """Return True if the layer of that number is recomputed."""
+        if self.kept:
+            return any(kept.has(layer) for kept in self.kept)
         return layer in self.layers if self.layers is not None else layer % self.every == 0
 
     def check_layers(self, layers: int) -> None:
         """Raise ConfigError for a named layer that a stack of `layers` does not have."""
-        absent = sorted(layer for layer in self.layers or () if layer >= layers)
+        named = [self.layers, *(kept.layers for kept in self.kept)]
+        absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))
             raise ConfigError("checkpointing names layers {layers} and the model has {count} layers, from 0",
@@ -109,6 +120,12 @@ class Checkpointing:
         strategy, match = _strategy(text)
         settings = strategy.settings(*match.groups())
         return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
+
+
+def kept_text(groups: Iterable[Kept]) -> str:
+    """Return the strategy of these groups; `none` without any."""
+    text = ";".join(group.text for group in groups)
+    return f"{KEEP}{text}" if text else NONE
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

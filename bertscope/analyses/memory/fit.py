@@ -59,7 +59,7 @@ class Fitter:
             batch_by_bytes=by_bytes,
             answer=YES if served else UNCERTAIN if by_bytes else NO,
             peak_bytes=self.peak_bytes(run_config),
-            reserved_bytes=self._reserved_bytes(run_config, is_limited=served > 0),
+            reserved_bytes=self.reserved_bytes(run_config, is_limited=served > 0),
             next_bytes=self.peak_bytes(replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)),
             fits=served > 0,
             step_flops=flops,
@@ -96,7 +96,7 @@ class Fitter:
         workspaces, trace = by_thread(run_config, self.overhead.workspace_bytes), self.trace(run_config)
         return requests(upper(trace) if self.overhead.margin else trace, workspaces)
 
-    def _reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
+    def reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
         if run_config.device != CUDA:
             return self.peak_bytes(run_config)

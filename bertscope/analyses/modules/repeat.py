@@ -15,7 +15,7 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.settings.checkpointing import KEEP, Checkpointing, ranges_text
+from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
@@ -104,7 +104,7 @@ def layer_stacks(
         chosen.check_layers(source.layers)
     if source.has_equal_layers and not frozen:
         (field,) = source.layer_counts(None)
-        kinds = [(is_recomputed,) for is_recomputed in _recomputed(chosen, source.layer_path, source.layers)]
+        kinds = [(operators,) for operators in _recomputed(chosen, source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
         model = _frozen(source, {}, frozen)
@@ -120,24 +120,28 @@ def layer_stacks(
     return tuple(found)
 
 
-def _recomputed(chosen: Checkpointing | None, path: str, layers: int) -> list[bool]:
-    """Return for each layer of the list at `path` if it is recomputed."""
+def _recomputed(chosen: Checkpointing | None, path: str, layers: int) -> list[frozenset[str] | None]:
+    """Return for each layer of the list at `path` the operators that it keeps; None if it is not recomputed."""
     own = chosen and chosen.of(path)
-    return [own is not None and own.covers(number) for number in range(layers)]
+    return [own.kept_in(number) if own and own.covers(number) else None for number in range(layers)]
 
 
 def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
     """Return the strategy that recomputes the layers of these kinds, by the paths of their lists, as in the deep model."""
     chosen = Checkpointing.parse(checkpointing)
     covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
-    if chosen is None or all(_recomputed(chosen, path, len(kinds)) == kinds for path, kinds in covered.items()):
+    is_same = chosen is None or all(_recomputed(chosen, path, len(kinds)) == kinds for path, kinds in covered.items())
+    if chosen is None or is_same and all(kept.layers is None for kept in chosen.kept):
         return checkpointing
-    numbers = {path: frozenset(number for number, own in enumerate(kinds) if own) for path, kinds in covered.items()}
+    groups: dict[tuple[str, frozenset[str]], list[int]] = {}
+    for path, kinds in covered.items():
+        for number, operators in enumerate(kinds):
+            if operators is not None:
+                groups.setdefault((path, operators), []).append(number)
     if chosen.kept:
-        own = {path: chosen.of(path) for path in numbers}
-        return KEEP + ";".join(replace(how.kept[0], path=path, layers=numbers[path]).text
-                               for path, how in own.items() if how and numbers[path])  # fmt: skip
-    return f"layers:{ranges_text(next(iter(numbers.values())))}" if len(stacks) == 1 else checkpointing
+        return kept_text(Kept(path=path, operators=operators, layers=frozenset(numbers))
+                         for (path, operators), numbers in groups.items())  # fmt: skip
+    return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
 
 
 def _stack(

@@ -1,0 +1,296 @@
+"""`plan`: the operators to keep for backward so that a step fits under a limit with the fewest FLOPs again.
+
+A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
+the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
+all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
+left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes than
+one that keeps all its products, and saves no further FLOPs. Each plan that is shown was run on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+from bertscope.analyses.memory.fit import Fitter, fitter_for
+from bertscope.analyses.memory.layer_operators import LayerCosts, layer_costs
+from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.summary import on_card
+from bertscope.errors import SelectionError, Text
+from bertscope.gpus import Gpu
+from bertscope.progress import progress
+from bertscope.reports.memory import YES
+from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.settings.checkpointing import NONE, Kept, kept_text
+from bertscope.settings.parallelism import ONE_PROCESS
+from bertscope.settings.run_config import CUDA, TRAINING, RunConfig
+from bertscope.sources.model_source import ModelSource
+
+# A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
+# share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
+_FINE = 0.03
+_TRIED = 16  # plans that a search runs at most
+_LEANER = 3  # rows below the answer
+Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
+
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """The plans for the layers of a model with these costs."""
+
+    lists: tuple[LayerCosts, ...]
+
+    @cached_property
+    def products(self) -> tuple[tuple[LayerCosts, PlanOperator], ...]:
+        """Return the products that would run again, those that save the most FLOPs for a byte first."""
+        found = [(own, product) for own in self.lists for product in own.operators if product.again]
+        return tuple(sorted(found, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
+
+    @property
+    def nothing(self) -> Counts:
+        """Return the plan that keeps no product."""
+        return (0,) * len(self.products)
+
+    @property
+    def everything(self) -> Counts:
+        """Return the plan that keeps all products."""
+        return tuple(own.layers for own, _ in self.products)
+
+    def filled(self, room_bytes: float) -> Counts:
+        """Return the plan that keeps products of so many bytes."""
+        counts = []
+        for own, product in self.products:
+            count = max(min(own.layers, int(room_bytes // product.kept_bytes)), 0)
+            room_bytes -= count * product.kept_bytes
+            if count < own.layers and product.flops <= _FINE * self.flops:
+                room_bytes = 0
+            counts.append(count)
+        return tuple(counts)
+
+    def kept_bytes(self, counts: Counts) -> int:
+        """Return the bytes of all kept outputs."""
+        return sum(count * product.kept_bytes for count, (_, product) in zip(counts, self.products, strict=True))
+
+    def flops_again(self, counts: Counts) -> int:
+        """Return the FLOPs of matrix products of a forward and backward pass that run again."""
+        pairs = zip(counts, self.products, strict=True)
+        return sum((own.layers - count) * product.flops for count, (own, product) in pairs)
+
+    @property
+    def flops(self) -> int:
+        """Return the FLOPs of the forward pass of all layers."""
+        return sum(own.layers * own.flops for own in self.lists)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return the bytes that the other operators move again."""
+        return sum(own.layers * own.moved_bytes for own in self.lists)
+
+    def next(self, counts: Counts) -> Counts:
+        """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
+        kept, flops = self.kept_bytes(counts), self.flops_again(counts)
+        for size in sorted({product.kept_bytes for _, product in self.products}):
+            found = self.filled(kept + size)
+            if self.flops_again(found) < flops:
+                return found
+        return self.everything if flops else counts
+
+    def in_lists(self, counts: Counts) -> tuple[PlanList, ...]:
+        """Return what each list of layers keeps; layers that keep the same are one item."""
+        found: list[PlanList] = []
+        for own in self.lists:
+            pairs = [(count, product) for count, (other, product) in zip(counts, self.products, strict=True)
+                     if other is own]  # fmt: skip
+            kept = [tuple(product for count, product in pairs if number >= own.layers - count)
+                    for number in range(own.layers)]  # fmt: skip
+            for operators in dict.fromkeys(kept):
+                numbers = tuple(number for number, other in enumerate(kept) if other == operators)
+                order = tuple(product for product in own.operators if product in operators)
+                found.append(PlanList(path=own.path, layers=own.layers, recomputed=numbers, kept=order))
+        return tuple(found)
+
+
+def strategy_text(lists: Sequence[PlanList]) -> str:
+    """Return the strategy of checkpointing that recomputes these layers so."""
+    return kept_text(
+        Kept(
+            path=own.path, operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
+            layers=None if len(own.recomputed) == own.layers else frozenset(own.recomputed),
+        )
+        for own in lists
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class PlanSearch:
+    """The search for the cheapest plan of one run that fits."""
+
+    fitter: Fitter
+    run_config: RunConfig
+    space: PlanSpace
+    changes: dict[str, Any]
+    tried: int = 0
+
+    def found(self) -> tuple[list[PlanRow], PlanRow | None]:
+        """Return the plan that fits with the fewest FLOPs again and leaner ones, and the next cheaper one."""
+        plain = self.plain()
+        if plain.answer == YES:
+            return [plain], None
+        if not self.space.products:
+            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
+        low, lean = self.space.nothing, self._row(self.space.nothing)
+        if lean.answer != YES:
+            return [lean], plain
+        rows = {low: lean}
+        full = self._row(self.space.everything)
+        if full.answer == YES:
+            return [full, *self._leaner(self.space.everything, rows)], plain
+        low, cheaper = self._bisected(rows, full)
+        return [rows[low], *self._leaner(low, rows)], cheaper
+
+    @cache  # noqa: B019 a search is short
+    def plain(self) -> PlanRow:
+        """Return the run without recomputation."""
+        return self._row(None)
+
+    def _bisected(self, rows: dict[Counts, PlanRow], cheaper: PlanRow) -> tuple[Counts, PlanRow]:
+        """Return the plan that fits while the next cheaper one, which is returned too, does not."""
+        space = self.space
+        low, high = space.nothing, space.everything
+        step = unit = min(product.kept_bytes for _, product in space.products)
+        room = space.kept_bytes(high) - self._excess(cheaper)  # as if each byte kept were one at the peak
+        while self.tried < _TRIED:
+            middle = (space.kept_bytes(low) + space.kept_bytes(high)) / 2
+            tried = [space.filled(room), space.filled(middle), space.next(low)]
+            between = next((plan for plan in tried if self._is_between(low, plan, high)), None)
+            if between is None:
+                break
+            row = self._row(between)
+            if row.answer == YES:
+                low, rows[between] = between, row
+                room, step = space.kept_bytes(low) + step, 2 * step
+            else:
+                high, cheaper = between, row
+                room = space.kept_bytes(high) - max(self._excess(row), unit) if step == unit else middle
+        return low, cheaper
+
+    def _is_between(self, low: Counts, plan: Counts, high: Counts) -> bool:
+        flops = self.space.flops_again
+        return flops(low) > flops(plan) > flops(high)
+
+    def _excess(self, row: PlanRow) -> int:
+        """Return the bytes by which a plan exceeds the limit."""
+        return max(row.card_bytes - self.fitter.budget_bytes, 1)
+
+    def _leaner(self, above: Counts, rows: dict[Counts, PlanRow]) -> Iterator[PlanRow]:
+        """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
+        products = self.space.products
+        rates = [product.flops / product.kept_bytes for _, product in products]
+        ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
+        plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
+        leaner = [plan for plan in plans if self.space.flops_again(plan) > self.space.flops_again(above)]
+        for plan in dict.fromkeys([*reversed(leaner[-_LEANER:]), self.space.nothing]):
+            if plan != above:
+                yield rows.get(plan) or self._row(plan)
+
+    def _row(self, counts: Counts | None) -> PlanRow:
+        """Return a plan with its memory; None is the run without recomputation."""
+        self.tried += 1
+        progress(Text("plan {number}", number=self.tried))
+        lists = () if counts is None else self.space.in_lists(counts)
+        run = replace(self.run_config, checkpointing=strategy_text(lists))
+        repeated = 0 if counts is None else run.accumulate  # forward passes of an optimizer step
+        again = repeated * self.space.flops_again(counts or self.space.everything)
+        answer = self.fitter.answer(run)
+        card = self.fitter.reserved_bytes(run, is_limited=answer == YES)
+        peak = self.fitter.trace(run).peak_bytes
+        return PlanRow(
+            checkpointing=run.checkpointing,
+            batch=run.batch,
+            accumulate=run.accumulate,
+            peak_bytes=peak,
+            reserved_bytes=card - self.fitter.overhead.context_high_bytes if run.device == CUDA else peak,
+            card_bytes=card,
+            flops_again=again,
+            share_again=again / (self.space.flops * run.accumulate) if self.space.flops else 0.0,
+            moved_bytes_again=repeated * self.space.moved_bytes,
+            step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
+            answer=answer,
+            changes=self.changes,
+            lists=lists,
+        )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The rows of one run, the answer first, and the next cheaper plan."""
+
+    rows: list[PlanRow]
+    cheaper: PlanRow | None
+    space: PlanSpace
+    tried: int
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Return what makes an answer better, the smaller the better."""
+        first = self.rows[0]
+        return first.answer != YES, first.share_again, len(first.changes)
+
+
+def plan_report(
+    source: ModelSource,
+    runs: Sequence[tuple[RunConfig, dict[str, Any]]],
+    budget: int | Gpu,
+    *,
+    batch_total: int | None = None,
+    context_bytes: int | None = None,
+) -> PlanReport:
+    """Return the plan with the fewest FLOPs again that fits in a budget of bytes or on a GPU.
+
+    `runs` has the run as it is asked for, then others, each with what it changes, which are tried if no run before
+    them fits without recomputation. With `batch_total` the micro-batch is the largest one that needs none, else the
+    smallest. Raises SelectionError for a model without products to keep, and for inference.
+    """
+    answers: list[_Answer] = []
+    for run, changes in runs:
+        own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
+        fitter, card = fitter_for(own, run, budget, context_bytes, {})
+        answers.append(_answer(own, on_card(run, card), fitter, changes, batch_total))
+        if not answers[-1].rank[1] and answers[-1].rows[0].answer == YES:
+            break
+    best = min(answers, key=lambda answer: answer.rank)
+    others = [answer.rows[0] for answer in answers if answer is not best]
+    first, _ = runs[0]
+    return PlanReport(
+        subject=replace(fitter.steps.facts(run).subject, obtained="estimated"),
+        run=on_card(first, card).changed(checkpointing=NONE),
+        budget_bytes=fitter.budget_bytes,
+        card=card,
+        batch_total=batch_total,
+        rows=(*best.rows, *others),
+        cheaper=best.cheaper,
+        layers_flops=best.space.flops,
+        tried=sum(answer.tried for answer in answers),
+    )
+
+
+def _answer(
+    source: ModelSource, run: RunConfig, fitter: Fitter, changes: dict[str, Any], batch_total: int | None
+) -> _Answer:
+    """Return the plans of one run."""
+    if run.mode != TRAINING:
+        raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
+    if run.reentrant:
+        raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
+    space = PlanSpace(tuple(layer_costs(source, replace(run, parallelism=ONE_PROCESS))))
+    total = batch_total or run.batch
+    sizes = [size for size in range(total, 0, -1) if total % size == 0] if batch_total else [total]
+    for size in sizes:
+        sized = replace(run, batch=size, accumulate=total // size) if batch_total else run
+        search = PlanSearch(fitter, sized, space, changes)
+        if search.plain().answer == YES or size == sizes[-1]:
+            break
+    rows, cheaper = search.found()
+    return _Answer(rows, cheaper, space, search.tried)
