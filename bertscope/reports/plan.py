@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
+from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
 
@@ -36,6 +37,7 @@ class PlanList:
     layers: int
     recomputed: tuple[int, ...]
     kept: tuple[PlanOperator, ...]
+    again: tuple[PlanOperator, ...] = ()  # the products that these layers compute again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,16 @@ class PlanRow:
     lists: tuple[PlanList, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanPoint:
+    """A plan that was run: what it needs, and the share of the layers' forward pass that it computes again."""
+
+    checkpointing: str
+    peak_bytes: int
+    card_bytes: int
+    share_again: float
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlanReport(TableReport[PlanRow]):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
@@ -78,11 +90,27 @@ class PlanReport(TableReport[PlanRow]):
     batch_total: int | None = None
     rows: tuple[PlanRow, ...]
     cheaper: PlanRow | None = None
+    front: tuple[PlanPoint, ...] = ()  # all plans of the answer's run that were tried, the leanest first
     layers_flops: int  # of the forward pass of all layers, for one micro-batch
     tried: int = 0  # plans that were run
+    training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
+
+    rows_in: ClassVar[str] = "rows"
 
     @property
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
-        return bool(self.rows) and self.rows[0].answer == "yes"
+        return self.rows[0].answer == "yes"
+
+    def apply(self, model: Any, row: int = 0) -> None:
+        """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
+        from bertscope.model.keep import keep_layers
+        from bertscope.settings.checkpointing import Checkpointing
+
+        if (chosen := Checkpointing.parse(self.rows[row].checkpointing)) is not None:
+            keep_layers(model, chosen)
+
+    def emitted(self, form: str) -> str:
+        """Return the answer as code or settings to paste: torch, trainer, lightning, trl, axolotl ..."""
+        return self.shown(f"emit {form}")

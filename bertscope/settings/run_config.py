@@ -325,7 +325,7 @@ class Launch(Settings):
 OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation")
 # What a question assumes in place of the defaults of the rows, in every front end.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    **{name: {"batch": 8} for name in ("estimate", "profile", "sweep")},  # checkpointing pays from batch 4 on
+    **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},

@@ -10,7 +10,7 @@ one that keeps all its products, and saves no further FLOPs. Each plan that is s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from bertscope.errors import SelectionError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.memory import YES
-from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.plan import PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.run_config import CUDA, TRAINING, RunConfig
@@ -107,8 +107,14 @@ class PlanSpace:
                     for number in range(own.layers)]  # fmt: skip
             for operators in dict.fromkeys(kept):
                 numbers = tuple(number for number, other in enumerate(kept) if other == operators)
-                order = tuple(product for product in own.operators if product in operators)
-                found.append(PlanList(path=own.path, layers=own.layers, recomputed=numbers, kept=order))
+                products = [product for product in own.operators if product.again]
+                found.append(
+                    PlanList(
+                        path=own.path, layers=own.layers, recomputed=numbers,
+                        kept=tuple(product for product in products if product in operators),
+                        again=tuple(product for product in products if product not in operators),
+                    )
+                )  # fmt: skip
         return tuple(found)
 
 
@@ -131,7 +137,7 @@ class PlanSearch:
     run_config: RunConfig
     space: PlanSpace
     changes: dict[str, Any]
-    tried: int = 0
+    tried: list[PlanRow] = field(default_factory=list)
 
     def found(self) -> tuple[list[PlanRow], PlanRow | None]:
         """Return the plan that fits with the fewest FLOPs again and leaner ones, and the next cheaper one."""
@@ -161,7 +167,7 @@ class PlanSearch:
         low, high = space.nothing, space.everything
         step = unit = min(product.kept_bytes for _, product in space.products)
         room = space.kept_bytes(high) - self._excess(cheaper)  # as if each byte kept were one at the peak
-        while self.tried < _TRIED:
+        while len(self.tried) < _TRIED:
             middle = (space.kept_bytes(low) + space.kept_bytes(high)) / 2
             tried = [space.filled(room), space.filled(middle), space.next(low)]
             between = next((plan for plan in tried if self._is_between(low, plan, high)), None)
@@ -197,8 +203,7 @@ class PlanSearch:
 
     def _row(self, counts: Counts | None) -> PlanRow:
         """Return a plan with its memory; None is the run without recomputation."""
-        self.tried += 1
-        progress(Text("plan {number}", number=self.tried))
+        progress(Text("plan {number}", number=len(self.tried) + 1))
         lists = () if counts is None else self.space.in_lists(counts)
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         repeated = 0 if counts is None else run.accumulate  # forward passes of an optimizer step
@@ -206,7 +211,7 @@ class PlanSearch:
         answer = self.fitter.answer(run)
         card = self.fitter.reserved_bytes(run, is_limited=answer == YES)
         peak = self.fitter.trace(run).peak_bytes
-        return PlanRow(
+        row = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
@@ -221,6 +226,8 @@ class PlanSearch:
             changes=self.changes,
             lists=lists,
         )
+        self.tried.append(row)
+        return row
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ class _Answer:
     rows: list[PlanRow]
     cheaper: PlanRow | None
     space: PlanSpace
-    tried: int
+    tried: list[PlanRow]
 
     @property
     def rank(self) -> tuple[bool, float, int]:
@@ -272,7 +279,8 @@ def plan_report(
         rows=(*best.rows, *others),
         cheaper=best.cheaper,
         layers_flops=best.space.flops,
-        tried=sum(answer.tried for answer in answers),
+        front=tuple(_point(row) for row in sorted(best.tried, key=lambda row: row.peak_bytes)),
+        tried=sum(len(answer.tried) for answer in answers),
     )
 
 
@@ -294,3 +302,7 @@ def _answer(
             break
     rows, cheaper = search.found()
     return _Answer(rows, cheaper, space, search.tried)
+
+
+def _point(row: PlanRow) -> PlanPoint:
+    return PlanPoint(**{item.name: getattr(row, item.name) for item in fields(PlanPoint)})

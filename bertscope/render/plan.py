@@ -1,0 +1,137 @@
+"""The report of `plan` as a table, CSV and Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.fit import settings_text
+from bertscope.render.views import Table, View
+from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.texts import phrase, say
+from bertscope.units import bytes_text, count_text, flops_text
+
+# The end of a module's path in its layer -> what the module computes. A path without a row is shown itself.
+_ROLES = (
+    (r"query|q_proj|q_lin|q", "q"), (r"key|k_proj|k_lin|k", "k"), (r"value|v_proj|v_lin|v", "v"),
+    (r"qkv|Wqkv|c_attn|query_key_value|in_proj|qkv_proj", "qkv"),
+    (r"attention\.output\.dense|out_proj|o_proj|out_lin|attn\.Wo|attn\.c_proj|o|dense", "output"),
+    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi(_\d)?|lin1|linear1", "FFN-up"),
+    (r"gate_proj", "FFN-gate"),
+    (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
+)  # fmt: skip
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def role(product: PlanOperator) -> str:
+    """Return what a product computes, such as `FFN-up`; the module's path if it is not known."""
+    path = re.sub(r"\.base_layer$", "", product.module)
+    adapter = re.search(r"\.(lora_[AB])\.\w+$", path)
+    path = path[: adapter.start()] if adapter else path
+    words = [word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)]
+    if product.name in (_ATTENTION, "bmm", "baddbmm"):
+        words = [say("plan_attention") if product.name == _ATTENTION else say("plan_scores")]
+    found = (words or [path or product.name])[-1 if re.search(r"(^|\.)output\.dense$", path) else 0]
+    if re.search(r"attention\.output\.dense$", path):
+        found = "output"
+    cross = "cross-" if re.search(r"cross|EncDec", path) else ""
+    return f"{cross}{found}{'.' + adapter[1] if adapter else ''}"
+
+
+def label(row: PlanRow) -> str:
+    """Return a plan in words: `keep q, k and v, and FFN-up in the last 18 of 24 layers`."""
+    if not row.lists:
+        return say("plan_none")
+    if not any(own.kept for own in row.lists):
+        return say("plan_full")
+    if not any(own.again for own in row.lists):
+        return say("plan_products")
+    parts = []
+    paths = list(dict.fromkeys(own.path for own in row.lists))
+    for path in paths:
+        words = _kept_words([own for own in row.lists if own.path == path])
+        parts.append(words if len(paths) == 1 else say("named", name=path, text=words))
+    return say("plan_keep", words="; ".join(parts))
+
+
+def _kept_words(lists: Sequence[PlanList]) -> str:
+    """Return what the layers of one list keep: the products of all layers first, then those of the last ones."""
+    counts: dict[PlanOperator, int] = {}
+    order = sorted({*lists[0].kept, *lists[0].again}, key=lambda product: product.number)
+    for own in lists:
+        for product in own.kept:
+            counts[product] = counts.get(product, 0) + len(own.recomputed)
+    layers, found = lists[0].layers, []
+    ranked = sorted((product for product in order if product in counts), key=lambda product: -counts[product])
+    for count, group in groupby(ranked, key=lambda product: counts[product]):
+        words = say("comma").join(dict.fromkeys(map(role, group)))
+        found.append(words if count == layers else say("plan_last", words=words, count=count, layers=layers))
+    return say("comma").join(found) or say("plan_no_product")
+
+
+def share(row: PlanRow) -> str:
+    """Return the share of the layers' forward pass that is computed again."""
+    return f"{100 * row.share_again:.0f} %"
+
+
+def verdict(report: PlanReport) -> str:
+    """Return the answer in a sentence."""
+    row = report.rows[0]
+    on = say("on", name=report.card.name) if report.card else ""
+    sizes = {"peak": bytes_text(row.peak_bytes), "size": bytes_text(row.card_bytes),
+             "limit": bytes_text(report.budget_bytes)}  # fmt: skip
+    sized = say("plan_batch", batch=count_text(row.batch), accumulate=count_text(row.accumulate), on=on, **sizes)
+    if not report.fits:
+        answer = say("plan_no", what=label(row), sized=sized)
+    elif not row.lists:
+        answer = say("plan_yes_none", sized=sized)
+    else:
+        answer = say("plan_yes", what=label(row), share=share(row), sized=sized)
+    return say("assumed", answer=answer, settings=settings_text(report))  # type: ignore[arg-type]
+
+
+def columns(report: PlanReport) -> list[Column]:
+    """Return the columns; a CPU reserves nothing."""
+    on_gpu = report.run.device == "cuda"
+    several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
+    return [
+        Column(say("plan"), label, values("checkpointing")),
+        Column(say("plan_sizes"), lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
+               right=True, shown=several),
+        number(say("peak"), "peak_bytes", bytes_text),
+        Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
+               shown=on_gpu),
+        Column(say("on_the_card"), lambda row: bytes_text(row.card_bytes), values("card_bytes"), right=True,
+               shown=on_gpu),
+        Column(say("fits"), lambda row: say(f"answer_{row.answer}"), values("answer")),
+        Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
+        number(say("step_flops"), "step_flops", flops_text, detail=True),
+        Column(say("what_changes"), _changed, shown=any(row.changes for row in report.rows)),
+        csv_only({"changes": lambda row: _changed(row), "moved_bytes_again": lambda row: row.moved_bytes_again}),
+    ]  # fmt: skip
+
+
+def _changed(row: PlanRow) -> str:
+    return say("comma").join(f"{name} {value}" for name, value in row.changes.items()) or "-"
+
+
+def notes(report: PlanReport) -> Iterator[str]:
+    """Yield the next cheaper plan first, then how the numbers were obtained."""
+    if (cheaper := report.cheaper) is not None and report.fits:
+        yield say("plan_cheaper", what=label(cheaper), share=share(cheaper), size=bytes_text(cheaper.card_bytes))
+    if not report.fits:
+        yield say("plan_remedies")
+    yield say("plan_run", count=count_text(report.tried))
+    if report.card:
+        yield say("named", name=report.card.name, text=phrase(report.card.source))
+    yield say("plan_again", flops=flops_text(report.layers_flops))
+    yield say("note_fit_units")
+
+
+VIEW = View(
+    answer=verdict,
+    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
+    notes=lambda report, target: notes(report),
+)
