@@ -26,6 +26,7 @@ class PlanOperator:
     kept_bytes: int  # of its output
     flops: int  # of matrix products
     again: bool  # it would run again in the recomputation, which ends when all saved tensors are there
+    calls: int = 0  # of the operator in a layer's forward pass; 0: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class PlanList:
     layers: int
     recomputed: tuple[int, ...]
     kept: tuple[PlanOperator, ...]
+    layer_paths: tuple[str, ...] = ()  # empty: those of numbered layers, such as encoder.layer.0
 
 
 @dataclass(frozen=True, kw_only=True)
