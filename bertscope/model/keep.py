@@ -38,8 +38,10 @@ def keep_contexts(kept: Collection[str]) -> Any:
 
 def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> None:
     """Recompute the modules at the paths of `plan` in backward, except for the operators that it names for each."""
-    if hasattr(model, "config"):
-        model.config.use_cache = False  # a repeated layer would add its keys and values again
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # a repeated layer would add its keys and values again
     for path, kept in plan.items():
         layer = model.get_submodule(path)
         contexts = partial(keep_contexts, kept)

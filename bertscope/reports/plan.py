@@ -27,6 +27,7 @@ class PlanOperator:
     kept_bytes: int  # of its output
     flops: int  # of matrix products
     again: bool  # it would run again in the recomputation, which ends when all saved tensors are there
+    calls: int = 0  # of the operator in a layer's forward pass; 0: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class PlanList:
     recomputed: tuple[int, ...]
     kept: tuple[PlanOperator, ...]
     again: tuple[PlanOperator, ...] = ()  # the products that these layers compute again
+    layer_paths: tuple[str, ...] = ()  # empty: those of numbered layers, such as encoder.layer.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,11 +29,15 @@ class LayerCosts:
     """What one layer of a list does in a step; all layers of the list count as equal."""
 
     path: str
-    layers: int
+    layer_paths: tuple[str, ...]
     operators: tuple[PlanOperator, ...] = ()  # its matrix products
     flops: int = 0  # of its forward pass
     moved_bytes: int = 0  # by what the recomputation runs besides matrix products
-    output_bytes: int = 0  # of all operators
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layer_paths)
 
 
 @dataclass
@@ -51,15 +55,21 @@ class _Record:
 def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     """Return the costs of the layers of each list of the model, from a run of few layers on fake tensors."""
     counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
-    deep = {path: len(layers) for path, layers in layer_lists(source.build()).items()}
+    deep = _repeated_lists(source.build())
     few = source.with_layer_counts(counts) if counts else source
     run_config = run_config.changed(checkpointing=NONE)
     model = run_model(few, run_config)
-    records = {path: _recording(model, layers[-1]) for path, layers in layer_lists(model).items()}
+    records = {path: _recording(model, layers[-1]) for path, layers in layer_lists(model).items() if path in deep}
     inputs = meta_inputs(model, run_config)
     with running(few.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)
-    return [_costs(path, deep.get(path, 1), record) for path, record in records.items() if record.operators]
+    return [_costs(path, deep[path], record) for path, record in records.items() if record.operators and record.again]
+
+
+def _repeated_lists(model: Any) -> dict[str, Sequence[str]]:
+    """Return the lists of several layers with their paths; all lists of a model without such a list."""
+    found = layer_lists(model)
+    return {path: layers for path, layers in found.items() if len(layers) > 1} or found
 
 
 def _recording(model: Any, path: str) -> _Record:
@@ -134,14 +144,15 @@ def _computes(operator: Any) -> bool:
     return not operator.name().startswith(("prim::", "aten::detach"))
 
 
-def _costs(path: str, layers: int, record: _Record) -> LayerCosts:
-    ran = [replace(operator, again=number < record.again) for number, operator in enumerate(record.operators)]
+def _costs(path: str, layers: Sequence[str], record: _Record) -> LayerCosts:
+    calls = Counter(operator.name for operator in record.operators)
+    ran = [replace(operator, again=number < record.again, calls=calls[operator.name])
+           for number, operator in enumerate(record.operators)]  # fmt: skip
     moved = zip(ran, record.moved, strict=True)
     return LayerCosts(
         path=path,
-        layers=layers,
+        layer_paths=tuple(layers),
         operators=tuple(operator for operator in ran if operator.flops and operator.kept_bytes),
         flops=sum(operator.flops for operator in ran),
         moved_bytes=sum(size for operator, size in moved if operator.again and not operator.flops),
-        output_bytes=sum(operator.kept_bytes for operator in ran),
     )

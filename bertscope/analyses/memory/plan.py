@@ -113,9 +113,15 @@ class PlanSpace:
                         path=own.path, layers=own.layers, recomputed=numbers,
                         kept=tuple(product for product in products if product in operators),
                         again=tuple(product for product in products if product not in operators),
+                        layer_paths=() if _is_numbered(own) else own.layer_paths,
                     )
                 )  # fmt: skip
         return tuple(found)
+
+
+def _is_numbered(own: LayerCosts) -> bool:
+    """Return True if the layers of a list have its path and their numbers."""
+    return own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
 
 
 def strategy_text(lists: Sequence[PlanList]) -> str:

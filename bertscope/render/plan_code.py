@@ -1,0 +1,357 @@
+"""Code and settings that train with a plan: `emitted` writes the first row of a report in one of FORMS.
+
+`torch`, `trainer` and `lightning` are Python with the two functions of bertscope/model/keep.py. The settings of other
+libraries keep operators by name in all layers, so they cannot express each plan.
+"""
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.resources import files
+from textwrap import indent, wrap
+
+from bertscope.errors import SelectionError, suggestion
+from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.settings.checkpointing import ranges_text
+from bertscope.units import bytes_text, visible
+
+_WIDTH = 100
+_ATTENTION = "scaled_dot_product_attention"
+# The fused kernels of torch 2.6 to 2.13: native_functions.yaml
+_KERNELS = tuple(f"aten::_scaled_dot_product_{kernel}" for kernel in (
+    "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"))  # fmt: skip
+_PRECISIONS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16"}  # the names in TrainingArguments
+
+_PYTHON = '''\
+"""{about}"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+
+{functions}
+
+
+{plan}
+'''
+
+_TORCH = """
+# Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
+"""
+
+_LIGHTNING = '''
+from lightning.pytorch import Callback  # or pytorch_lightning
+
+
+class KeepOperators(Callback):
+    """Trainer(callbacks=[KeepOperators("model")]): the model is this attribute of the LightningModule, "" for itself."""
+
+    def __init__(self, attribute: str = "model") -> None:
+        self.attribute, self.is_done = attribute, False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and not self.is_done:
+            keep_operators(pl_module.get_submodule(self.attribute), PLAN)
+            self.is_done = True
+'''
+
+# transformers 4.43.4 to 5.23, PreTrainedModel.gradient_checkpointing_enable: the keywords go to torch's checkpoint.
+_TRAINER = """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments(
+    output_dir="output",
+{settings}
+)
+"""
+_OF_ALL_LAYERS = (
+    "gradient_checkpointing=True,",
+    'gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": partial(keep_contexts, KEPT)},',
+    'report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions',
+)
+_CALL = "# Before Trainer(model=model, args=arguments, ...): keep_operators(model, PLAN)\n"
+
+# torchtitan 0.3.0 (2026-09), torchtitan/distributed/activation_checkpoint.py, pull request 3674 of 2026-06-15; earlier
+# versions have a fixed list. The policy recomputes every second mm.
+_TORCHTITAN = """\
+{about}
+from dataclasses import dataclass
+
+import torch
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+
+class PlannedAC(SelectiveAC):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        pass
+
+    def get_save_ops(self) -> set:
+        return {operators}
+
+
+# In Trainer.Config(...) of config_registry.py:
+activation_checkpoint = PlannedAC.Config(force_recompute_mm_shapes_by_fqns=[])
+"""
+
+
+def emitted(report: PlanReport, form: str) -> str:
+    """Return the first plan of a report as code or settings to paste.
+
+    Raises SelectionError for an unknown form, a report without plans, and a plan that the form cannot express.
+    """
+    if form not in FORMS:
+        raise SelectionError("no form {name!r} of a plan; {words}", name=form[:40], words=suggestion(form, FORMS))
+    if form != "json" and not report.rows:
+        raise SelectionError("no plan fits, so there is none to emit")
+    return _WRITERS[form](report)
+
+
+def _torch(report: PlanReport) -> str:
+    return _python(report) + _TORCH
+
+
+def _lightning(report: PlanReport) -> str:
+    return _python(report) + _LIGHTNING
+
+
+def _trainer(report: PlanReport) -> str:
+    row = report.rows[0]
+    precision = _PRECISIONS.get(str(row.changes.get("precision", report.run.precision)))
+    lines = [f"per_device_train_batch_size={row.batch},", f"gradient_accumulation_steps={row.accumulate},"]
+    lines += [f"{precision}=True,"] if precision else []
+    reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
+    if not reason and any(item.layer_paths for item in row.lists):
+        reason = "other modules than numbered layers are recomputed"
+    lines += [f"gradient_checkpointing=False,  # it is of all layers: {reason}"] if reason else _OF_ALL_LAYERS
+    plan = "" if reason else f"KEPT = {_set_text(row.lists[0].kept)}"
+    settings = indent("\n".join(lines), "    ")
+    return _python(report, plan) + _TRAINER.format(settings=settings) + (_CALL if reason else "")
+
+
+def _axolotl(report: PlanReport) -> str:
+    """Return YAML of axolotl.
+
+    `selective_checkpointing.save`: axolotl 0.18.0, pull request 3786 of 2026-07-03, monkeypatch/
+    selective_checkpointing.py; texts in the names of operators, and `attention` for the fused kernels.
+    `save_modules`: axolotl 0.21.0 (2026-10), utils/schemas/training.py; the modules of mm and addmm.
+    """
+    row = report.rows[0]
+    lines = [f"micro_batch_size: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
+    kept = _same_kept(row, "axolotl")
+    lines.append(f"gradient_checkpointing: {json.dumps(kept is not None)}")
+    if kept is None:
+        return _settings(report, lines)
+    lines += ["gradient_checkpointing_kwargs:", "  use_reentrant: false"]
+    if kept:
+        linear = [item for item in kept if item.name in ("mm", "addmm") and item.module]
+        is_partial = len(linear) != sum(Counter({item.name: item.calls for item in linear}).values())
+        modules = linear if is_partial and len({item.module for item in linear}) == len(linear) else []
+        names = _names([item for item in kept if item not in modules], "axolotl")
+        save = ["attention" if name == _ATTENTION else name for name in names]
+        lines += ["selective_checkpointing:", f"  save: {json.dumps(save)}"]
+        if modules:
+            paths = [path for item in row.lists for path in _module_paths(item, modules)]
+            lines += ["  save_modules:  # axolotl 0.21.0 or later", *(f"  - {json.dumps(path)}" for path in paths)]
+    return _settings(report, lines)
+
+
+def _prime_rl(report: PlanReport) -> str:
+    """Return TOML of prime-rl.
+
+    Pull request 3419 of 2026-08-27, src/prime_rl/trainer/activation_checkpointing.py: full names of operators, or
+    namespaces, which replace the default list. Attention is that of the packages flash_attn.
+    """
+    kept = _same_kept(report.rows[0], "prime-rl")
+    if kept is None:
+        return _settings(report, ["# no [model.ac]: nothing is recomputed"])
+    lines = ["[model.ac]  # of sft.toml; in rl.toml [trainer.model.ac]", f'mode = "{"selective" if kept else "full"}"']
+    if kept:
+        names = [
+            text for name in _names(kept, "prime-rl")
+            for text in ((*_KERNELS, "flash_attn", "flash_attn_3") if name == _ATTENTION else (name,))
+        ]  # fmt: skip
+        lines.append(f"targets = {json.dumps(names)}")
+    return _settings(report, lines)
+
+
+def _trl(report: PlanReport) -> str:
+    """Return YAML of SFTConfig of trl.
+
+    `selective` keeps attention and nothing else: pull request 7194 of 2026-09-12, in trl 1.16.0 (2026-10),
+    trl/models/selective_activation_checkpointing.py.
+    """
+    row = report.rows[0]
+    kept = _same_kept(row, "trl")
+    names = _names(kept or (), "trl")
+    if set(names) - {_ATTENTION}:
+        raise SelectionError(
+            "trl keeps the output of attention and nothing else, and this plan keeps {names}; use --emit torch",
+            names=", ".join(names),
+        )
+    lines = [f"per_device_train_batch_size: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
+    lines.append(f"gradient_checkpointing: {json.dumps(kept is not None)}")
+    if kept is not None:
+        lines += ["gradient_checkpointing_kwargs:", "  use_reentrant: false"]
+        lines += ["  selective: true  # of SFTConfig, trl 1.16.0"] if kept else []
+    return _settings(report, lines)
+
+
+def _torchtitan(report: PlanReport) -> str:
+    kept = _same_kept(report.rows[0], "torchtitan")
+    if kept is None:
+        return _settings(report, ["activation_checkpoint = None"])
+    products = {item.number: item.calls for item in kept if item.name == "mm"}
+    if products and set(products) != set(range(0, max(products.values()), 2)):
+        raise SelectionError(
+            "torchtitan keeps every second mm, and this plan keeps {kept} of {calls}; use --emit torch",
+            kept=f"mm.{ranges_text(products)}", calls=max(products.values()),
+        )  # fmt: skip
+    names = [*_names([item for item in kept if item.name != "mm"], "torchtitan"), *(["aten::mm"] if products else [])]
+    full = [text for name in names for text in (_KERNELS if name == _ATTENTION else (name,))]
+    operators = f"{{{', '.join(f'torch.ops.{_attribute(name)}' for name in full)}}}" if full else "set()"
+    return _TORCHTITAN.format(about=_comment(report), operators=operators)
+
+
+def _recomputed(row: PlanRow) -> list[PlanList]:
+    return [item for item in row.lists if item.recomputed]
+
+
+def _difference(row: PlanRow) -> str:
+    """Return how layers differ, empty if all are recomputed and keep the same operators."""
+    for item in row.lists:
+        if len(item.recomputed) < item.layers and _recomputed(row):
+            return f"{visible(item.path)} recomputes {len(item.recomputed)} of its {item.layers} layers"
+    kept = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
+    return "the lists of layers keep different operators" if len(kept) > 1 else ""
+
+
+def _same_kept(row: PlanRow, form: str) -> tuple[PlanOperator, ...] | None:
+    """Return the operators that each layer keeps, None if no layer is recomputed; raises SelectionError."""
+    if not _recomputed(row):
+        return None
+    if reason := _difference(row):
+        raise SelectionError("{form} treats all layers alike, and in this plan {reason}; use --emit torch",
+                             form=form, reason=reason)  # fmt: skip
+    return row.lists[0].kept
+
+
+def _names(kept: Iterable[PlanOperator], form: str) -> list[str]:
+    """Return the full names of operators such as `aten::addmm`, one for all kernels of attention.
+
+    Raises SelectionError if a layer recomputes another call of one of them.
+    """
+    numbers: dict[str, list[int]] = {}
+    calls: dict[str, int] = {}
+    full: dict[str, str] = {}
+    for item in kept:
+        numbers.setdefault(item.name, []).append(item.number)
+        calls[item.name] = item.calls
+        name = _ATTENTION if item.name == _ATTENTION else item.torch_name
+        full[item.name] = name if "::" in name or name == _ATTENTION else f"aten::{name}"
+    for name, of_name in numbers.items():
+        if len(of_name) != calls[name]:
+            raise SelectionError(
+                "{form} keeps operators by name, and this plan keeps {kept} of {calls} calls; use --emit torch",
+                form=form, kept=f"{name}.{ranges_text(of_name)}", calls=calls[name] or "an unknown number of",
+            )  # fmt: skip
+    return list(full.values())
+
+
+def _module_paths(item: PlanList, kept: Iterable[PlanOperator]) -> list[str]:
+    """Return the paths of the modules of kept operators, as globs such as `layer.[0-9].output.dense` for ten layers."""
+    digits = range(1, len(str(item.layers - 1)) + 1)
+    layers = item.layer_paths or [f"{item.path}.{'[0-9]' * count}" for count in digits]
+    return [f"{layer}.{one.module}" for one in kept for layer in layers]
+
+
+def _python(report: PlanReport, plan: str = "") -> str:
+    """Return the module's text up to its plan."""
+    about = _about(report).replace("\\", "\\\\").replace('"', "'")
+    return _PYTHON.format(about="\n".join(wrap(about, _WIDTH)), functions=_functions(), plan=plan or _plan(report))
+
+
+def _plan(report: PlanReport) -> str:
+    lines = []
+    for item in _recomputed(report.rows[0]):
+        modules = ", ".join(visible(one.module) or one.name for one in item.kept)
+        lines += [f"# {line}" for line in wrap(f"keeps {modules or 'nothing'}", _WIDTH)]
+        kept = _set_text(item.kept)
+        if item.layer_paths:
+            paths = [item.layer_paths[number] for number in item.recomputed]
+            lines += [f"{json.dumps(path)}: {kept}," for path in paths]
+        else:
+            path = json.dumps(item.path.replace("{", "{{").replace("}", "}}") + ".")[:-1]
+            lines.append(f'**{{f{path}{{number}}": {kept} for number in {_numbers(item.recomputed)}}},')
+    return "\n".join(["PLAN = {", *(f"    {line}" for line in lines), "}"])
+
+
+def _set_text(kept: Iterable[PlanOperator]) -> str:
+    names = [json.dumps(f"{item.name}.{item.number}") for item in kept]
+    return f"{{{', '.join(names)}}}" if names else "set()"
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """Return the numbers as Python: `range(12)`, or `[*range(6), 8]`."""
+    runs = [tuple(map(int, part.split("-"))) for part in ranges_text(numbers).split(",")]
+    texts = [f"range({f'{run[0]}, ' if run[0] else ''}{run[-1] + 1})" for run in runs]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(f'*{text}' for text in texts)}]"
+
+
+@cache
+def _functions() -> str:
+    """Return the source of the functions that the torch code needs; importing them would load torch."""
+    text = (files("bertscope") / "model" / "keep.py").read_text(encoding="utf-8")
+    found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    names = ("operator_name", "keep_contexts", "keep_operators")
+    return "\n\n\n".join(ast.get_source_segment(text, found[name]) or "" for name in names)
+
+
+def _about(report: PlanReport) -> str:
+    """Return the sentences that say for which model and run a plan is, and its peak."""
+    row, subject, run = report.rows[0], report.subject, report.run
+    settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
+    settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
+    device = report.card.name if report.card else bytes_text(report.budget_bytes)
+    tools = (
+        f"bertscope {subject.bertscope_version}, torch {subject.torch_version}, {subject.implementation or 'modules'}"
+    )
+    return visible(
+        f"Recompute layers of {subject.name}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} with "
+        f"batch {row.batch} x {run.seq}, {', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
+        f"By {tools}."
+    )
+
+
+def _comment(report: PlanReport) -> str:
+    return "\n".join(f"# {line}" for line in wrap(_about(report), _WIDTH))
+
+
+def _settings(report: PlanReport, lines: Iterable[str]) -> str:
+    return "\n".join([_comment(report), *lines, ""])
+
+
+def _attribute(name: str) -> str:
+    """Return the path of an operator below torch.ops: `aten.addmm.default` for `aten::addmm`."""
+    space, _, operator = name.partition("::")
+    return f"{space}.{operator}" if "." in operator else f"{space}.{operator}.default"
+
+
+_WRITERS: dict[str, Callable[[PlanReport], str]] = {
+    "torch": _torch,
+    "trainer": _trainer,
+    "lightning": _lightning,
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "prime-rl": _prime_rl,
+    "torchtitan": _torchtitan,
+    "json": PlanReport.to_json,
+}
+FORMS = tuple(_WRITERS)
