@@ -24,7 +24,7 @@ from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.reports.json import from_json
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, with_eager_attention
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
@@ -270,7 +270,7 @@ class FlopsRun:
             """Return the model on a device."""
             model = source.build(device=device, attention=META_ATTENTION).train(training)
             freeze(model, self.run.freeze)
-            source.checkpoint(model, self.run.checkpointing)
+            source.checkpoint(model, with_eager_attention(self.run.checkpointing))
             return model
 
         model = made()

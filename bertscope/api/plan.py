@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from bertscope.analyses.memory.plan import plan_report
 from bertscope.api.asked import Asked, Model, TrainingArguments, card_for
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import BertscopeError, SelectionError, suggestion
-from bertscope.gpus import half_precision
+from bertscope.gpus import Gpu, half_precision
 from bertscope.reports.base import Note
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import with_settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import FitSettings
 
 # What a plan may change besides checkpointing: the settings for a card.
-CHANGES = {
+CHANGES: dict[str, Callable[[Gpu | None], dict[str, Any]]] = {
     "precision": lambda card: {"precision": f"{AUTOCAST}{half_precision(card)}"},
     "8bit": lambda card: {"optimizer": "adamw-8bit"},
     "sgd": lambda card: {"optimizer": "sgd"},
@@ -75,7 +75,8 @@ def plan(
     memory = card or limit.budget
     if memory is None:
         raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
-    runs, notes = [(run, {})], []
+    runs: list[tuple[RunConfig, dict[str, Any]]] = [(run, {})]
+    notes: list[Note] = []
     for names in changes:
         changed = dict(chain.from_iterable(CHANGES[name](card).items() for name in names))
         try:

@@ -10,7 +10,7 @@ from bertscope.commands.output import DetailedOutputOptions, note, print_notes, 
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import CommandSettings, Takes
 from bertscope.errors import Text
-from bertscope.render.plan_code import FORMS
+from bertscope.render.plan_code import FORMS, emitted
 
 EXAMPLES = """
   bertscope plan bert-large-uncased --gpu t4 --batch 32 --seq 512 --precision autocast-fp16
@@ -60,7 +60,7 @@ def plan(
     if emit is None:
         out.show(report)
     else:
-        write(report.emitted(emit), out.output)
+        write(emitted(report, emit), out.output)
     if plot is not None:
         from bertscope.render.timeline.front import front
 

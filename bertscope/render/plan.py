@@ -7,37 +7,34 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from bertscope.render.columns import Column, csv_only, number, values
-from bertscope.render.fit import settings_text
+from bertscope.render.footer import title
+from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
+from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
 
-# The end of a module's path in its layer -> what the module computes. A path without a row is shown itself.
+# The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
+# is shown itself.
 _ROLES = (
     (r"query|q_proj|q_lin|q", "q"), (r"key|k_proj|k_lin|k", "k"), (r"value|v_proj|v_lin|v", "v"),
     (r"qkv|Wqkv|c_attn|query_key_value|in_proj|qkv_proj", "qkv"),
-    (r"attention\.output\.dense|out_proj|o_proj|out_lin|attn\.Wo|attn\.c_proj|o|dense", "output"),
-    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi(_\d)?|lin1|linear1", "FFN-up"),
+    (r"attention\.output\.dense|out_proj|o_proj|out_lin|attn\.Wo|attn\.c_proj|o", "output"),
+    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi|wi_\d|lin1|linear1", "FFN-up"),
     (r"gate_proj", "FFN-gate"),
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
-_ATTENTION = "scaled_dot_product_attention"
 
 
 def role(product: PlanOperator) -> str:
     """Return what a product computes, such as `FFN-up`; the module's path if it is not known."""
-    path = re.sub(r"\.base_layer$", "", product.module)
-    adapter = re.search(r"\.(lora_[AB])\.\w+$", path)
-    path = path[: adapter.start()] if adapter else path
-    words = [word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)]
-    if product.name in (_ATTENTION, "bmm", "baddbmm"):
-        words = [say("plan_attention") if product.name == _ATTENTION else say("plan_scores")]
-    found = (words or [path or product.name])[-1 if re.search(r"(^|\.)output\.dense$", path) else 0]
-    if re.search(r"attention\.output\.dense$", path):
-        found = "output"
+    path, _, adapter = re.sub(r"\.base_layer$", "", product.module).partition(".lora_")
     cross = "cross-" if re.search(r"cross|EncDec", path) else ""
-    return f"{cross}{found}{'.' + adapter[1] if adapter else ''}"
+    if product.name in ("scaled_dot_product_attention", "bmm", "baddbmm"):
+        return cross + say("plan_attention" if product.name[0] == "s" else "plan_scores")
+    found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
+    return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
 
 
 def label(row: PlanRow) -> str:
@@ -82,14 +79,30 @@ def verdict(report: PlanReport) -> str:
     on = say("on", name=report.card.name) if report.card else ""
     sizes = {"peak": bytes_text(row.peak_bytes), "size": bytes_text(row.card_bytes),
              "limit": bytes_text(report.budget_bytes)}  # fmt: skip
-    sized = say("plan_batch", batch=count_text(row.batch), accumulate=count_text(row.accumulate), on=on, **sizes)
+    sized = say(
+        "plan_batch",
+        batch=count_text(row.batch),
+        accumulate=count_text(row.accumulate),
+        seq=report.run.seq,
+        on=on,
+        **sizes,
+    )
     if not report.fits:
         answer = say("plan_no", what=label(row), sized=sized)
     elif not row.lists:
         answer = say("plan_yes_none", sized=sized)
     else:
         answer = say("plan_yes", what=label(row), share=share(row), sized=sized)
-    return say("assumed", answer=answer, settings=settings_text(report))  # type: ignore[arg-type]
+    return say("assumed", answer=answer, settings=say("comma").join(_settings(report)))
+
+
+def _settings(report: PlanReport) -> Iterator[str]:
+    """Yield what the answer assumes."""
+    run = report.run
+    yield from parallel_words(run, 2, report.units)
+    yield title(report)
+    words = kernel_word(report.subject.attention, run, report.card, [run.precision]), mode_word(run)
+    yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
 
 
 def columns(report: PlanReport) -> list[Column]:

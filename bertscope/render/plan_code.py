@@ -8,11 +8,13 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from textwrap import indent, wrap
 
 from bertscope.errors import SelectionError, suggestion
+from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ranges_text
 from bertscope.units import bytes_text, visible
@@ -51,7 +53,7 @@ from lightning.pytorch import Callback  # or pytorch_lightning
 
 
 class KeepOperators(Callback):
-    """Trainer(callbacks=[KeepOperators("model")]): the model is this attribute of the LightningModule, "" for itself."""
+    """Trainer(callbacks=[KeepOperators("model")]): the model is that attribute of the module, "" for itself."""
 
     def __init__(self, attribute: str = "model") -> None:
         self.attribute, self.is_done = attribute, False
@@ -102,16 +104,25 @@ activation_checkpoint = PlannedAC.Config(force_recompute_mm_shapes_by_fqns=[])
 """
 
 
-def emitted(report: PlanReport, form: str) -> str:
+def emitted(report: PlanReport, into: str) -> str:
     """Return the first plan of a report as code or settings to paste.
 
     Raises SelectionError for an unknown form, a report without plans, and a plan that the form cannot express.
     """
-    if form not in FORMS:
-        raise SelectionError("no form {name!r} of a plan; {words}", name=form[:40], words=suggestion(form, FORMS))
-    if form != "json" and not report.rows:
+    if into not in FORMS:
+        raise SelectionError("no form {name!r} of a plan; {words}", name=into[:40], words=suggestion(into, FORMS))
+    if into == "json":
+        return report.to_json()
+    if not report.fits:
         raise SelectionError("no plan fits, so there is none to emit")
-    return _WRITERS[form](report)
+    refused: SelectionError | None = None
+    for row in report.rows:  # the cheapest one that the form can express
+        if row.answer == YES:
+            try:
+                return _WRITERS[into](replace(report, rows=(row,)))
+            except SelectionError as error:
+                refused = refused or error
+    raise refused or SelectionError("no plan fits, so there is none to emit")
 
 
 def _torch(report: PlanReport) -> str:
@@ -352,6 +363,5 @@ _WRITERS: dict[str, Callable[[PlanReport], str]] = {
     "axolotl": _axolotl,
     "prime-rl": _prime_rl,
     "torchtitan": _torchtitan,
-    "json": PlanReport.to_json,
 }
-FORMS = tuple(_WRITERS)
+FORMS = (*_WRITERS, "json")

@@ -32,7 +32,7 @@ class PlanOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanList:
-    """A list of layers: those that are recomputed, and the operators that they keep; the other layers are kept whole."""
+    """The layers of a list that are recomputed, and the operators that they keep; other layers are kept whole."""
 
     path: str
     layers: int
@@ -95,6 +95,7 @@ class PlanReport(TableReport[PlanRow]):
     front: tuple[PlanPoint, ...] = ()  # all plans of the answer's run that were tried, the leanest first
     layers_flops: int  # of the forward pass of all layers, for one micro-batch
     tried: int = 0  # plans that were run
+    units: str = ""  # of FSDP
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
 
@@ -115,4 +116,4 @@ class PlanReport(TableReport[PlanRow]):
 
     def emitted(self, form: str) -> str:
         """Return the answer as code or settings to paste: torch, trainer, lightning, trl, axolotl ..."""
-        return self.shown(f"emit {form}")
+        return self.shown("emitted", view="plan_code", into=form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,22 @@ def kept_text(groups: Iterable[Kept]) -> str:
     return f"{KEEP}{text}" if text else NONE
 
 
+def with_eager_attention(strategy: str) -> str:
+    """Return the strategy that keeps the two products of eager attention too where that of a fused kernel is kept."""
+    chosen = Checkpointing.parse(strategy)
+    if chosen is None or not chosen.kept:
+        return strategy
+    return kept_text(replace(group, operators=frozenset(_eager(group.operators))) for group in chosen.kept)
+
+
+def _eager(operators: Iterable[str]) -> Iterator[str]:
+    for operator in operators:
+        yield operator
+        name, _, number = operator.rpartition(".")
+        if name == ATTENTION:
+            yield from (f"bmm.{2 * int(number) + place}" for place in (0, 1))
+
+
 def ranges_text(numbers: Iterable[int]) -> str:
     """Return numbers as ranges, such as `0-5,8`."""
     runs: list[list[int]] = []
@@ -160,6 +176,7 @@ class Strategy:
 
 NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
 KEEP = "keep:"
+ATTENTION = "scaled_dot_product_attention"  # in a plan: any of torch's fused kernels
 _RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _OPERATOR = r"\w{1,80}(?:::\w{1,80})?\.\d{1,4}(?:-\d{1,4})?"
 _KEPT = rf"(?:[\w.]{{1,200}}=)?(?:none|{_OPERATOR}(?:\+{_OPERATOR}){{0,99}})(?:@{_RANGES})?"

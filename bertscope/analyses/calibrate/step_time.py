@@ -49,7 +49,7 @@ def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
         return _work(source, run_config)
     few = (stacks[0].few(RAN), stacks[0].few(RAN + 1))
     some, more = (_work(source.with_layer_counts({stacks[0].field: len(kinds)}),
-                        replace(run_config, checkpointing=shortened(run_config.checkpointing, kinds)))
+                        replace(run_config, checkpointing=shortened(run_config.checkpointing, {stacks[0].path: kinds})))
                   for kinds in few)  # fmt: skip
     return _sum(some, _sum(more, some, -1), repeated[0] - RAN)
 

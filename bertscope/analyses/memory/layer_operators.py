@@ -66,7 +66,7 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     return [_costs(path, deep[path], record) for path, record in records.items() if record.operators and record.again]
 
 
-def _repeated_lists(model: Any) -> dict[str, Sequence[str]]:
+def _repeated_lists(model: Any) -> dict[str, list[str]]:
     """Return the lists of several layers with their paths; all lists of a model without such a list."""
     found = layer_lists(model)
     return {path: layers for path, layers in found.items() if len(layers) > 1} or found

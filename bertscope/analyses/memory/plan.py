@@ -16,7 +16,6 @@ from typing import Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.layer_operators import LayerCosts, layer_costs
-from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import SelectionError, Text
 from bertscope.gpus import Gpu
@@ -58,14 +57,13 @@ class PlanSpace:
         """Return the plan that keeps all products."""
         return tuple(own.layers for own, _ in self.products)
 
-    def filled(self, room_bytes: float) -> Counts:
+    def filled(self, room_bytes: int) -> Counts:
         """Return the plan that keeps products of so many bytes."""
         counts = []
         for own, product in self.products:
-            count = max(min(own.layers, int(room_bytes // product.kept_bytes)), 0)
-            room_bytes -= count * product.kept_bytes
-            if count < own.layers and product.flops <= _FINE * self.flops:
-                room_bytes = 0
+            count = max(min(own.layers, room_bytes // product.kept_bytes), 0)
+            is_last = count < own.layers and product.flops <= _FINE * self.flops
+            room_bytes = 0 if is_last else room_bytes - count * product.kept_bytes
             counts.append(count)
         return tuple(counts)
 
@@ -174,7 +172,7 @@ class PlanSearch:
         step = unit = min(product.kept_bytes for _, product in space.products)
         room = space.kept_bytes(high) - self._excess(cheaper)  # as if each byte kept were one at the peak
         while len(self.tried) < _TRIED:
-            middle = (space.kept_bytes(low) + space.kept_bytes(high)) / 2
+            middle = (space.kept_bytes(low) + space.kept_bytes(high)) // 2
             tried = [space.filled(room), space.filled(middle), space.next(low)]
             between = next((plan for plan in tried if self._is_between(low, plan, high)), None)
             if between is None:
@@ -276,8 +274,10 @@ def plan_report(
     best = min(answers, key=lambda answer: answer.rank)
     others = [answer.rows[0] for answer in answers if answer is not best]
     first, _ = runs[0]
+    facts = fitter.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
-        subject=replace(fitter.steps.facts(run).subject, obtained="estimated"),
+        subject=replace(facts.subject, obtained="estimated"),
+        units=facts.units,
         run=on_card(first, card).changed(checkpointing=NONE),
         budget_bytes=fitter.budget_bytes,
         card=card,

@@ -127,11 +127,11 @@ def _recomputed(chosen: Checkpointing | None, path: str, layers: int) -> list[fr
 
 
 def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
-    """Return the strategy that recomputes the layers of these kinds, by the paths of their lists, as in the deep model."""
+    """Return the strategy that recomputes the layers of these kinds, by their lists, as in the deep model."""
     chosen = Checkpointing.parse(checkpointing)
     covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
     is_same = chosen is None or all(_recomputed(chosen, path, len(kinds)) == kinds for path, kinds in covered.items())
-    if chosen is None or is_same and all(kept.layers is None for kept in chosen.kept):
+    if chosen is None or (is_same and all(kept.layers is None for kept in chosen.kept)):
         return checkpointing
     groups: dict[tuple[str, frozenset[str]], list[int]] = {}
     for path, kinds in covered.items():

@@ -52,7 +52,7 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
 
 @contextmanager
 def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
-    """Call `enter` and `leave` around the repetition of a forward pass that is recomputed, which is no call of `module`."""
+    """Call `enter` and `leave` around the repetition of a forward pass, which is no call of `module`."""
     forward = vars(module).get("forward")
     if not isinstance(forward, partial) or getattr(forward.func, "__name__", "") != "checkpoint":
         yield
