@@ -15,6 +15,7 @@ from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.reports.plan import PlanReport
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, Limit, RunConfig
@@ -118,6 +119,7 @@ def shapes_of_run(
 
 
 TrainingArguments = TrainingFile | str | PathLike[str] | None
+Plan = PlanReport | str | PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,27 @@ class Asked:
     compared: Collection[str] = ()  # the settings that may have several values
     records: tuple[type[Settings], ...] = ESTIMATED
     training_file: TrainingFile | None = None
+    plan: PlanReport | None = None
 
     @classmethod
     def of(
         cls, settings: Mapping[str, Any], layers: Sequence[Layer] = (), *, compared: Collection[str] = (),
-        training_file: TrainingArguments = None, records: tuple[type[Settings], ...] = ESTIMATED,
+        training_file: TrainingArguments = None, plan: Plan = None, records: tuple[type[Settings], ...] = ESTIMATED,
     ) -> Asked:  # fmt: skip
-        """Return what keywords, the layers of a front end and a training file ask for.
+        """Return what keywords, the layers of a front end, a training file and a plan ask for.
 
-        The file precedes the defaults of a project, whose precision is not used then.
+        The file precedes the defaults of a project, whose precision is not used then. The run of a plan is a default
+        before both; its strategy is compared with others that are asked for.
         """
+        if plan is not None:
+            from bertscope.sources.plan_files import read_plan, settings_of
+
+            report = plan if isinstance(plan, PlanReport) else read_plan(plan)
+            found = Layer(settings_of(report), is_default=True, compared=("freeze", "input"), records=records)
+            planned = cls.of(
+                settings, [found, *layers], compared=compared, training_file=training_file, records=records
+            )
+            return planned._with_plan(report)
         asked = [
             Layer(settings, compared=compared, records=records),
             *(layer for layer in layers if not layer.is_default),
@@ -152,6 +165,18 @@ class Asked:
             layer.pop("precision", None)
         own = Layer(file.fields, where=file.path, is_default=True)
         return cls((*asked, own, *defaults), compared, records, file)
+
+    def _with_plan(self, report: PlanReport) -> Asked:
+        """Return the same with the strategy of a plan, after those that are asked for."""
+        strategy = report.rows[0].checkpointing
+        for layer in self.layers:
+            if not layer.is_default and "checkpointing" in layer:
+                if "checkpointing" not in self.compared:
+                    raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
+                layer["checkpointing"] = tuple(dict.fromkeys((*layer["checkpointing"], strategy)))
+                return replace(self, plan=report)
+        own = Layer({"checkpointing": strategy}, records=self.records)
+        return replace(self, layers=(own, *self.layers), plan=report)
 
     @property
     def named(self) -> set[str]:
@@ -170,6 +195,10 @@ class Asked:
         own: dict[str, Any] = {}
         if source is not None and source.has_own_dtypes:
             own = {"precision": STORED, **loop_of(source.build())}
+        if self.plan is not None and source is not None:
+            from bertscope.analyses.memory.plan import check_plan
+
+            check_plan(source, self.plan)
         weakest = Layer(own | defaults, compared=self.compared, is_default=True)
         return resolve(*self.layers, weakest, records=self.records)
 

@@ -12,6 +12,7 @@ from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import (
     Asked,
     Model,
+    Plan,
     Size,
     TrainingArguments,
     built,
@@ -68,6 +69,7 @@ def estimate(
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> MemoryReport:
@@ -92,7 +94,7 @@ def estimate(
     True
     """
     given = inputs_of(inputs, input_size, dtypes)
-    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file)
+    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
         from bertscope.analyses.memory.estimate import estimate as estimate_module
 
@@ -131,6 +133,7 @@ def profile(
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[MeasurementSettings],
 ) -> MemoryReport:
@@ -147,7 +150,8 @@ def profile(
     0.0
     """
     given = inputs_of(inputs, input_size, dtypes)
-    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, records=MEASURED)
+    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan,
+                     records=MEASURED)  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
@@ -220,6 +224,7 @@ def fit(
     batch_total: int | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> FitReport:
@@ -236,7 +241,7 @@ def fit(
     ('yes', True)
     """
     reports = fits(model, budget, batch=batch, batch_total=batch_total, name=name, training_file=training_file,
-                   layers=layers, **settings)  # fmt: skip
+                   plan=plan, layers=layers, **settings)  # fmt: skip
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]
@@ -251,6 +256,7 @@ def fits(
     batch_total: int | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> tuple[FitReport, ...]:
@@ -261,7 +267,7 @@ def fits(
     """
     given = {**settings} if budget is None else {**settings, "budget": budget}
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
-    asked = Asked.of(given, layers, compared=compared, training_file=training_file).without("batch")
+    asked = Asked.of(given, layers, compared=compared, training_file=training_file, plan=plan).without("batch")
     source = source_of(model, name=name)
     search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:

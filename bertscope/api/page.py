@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.asked import Asked, Model, TrainingArguments
+from bertscope.api.asked import Asked, Model, Plan, TrainingArguments
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.progress import expect
@@ -35,6 +35,7 @@ def report(
     fit: bool = True,
     name: str | None = None,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> PageReport:
@@ -50,7 +51,7 @@ def report(
     7087872
     """
     sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
-    asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file)
+    asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan)
     variants = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))

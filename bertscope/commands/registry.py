@@ -65,6 +65,7 @@ COMMANDS = {
     "schema": "Print the JSON Schema of the output of --format json.",
     "doctor": "Show the environment: versions, devices, extras, presets.",
 }
+INPUTS = ("training_file", "plan")  # options with files that are read
 _REGISTERED: dict[str, typer.Typer] = {}
 
 
@@ -142,9 +143,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         if color is not None:
             choose_color(color)
         try:
-            check_outputs(
-                [value for name, value in given.items() if isinstance(value, Path) and name != "training_file"]
-            )
+            check_outputs([value for name, value in given.items() if isinstance(value, Path) and name not in INPUTS])
             for name, bundle in bundles.items():
                 given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
             for name, found in takes.items():

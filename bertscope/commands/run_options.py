@@ -23,11 +23,14 @@ from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import MemoryReport
+    from bertscope.reports.plan import PlanReport
 
 _FROM = (
     "Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate config; options replace "
     "its settings."
 )
+
+PLAN = "Recompute as the plan in the JSON of 'bertscope plan --emit json' says; its run is the default."
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,13 @@ class CommandSettings:
 
     layers: tuple[Layer, ...]
     training_file: TrainingFile | None = None
+    plan: PlanReport | None = None
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of a public function."""
-        return {"layers": self.layers, "training_file": self.training_file}
+        own = {} if self.plan is None else {"plan": self.plan}
+        return {"layers": self.layers, "training_file": self.training_file, **own}
 
     def value(self, name: str) -> Any:
         """Return the value of a setting that the command line or the project gives, by default 0."""
@@ -70,6 +75,8 @@ class Takes:
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
         if self.has_file:
             found.append(_parameter("training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM)))
+        if self.has_file and "checkpointing" in self.table:
+            found.append(_parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN)))
         return found
 
     def _option(self, own: Row) -> tuple[Any, Any]:
@@ -107,7 +114,11 @@ class Takes:
         if own and found is not None:
             stronger = [layer, Layer(file.fields, is_default=True)] if file else [layer]
             found.note_used([str(own[name]) for name in used_settings(layers[-1], stronger, self.records)])
-        return CommandSettings(tuple(layers), file)
+        if (plan := given.get("plan")) is not None:
+            from bertscope.sources.plan_files import read_plan
+
+            plan = read_plan(plan)
+        return CommandSettings(tuple(layers), file, plan)
 
     def _of_project(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a project that the command takes; of several values only where it compares them."""

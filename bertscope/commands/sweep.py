@@ -18,6 +18,7 @@ import typer
 from bertscope.commands.model_options import AllowCode
 from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
+from bertscope.commands.run_options import PLAN
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.render.sweep import ordered
@@ -224,6 +225,7 @@ def sweep(
         output_option("JSON lines", ".jsonl", text="Append a row for each point to FILE, and leave out those it has."),
     ],
     on: EngineOptions,
+    plan: Annotated[Path | None, typer.Option(metavar="FILE", help=PLAN)] = None,
     allow_code: AllowCode = False,
     fmt: Format = "table",
     rows: Annotated[int, typer.Option(metavar="N", min=0, help="Show N rows of the table; 0: all.")] = 20,
@@ -242,6 +244,10 @@ def sweep(
 
     address = _check(on)
     found = read_grid(grid, allow_code=allow_code)
+    if plan is not None:
+        from bertscope.sources.plan_files import read_plan
+
+        found = found.with_plan(read_plan(plan))
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
-from bertscope.analyses.memory.layer_operators import LayerCosts, layer_costs
+from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import SelectionError, Text
 from bertscope.gpus import Gpu
@@ -26,6 +26,9 @@ from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.run_config import CUDA, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from bertscope.analyses.memory.layer_operators import LayerCosts
 
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
@@ -298,6 +301,8 @@ def _answer(
         raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
+    from bertscope.analyses.memory.layer_operators import layer_costs
+
     space = PlanSpace(tuple(layer_costs(source, replace(run, parallelism=ONE_PROCESS))))
     total = batch_total or run.batch
     sizes = [size for size in range(total, 0, -1) if total % size == 0] if batch_total else [total]
@@ -312,3 +317,41 @@ def _answer(
 
 def _point(row: PlanRow) -> PlanPoint:
     return PlanPoint(**{item.name: getattr(row, item.name) for item in fields(PlanPoint)})
+
+
+def check_plan(source: ModelSource, report: PlanReport) -> None:
+    """Raise SelectionError if a plan is for another model or attention, or if its numbers are no longer the same.
+
+    A plan that was made with other versions runs again.
+    """
+    row, steps = report.rows[0], Steps(source)
+    facts = steps.facts(report.run.changed(checkpointing=NONE))
+    lora = row.changes.get("lora") is not None
+    for name in ("architecture", "attention", "config"):
+        planned, found = getattr(report.subject, name), getattr(facts.subject, name)
+        if planned != found:
+            fields = [key for key in planned if planned[key] != found.get(key)] if name == "config" and found else []
+            shown = (f"{fields[0]} {planned[fields[0]]}", f"{found[fields[0]]}") if fields else (planned, found)
+            raise SelectionError("the plan is for another {name}: {planned}, and this model has {found}; make a plan "
+                                 "for it", name=name, planned=shown[0], found=shown[1])  # fmt: skip
+    if lora != bool(facts.subject.lora) and lora:
+        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=row.changes["lora"])
+    versions = ("bertscope_version", "torch_version", "implementation")
+    if all(getattr(report.subject, name) == getattr(facts.subject, name) for name in versions):
+        return
+    from bertscope.analyses.memory.layer_operators import layer_costs
+
+    made = f"bertscope {report.subject.bertscope_version}, torch {report.subject.torch_version}"
+    changed = {name: value for name, value in row.changes.items() if name != "lora"}
+    run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
+    costs = {own.path: own.operators for own in layer_costs(source, replace(run, parallelism=ONE_PROCESS))}
+    for own in row.lists:
+        names = {(product.name, product.number, product.module) for product in costs.get(own.path, ())}
+        if gone := [item for item in own.kept if (item.name, item.number, item.module) not in names]:
+            raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number} in "
+                                 "{module}; make it again", made=made, path=own.path, name=gone[0].name,
+                                 number=gone[0].number, module=gone[0].module)  # fmt: skip
+    peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
+    if peak != row.peak_bytes:
+        raise SelectionError("the plan was made by {made} for a peak of {planned:,} bytes, which is {peak:,} now; make "
+                             "it again", made=made, planned=row.peak_bytes, peak=peak)  # fmt: skip

@@ -1,0 +1,44 @@
+"""Plan files: the JSON of `bertscope plan`, whose first plan other commands take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bertscope.errors import BertscopeError, SourceError
+from bertscope.reports.plan import PlanReport
+from bertscope.settings.checkpointing import Checkpointing
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import RunConfig
+from bertscope.text_files import read_text, readable
+
+_WANTED = "give what 'bertscope plan ... --emit json' wrote"
+
+
+def read_plan(path: str | os.PathLike[str]) -> PlanReport:
+    """Return the report in a file; raises SourceError for another file, and for a plan that did not fit."""
+    from bertscope.reports.json import from_json
+
+    file = Path(path)
+    with readable(path):
+        if not file.exists():
+            raise SourceError("{path} does not exist; {words}", path=file, words=_WANTED)
+    try:
+        report = from_json(read_text(file))
+        if not isinstance(report, PlanReport) or not report.rows:
+            raise SourceError("{path} is no plan; {words}", path=file, words=_WANTED)
+        Checkpointing.parse(report.rows[0].checkpointing)
+    except BertscopeError as error:
+        raise error.at(f"{file}") from None
+    if not report.fits:
+        raise SourceError("{path}: no plan in it fits; {words}", path=file, words=_WANTED)
+    return report
+
+
+def settings_of(report: PlanReport) -> dict[str, Any]:
+    """Return the settings of the run of a plan, those that are not the defaults, without checkpointing."""
+    row, table = report.rows[0], rows(RunConfig)
+    found = {name: value for name, value in report.run.flat().items() if value != table[name].default}
+    found |= {name: value for name, value in row.changes.items() if name in table}
+    return found | {"batch": row.batch, "accumulate": row.accumulate}
