@@ -3,7 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any
@@ -12,6 +12,7 @@ from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.plan import plan_report
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.summary import kept_rows, on_card
 from bertscope.analyses.modules.module_tree import Held, InOut, fold, read
@@ -41,6 +42,8 @@ from bertscope.reports.page import (
     PageReport,
     StepWork,
 )
+from bertscope.reports.plan import PlanReport
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import NO_OPTIMIZER
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
@@ -281,6 +284,7 @@ def _model(
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
     with stage(Text("{name}, fit", name=source.name)) if limit is not None else nullcontext():
         fit, asked = fits(), fits(batch)
+        plan = _plan(source, run_config, asked, limit, context_bytes)
     with stage(Text("{name}, memory", name=source.name)):
         memory = estimate_report(source, [on_card(variant, card) for variant in of_first], None, steps)
     return ModelPart(
@@ -293,9 +297,22 @@ def _model(
         memory=memory,
         fit=fit,
         asked=asked,
+        plan=plan,
         forward=_dataflow(model, "", source.name, given),
         layer=_dataflow(model, first, source.name, given) if source.layers else None,
     )
+
+
+def _plan(
+    source: ModelSource, run_config: RunConfig, asked: FitReport | None, limit: int | Gpu | None, context: int | None
+) -> PlanReport | None:
+    """Return the plans for the batch of the page, if it does not fit without recomputation."""
+    plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
+    if limit is None or not plain or any(row.fits for row in plain) or run_config.mode != TRAINING:
+        return None
+    with suppress(BertscopeError):  # a model without layers whose products could be kept
+        return plan_report(source, [(run_config.changed(checkpointing=NONE), {})], limit, context_bytes=context)
+    return None
 
 
 def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:

@@ -9,7 +9,7 @@ from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write, write_file
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import CommandSettings, Takes
-from bertscope.errors import Text
+from bertscope.errors import SelectionError, Text
 from bertscope.render.plan_code import FORMS, emitted
 
 EXAMPLES = """
@@ -39,7 +39,7 @@ def plan(
         str | None, OneOf(FORMS), typer.Option(metavar="FORM", help=f"Print the answer to paste: {', '.join(FORMS)}.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw peak against FLOPs again: .svg, .png or .html.")
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the memory of each plan against its FLOPs again.")
     ] = None,
     run: Annotated[CommandSettings, Takes(command="plan", without=("batch", "checkpointing", "reentrant"))],
     model: ModelOptions,
@@ -51,6 +51,8 @@ def plan(
     tensors without memory, with the kernels and the allocator of the card. --emit prints what to paste; estimate,
     profile, fit, report and sweep take the file of --emit json by --plan.
     """
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise SelectionError("{file}: the chart of plans is an .svg file", file=plot.name)
     source = model.found()
     from bertscope.api.plan import plan as find
 
@@ -62,8 +64,8 @@ def plan(
     else:
         write(emitted(report, emit), out.output)
     if plot is not None:
-        from bertscope.render.timeline.front import front
+        from bertscope.render.plan_chart import svg
 
-        write_file(plot, front(report, plot.suffix))
+        write_file(plot, svg(report))
         note(Text("the plans are in {path}", path=plot))
     return 0 if report.fits else 1

@@ -11,6 +11,7 @@ from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
 from bertscope.reports.params import CountReport, TreeReport, TreeRow
+from bertscope.reports.plan import PlanReport
 from bertscope.settings.run_config import RunConfig
 
 
@@ -27,6 +28,7 @@ class ModelPart:
     memory: MemoryReport  # without and with checkpointing, estimated
     fit: FitReport | None  # the largest batches
     asked: FitReport | None = None  # the answers for the batch of the page
+    plan: PlanReport | None = None  # what to recompute, if that batch does not fit without recomputation
     forward: GraphReport | None  # of a BERT
     layer: GraphReport | None
 

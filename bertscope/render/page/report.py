@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
+from bertscope.render import plan as plan_words
 from bertscope.render.columns import Column, csv_only, csv_text, number
 from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
@@ -20,6 +21,7 @@ from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
+from bertscope.render.plan_chart import svg
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
@@ -28,6 +30,7 @@ from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
+from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, INFERENCE, STORED, RunConfig
 from bertscope.texts import phrase, say
@@ -392,6 +395,17 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in reports],
+        "plan": {} if model.plan is None else _plan(model.plan),
+    }
+
+
+def _plan(plan: PlanReport) -> dict[str, Any]:
+    return {
+        "answer": plan_words.verdict(plan),
+        "columns": plan_words.columns(plan),
+        "rows": plan.rows,
+        "svg": markup(svg(plan)),
+        "caption": say("plan_chart"),
     }
 
 
