@@ -22,7 +22,7 @@ from bertscope.sources.model_source import ModelSource
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
   bertscope explore bert-base-uncased --architecture BertForMaskedLM --unfold
-  bertscope explore --checkpointing every-2 --precision autocast-bf16
+  bertscope explore --checkpointing selective --precision autocast-bf16
 
 keys: arrows move, / filters, p f m sort by parameters, FLOPs and memory, b l d change batch size, length and precision,
 e explains the module under the cursor, c copies its path, ? lists all keys, q quits.

@@ -14,7 +14,7 @@ from bertscope.settings.run_config import MEASURED, Limit
 EXAMPLES = """
   bertscope profile
   bertscope profile --checkpointing
-  bertscope profile bert-tiny --batch 8 --checkpointing none,full,every-2,selective
+  bertscope profile bert-tiny --batch 8 --checkpointing none,full,selective
   bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
   bertscope profile bert-tiny --mode inference --memory-limit 2GiB
   bertscope profile bert-tiny --nproc 2 --strategy fsdp

@@ -172,6 +172,7 @@ class Strategy:
     pattern: str
     settings: Callable[..., dict[str, Any] | None]  # of the groups of `pattern`; None: nothing is recomputed
     reentrant: bool = True  # torch's reentrant implementation supports it
+    is_shown: bool = True  # in help; a plan needs less memory and fewer FLOPs than every-K
 
 
 NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
@@ -184,7 +185,7 @@ _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
     Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
     Strategy(form="every-K", example="every-2", pattern=r"every-(\d{1,4})",
-             settings=lambda number: {"every": int(number)}),
+             settings=lambda number: {"every": int(number)}, is_shown=False),
     Strategy(form="layers:LIST", example="layers:0-5,8", pattern=f"layers:({_RANGES})",
              settings=lambda text: {"layers": _numbers(text)}),
     Strategy(form=SELECTIVE, example=SELECTIVE, pattern=SELECTIVE,
@@ -193,9 +194,9 @@ _STRATEGIES = (
              settings=lambda text: {"kept": tuple(map(Kept.parse, text.split(";")))}, reentrant=False),
 )  # fmt: skip
 STRATEGIES = ", ".join(
-    item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES
+    item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES if item.is_shown
 )
-EXAMPLE_STRATEGIES = tuple(item.example for item in _STRATEGIES)
+EXAMPLE_STRATEGIES = tuple(item.example for item in _STRATEGIES if item.is_shown)
 COMPARED = f"{NONE},{FULL}"  # without and with
 CHEAPEST_FIRST = f"{NONE},{SELECTIVE},{FULL}"
 

@@ -316,6 +316,7 @@ TEXTS: dict[str, str] = {
     "table_saved": "saved tensors",
     "table_peaks": "Peaks",
     "table_batches": "batches that fit",
+    "table_plans": "plans",
     "table_settings": "settings",
     "differing": "differing {name}s",
     "side": "{side}: {name} ({architecture})",
