@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
 
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
@@ -12,6 +11,7 @@ from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.settings.checkpointing import ATTENTION
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
 
@@ -26,13 +26,17 @@ _ROLES = (
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
 
+_MOST_NAMED = 5  # of more products those that are not kept are named
+
 
 def role(product: PlanOperator) -> str:
     """Return what a product computes, such as `FFN-up`; the module's path if it is not known."""
     path, _, adapter = re.sub(r"\.base_layer$", "", product.module).partition(".lora_")
     cross = "cross-" if re.search(r"cross|EncDec", path) else ""
-    if product.name in ("scaled_dot_product_attention", "bmm", "baddbmm"):
-        return cross + say("plan_attention" if product.name[0] == "s" else "plan_scores")
+    if product.name == ATTENTION:
+        return cross + say("plan_attention")
+    if product.name in ("bmm", "baddbmm"):
+        return cross + say("plan_context" if product.number % 2 else "plan_scores")
     found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
     return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
 
@@ -55,17 +59,25 @@ def label(row: PlanRow) -> str:
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
     """Return what the layers of one list keep: the products of all layers first, then those of the last ones."""
-    counts: dict[PlanOperator, int] = {}
-    order = sorted({*lists[0].kept, *lists[0].again}, key=lambda product: product.number)
+    counts = {product: 0 for own in lists for product in (*own.kept, *own.again)}
     for own in lists:
         for product in own.kept:
-            counts[product] = counts.get(product, 0) + len(own.recomputed)
+            counts[product] += len(own.recomputed)
     layers, found = lists[0].layers, []
-    ranked = sorted((product for product in order if product in counts), key=lambda product: -counts[product])
-    for count, group in groupby(ranked, key=lambda product: counts[product]):
-        words = say("comma").join(dict.fromkeys(map(role, group)))
-        found.append(words if count == layers else say("plan_last", words=words, count=count, layers=layers))
+    whole = [role(product) for product, count in counts.items() if count == layers]
+    others = [role(product) for product, count in counts.items() if count < layers]
+    if len(whole) > max(len(others), _MOST_NAMED):
+        found.append(say("plan_all_but", words=_joined(others)) if others else say("plan_all"))
+    elif whole:
+        found.append(_joined(whole))
+    for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
+        words = _joined(role(product) for product, own in counts.items() if own == count)
+        found.append(say("plan_last", words=words, count=count, layers=layers))
     return say("comma").join(found) or say("plan_no_product")
+
+
+def _joined(words: Iterable[str]) -> str:
+    return say("comma").join(dict.fromkeys(words))
 
 
 def share(row: PlanRow) -> str:

@@ -1,0 +1,292 @@
+"""`plan`: what is kept for backward so that a step fits, against all plans of small models and against real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import bertscope
+from bertscope.analyses.flops import FlopsRun
+from bertscope.analyses.memory.layer_operators import layer_costs
+from bertscope.analyses.memory.plan import PlanSpace, plan_report, strategy_text
+from bertscope.analyses.memory.steps import Steps
+from bertscope.errors import SelectionError, SourceError
+from bertscope.model import BertModel
+from bertscope.model.keep import layer_lists
+from bertscope.settings.checkpointing import Checkpointing, parse_strategies
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.other_models import GivenModule
+from tests.analyses.memory.steps import estimated_trace, real_trace, small
+
+MIB = 2**20
+
+
+class Block(nn.Module):
+    """A feed-forward layer: 8 -> 32 -> 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 32), nn.Linear(32, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(nn.functional.gelu(self.up(x))).tanh())
+
+
+class Net(nn.Module):
+    """Four such layers; it takes 100 rows for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def example_inputs(self, batch: int, seq: int) -> torch.Tensor:
+        return torch.zeros(100 * batch, 8)
+
+
+OWN = GivenModule(name="net", module=Net())
+RUN = RunConfig(batch=64, seq=1, optimizer="sgd", precision="stored")
+
+
+def test_the_products_of_a_layer_are_those_that_a_reader_counts():
+    (found,) = layer_costs(OWN, RUN)
+    assert (found.path, found.layers) == ("blocks", 4)
+    shown = [(item.name, item.number, item.module, item.kept_bytes, item.flops) for item in found.operators]
+    rows = 64 * 100
+    assert shown == [
+        ("addmm", 0, "up", rows * 32 * 4, 2 * rows * 8 * 32), ("addmm", 1, "down", rows * 8 * 4, 2 * rows * 8 * 32)
+    ]  # fmt: skip
+    assert all(item.again for item in found.operators)  # tanh saves what comes after the last product
+
+
+def test_the_last_product_of_a_layer_is_not_computed_again_if_backward_needs_nothing_behind_it():
+    class Plain(Block):
+        def forward(self, x):
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    module = Net()
+    module.blocks = nn.ModuleList(Plain() for _ in range(4))
+    (found,) = layer_costs(GivenModule(name="net", module=module), RUN)
+    assert [item.again for item in found.operators] == [True, False]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(share):
+    space = PlanSpace(tuple(layer_costs(OWN, RUN)))
+    steps, (own,) = Steps(OWN), space.lists
+    every = {}
+    for (up, down), layers in product(product([0, 1], repeat=2), range(5)):
+        kept = [f"addmm.{number}" for number, is_kept in enumerate((up, down)) if is_kept]
+        text = f"keep:{'+'.join(kept) or 'none'}@0-{layers - 1}" if layers else "none"
+        again = layers * sum(item.flops for item, is_kept in zip(own.operators, (up, down), strict=True) if not is_kept)
+        every[text] = (again, steps.trace(replace(RUN, checkpointing=text)).peak_bytes)
+    low, high = min(peak for _, peak in every.values()), every["none"][1]
+    limit = int(low + share * (high - low))
+    cheapest = min(again for again, peak in every.values() if peak <= limit)
+    report = plan_report(OWN, [(RUN, {})], limit)
+    assert report.rows[0].peak_bytes <= limit < report.cheaper.peak_bytes
+    assert report.rows[0].flops_again - cheapest <= 0.01 * report.rows[0].step_flops
+    assert report.cheaper.flops_again <= report.rows[0].flops_again
+
+
+def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
+    source, run = small(num_hidden_layers=6, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
+    steps = Steps(source)
+    none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
+    report = plan_report(source, [(run, {})], (none + full) // 2)
+    sizes, flops = ([getattr(row, name) for row in report.rows] for name in ("peak_bytes", "flops_again"))
+    assert sizes == sorted(sizes, reverse=True)
+    assert flops == sorted(flops)
+    assert report.rows[-1].share_again == 1
+    assert report.rows[-1].peak_bytes == full
+    assert report.fits
+
+
+def test_a_limit_above_the_plain_step_needs_no_plan_and_one_below_the_leanest_has_none():
+    source, run = small(), RunConfig(batch=4, seq=8)
+    plain = Steps(source).trace(run).peak_bytes
+    report = plan_report(source, [(run, {})], plain)
+    assert (report.rows[0].checkpointing, report.rows[0].flops_again, report.cheaper) == ("none", 0, None)
+    assert not plan_report(source, [(run, {})], 1000).fits
+
+
+@pytest.mark.parametrize("strategy", ["keep:none", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0",
+                                      "keep:addmm.4-5@0-1;addmm.0-5@2"])  # fmt: skip
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+def test_the_memory_of_a_plan_is_that_of_a_real_step(strategy, precision):
+    source = small(num_hidden_layers=3)
+    run = RunConfig(batch=3, seq=24, checkpointing=strategy, precision=precision)
+    assert estimated_trace(source, run).peak_bytes == real_trace(source, run).peak_bytes
+
+
+@pytest.mark.parametrize("kept", ["none", "addmm.5", "addmm.0-3+addmm.5", "addmm.0-5+scaled_dot_product_attention.0"])
+def test_the_flops_again_are_those_of_the_counted_step(kept):
+    source = small(num_hidden_layers=6, intermediate_size=160)
+    run = RunConfig(batch=2, seq=16, checkpointing=f"keep:{kept}")
+    space = PlanSpace(tuple(layer_costs(source, run)))
+    words = Checkpointing.parse(run.checkpointing).kept_in(0)
+    counts = tuple(own.layers * (f"{item.name}.{item.number}" in words) for own, item in space.products)
+    counted = FlopsRun(source=source, run=run).at(2, 16).rows[0].recompute.matmul_flops
+    assert space.flops_again(counts) == counted
+
+
+def test_layers_that_keep_more_are_the_last_ones_and_the_text_says_so():
+    space = PlanSpace(tuple(layer_costs(OWN, RUN)))
+    first, other = (item.kept_bytes for _, item in space.products)
+    assert first < other  # down saves four times the FLOPs for a byte
+    counts = space.filled(4 * first + other)
+    assert counts == (4, 1)
+    assert strategy_text(space.in_lists(counts)) == "keep:blocks=addmm.1@0-2;blocks=addmm.0-1@3"
+    assert space.next(counts) == (4, 2)
+
+
+def test_a_strategy_of_kept_operators_is_read_as_it_is_written():
+    text = "keep:encoder.layer=addmm.0-3+addmm.5@0-11,13;decoder.layer=none"
+    assert parse_strategies(f"none,{text},full") == ("none", text, "full")
+    encoder, decoder = Checkpointing.parse(text).kept
+    assert (encoder.text, decoder.text) == tuple(text.removeprefix("keep:").split(";"))
+    assert encoder.operators == {"addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5"}
+    chosen = Checkpointing.parse(text)
+    assert chosen.of("bert.encoder.layer").covers(13)
+    assert not chosen.of("encoder.layer").covers(12)
+    assert chosen.of("decoder.layer").kept_in(7) == frozenset()
+    assert chosen.of("other") is None
+
+
+@pytest.mark.parametrize("wrong", ["keep:", "keep:addmm", "keep:addmm.0@", "keep:none+addmm.1", "keep:addmm.0@9"])
+def test_a_wrong_list_of_operators_or_layers_is_one_line(cli, wrong):
+    result = cli("estimate", "bert-tiny", "--checkpointing", wrong)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
+    model = BertModel(bertscope.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                                           intermediate_size=40))  # fmt: skip
+    assert layer_lists(model) == {"encoder.layer": ["encoder.layer.0", "encoder.layer.1"]}
+    plain = bertscope.plan(model.config, "10GiB", batch=8, seq=16, optimizer="sgd").rows[0].peak_bytes
+    report = bertscope.plan(model.config, plain - 40_000, batch=8, seq=16, optimizer="sgd")
+    assert "keep:" in report.rows[0].checkpointing
+    ids, gradients = torch.arange(32).reshape(2, 16), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(ids).last_hidden_state.square().sum().backward()
+        gradients.append([param.grad.clone() for param in model.parameters() if param.grad is not None])
+        report.apply(model)
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_micro_batch_is_the_largest_that_needs_no_recomputation():
+    run, source = RunConfig(seq=16, optimizer="sgd"), small()
+    four = Steps(source).trace(replace(run, batch=4, accumulate=2)).peak_bytes
+    row = plan_report(source, [(run, {})], four, batch_total=8).rows[0]
+    assert (row.batch, row.accumulate, row.checkpointing) == (4, 2, "none")
+
+
+def test_other_settings_may_change_and_are_named():
+    lean = bertscope.plan("bert-tiny", "100MiB", batch=256, seq=32, may_change="sgd,precision")
+    assert [row.changes for row in lean.rows[:1]] != [{}] or lean.rows[0].share_again == 0 or len(lean.rows) > 1
+    assert {name for row in lean.rows for name in row.changes} <= {"optimizer", "precision"}
+    with pytest.raises(SelectionError, match="a plan may change precision, 8bit, sgd, freeze, lora; got 'gpu'"):
+        bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [((), "give either --budget"), (("--budget", "1GiB", "--mode", "inference"), "a plan is for training"),
+     (("--budget", "1GiB", "--batch", "4", "--batch-total", "8"), "give one of them"),
+     (("--budget", "1GiB", "--plot", "x.png"), "is an .svg file"), (("--budget", "1GiB", "--emit", "x"), "--emit")],
+)  # fmt: skip
+def test_a_wrong_question_is_one_line(cli, options, words):
+    result = cli("plan", "bert-tiny", *options)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    """The file of a plan for bert-tiny."""
+    plain = bertscope.estimate("bert-tiny", batch=64, seq=64)["none"].memory.peak.peak_bytes
+    report = bertscope.plan("bert-tiny", plain - 2 * MIB, batch=64, seq=64)
+    assert report.fits
+    assert report.rows[0].checkpointing.startswith("keep:")
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path.write_text(report.to_json())
+    return path
+
+
+def changed(path, tmp_path, **values):
+    """A copy of the file with other values of the subject or of the first row."""
+    data = json.loads(path.read_text())
+    for name, value in values.items():
+        (data["subject"] if name in data["subject"] else data["rows"][0])[name] = value
+    (tmp_path / "changed.json").write_text(json.dumps(data))
+    return tmp_path / "changed.json"
+
+
+def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
+    planned = json.loads(plan_file.read_text())["rows"][0]
+    strategy, peak = planned["checkpointing"], planned["peak_bytes"]
+    estimate = cli("estimate", "bert-tiny", "--plan", plan_file, "--checkpointing", "none", "--format", "json").json
+    assert [variant["checkpointing"] for variant in estimate["variants"]] == ["none", strategy]
+    assert estimate["variants"][1]["estimated"]["peak"]["peak_bytes"] == peak
+    fit = cli("fit", "bert-tiny", "--plan", plan_file, "--budget", f"{peak}B", "--seq", "64", "--precision", "fp32",
+              "--format", "json").json  # fmt: skip
+    assert [row["checkpointing"] for row in fit["rows"]] == [strategy]
+    assert fit["rows"][0]["batch"] >= 64
+    (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 64]\n")
+    sweep = cli("sweep", tmp_path / "grid.yaml", "-o", tmp_path / "rows.jsonl", "--plan", plan_file, "--format", "json")
+    assert [row["peak_bytes"] for row in sweep.json["rows"]][1] == peak
+    report = bertscope.report("bert-tiny", plan=plan_file, fit=False)
+    assert [variant.checkpointing for variant in report.models[0].memory.variants] == [strategy]
+    profile = cli("profile", "bert-tiny", "--plan", plan_file, "--steps", "1", "--format", "json").json
+    assert profile["variants"][0]["measured"]["peak"]["peak_bytes"] == pytest.approx(peak, rel=1e-3)
+
+
+def test_a_plan_for_another_model_or_attention_is_refused(cli, plan_file):
+    for options in (("bert-mini",), ("bert-tiny", "--attention", "eager"), ("bert-tiny", "-a", "BertForMaskedLM")):
+        result = cli("estimate", *options, "--plan", plan_file)
+        assert (result.code, result.out) == (2, "")
+        assert "the plan is for another" in result.err
+
+
+def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
+    old = changed(plan_file, tmp_path, torch_version="2.6.0")
+    assert bertscope.estimate("bert-tiny", plan=old).variants
+    with pytest.raises(SelectionError, match="which is .* now; make it again"):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", peak_bytes=7))
+    lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
+    lists[-1]["kept"][0]["number"] = 40
+    with pytest.raises(SelectionError, match=r"call no addmm.40"):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"])
+def test_another_file_is_no_plan_and_one_line(cli, tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    result = cli("estimate", "bert-tiny", "--plan", tmp_path / "x.json")
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
+def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
+    with pytest.raises(SourceError):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))
+
+
+def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
+        assert cli("estimate", "bert-tiny", "--plan", path).code == 2
