@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,8 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
-            config.use_cache = False  # a repeated layer would add its keys and values again
+            with suppress(AttributeError):  # a frozen one is not of transformers
+                config.use_cache = False  # a repeated layer would add its keys and values again
     for path, kept in plan.items():
         layer = model.get_submodule(path)
         contexts = partial(keep_contexts, kept)

@@ -29,6 +29,7 @@ _PYTHON = '''\
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -51,7 +52,7 @@ from lightning.pytorch import Callback  # or pytorch_lightning
 
 
 class KeepOperators(Callback):
-    """Trainer(callbacks=[KeepOperators("model")]): the model is this attribute of the LightningModule, "" for itself."""
+    """Trainer(callbacks=[KeepOperators("model")]): the model is that attribute of the LightningModule, or itself: ""."""
 
     def __init__(self, attribute: str = "model") -> None:
         self.attribute, self.is_done = attribute, False
